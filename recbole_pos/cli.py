@@ -1,0 +1,132 @@
+"""The command line: ``recbole-pos run | models``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from recbole_pos.errors import PosError, UsageError
+
+EPILOG = """examples:
+  recbole-pos run -m FPARec -d ml-100k
+  recbole-pos run -m SASRec -d ml-100k --epochs=20 --learning_rate=5e-4
+  recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted)."""
+    args, rest = _parser().parse_known_args(sys.argv[1:] if argv is None else argv)
+    try:
+        return args.command(args, rest)
+    except KeyboardInterrupt:
+        where = f" {args.resume}" if getattr(args, "resume", None) else " RUN_DIR"
+        print(
+            "interrupted; the checkpoint holds the last finished epoch, continue with "
+            f"`recbole-pos run --resume{where}`",
+            file=sys.stderr,
+        )
+        return 130
+    except PosError as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if args.debug:
+            raise
+        print(
+            f"error: {type(error).__name__}: {error}\n(run again with --debug for the traceback)",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recbole-pos",
+        description="Position-aware sequential recommendation for RecBole.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        parents=[debug],
+        help="train and test one model",
+        description="Train a model to early stopping and test its best epoch. Every key of the "
+        "configuration can be given as --key=value; values are read as yaml.",
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", "--model", help="plugin model or RecBole model, see `recbole-pos models`")
+    run.add_argument("-d", "--dataset", help="folder with atomic files under data_path, or ml-100k")
+    run.add_argument("--config_files", nargs="+", default=[], metavar="YAML", help="configuration")
+    run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
+    run.add_argument("--resume", metavar="RUN_DIR", help="continue an interrupted run")
+    run.set_defaults(command=_run)
+    models = commands.add_parser("models", parents=[debug], help="list what can be run")
+    models.set_defaults(command=_models)
+    return parser
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.quick_start import run
+
+    run(
+        args.model,
+        args.dataset,
+        [file for group in args.config_files for file in group.split()],
+        parse_overrides(rest),
+        run_dir=args.run_dir,
+        resume=args.resume,
+    )
+    return 0
+
+
+def parse_overrides(arguments: list[str]) -> dict[str, Any]:
+    """``--key=value`` arguments as a dict, values read as yaml.
+
+    Raises:
+        UsageError: for anything of another form, or a key given twice with different values.
+    """
+    from recbole_pos.properties import parse_scalar
+
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.removeprefix("--").partition("=")
+        if not (argument.startswith("--") and equals and key):
+            raise UsageError(f"cannot read {argument!r}: options are given as --key=value")
+        value = parse_scalar(text)
+        if key in found and found[key] != value:
+            raise UsageError(f"--{key} is given twice, with {found[key]!r} and {value!r}")
+        found[key] = value
+    return found
+
+
+def _models(args: argparse.Namespace, rest: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+
+    if rest:
+        raise UsageError(f"models takes no further arguments, found {' '.join(rest)}")
+    table = Table()
+    for column in ("model", "from", "what it is"):
+        table.add_column(column)
+    for name, model in MODELS.items():
+        table.add_row(name, "recbole-pos", (model.__doc__ or "").splitlines()[0])
+    for name in BUILTIN_SEQUENTIAL:
+        table.add_row(name, "RecBole", "sequential")
+    for name in BUILTIN_GENERAL:
+        table.add_row(name, "RecBole", "general")
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""PosConfig: RecBole's Config with the plugin's defaults, checked keys and types, and no eval."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import recbole
+from recbole.config import Config
+from recbole.utils import ModelType, get_model
+
+from recbole_pos.errors import UsageError
+from recbole_pos.properties import YamlLoader, overall_defaults, read_yaml
+from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, suggest
+
+WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
+NESTED_KEYS = {
+    "eval_args": {"split", "order", "group_by", "mode"},
+    "train_neg_sample_args": {"distribution", "sample_num", "alpha", "dynamic", "candidate_num"},
+}
+# Keys that RecBole reads without giving a default in its yaml files.
+EXTRA_KEYS = {"model", "dataset", "reg_weight"}
+# RecBole caches built data as pickles and loads them unchecked; the plugin does not.
+PICKLE_KEYS = ("save_dataset", "dataset_save_path", "save_dataloaders", "dataloaders_save_path")
+
+
+class PosConfig(Config):
+    """Configuration of one run, for the plugin's models and RecBole's.
+
+    Priority, lowest first: RecBole's yaml files, ``properties/`` of the plugin, ``<dataset>.yaml``
+    beside the atomic files, ``config_file_list`` in order, ``config_dict``.
+
+    Args:
+        model: name of a plugin model or of a usable model of RecBole; None to read it from a file.
+        dataset: name of the dataset; None to read it from a file.
+        config_file_list: yaml files.
+        config_dict: plain values that win over everything else.
+
+    Raises:
+        UsageError: for an unknown key (naming the nearest known ones), a value of the wrong type, an
+            unknown model, or anything else RecBole's Config refuses.
+
+    Attributes:
+        plain: the complete configuration as given, before RecBole derives values from it; writing
+            it to a yaml file and running that file repeats the run.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        dataset: str | None = None,
+        config_file_list: list[str] | None = None,
+        config_dict: dict[str, Any] | None = None,
+    ) -> None:
+        try:
+            super().__init__(model, dataset, config_file_list, config_dict)
+        except UsageError:
+            raise
+        except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
+            message = error.args[0] if error.args else error
+            raise UsageError(f"configuration: {message}") from error
+
+    def _build_yaml_loader(self) -> type:
+        return YamlLoader
+
+    def _convert_config_dict(self, config_dict: dict[str, Any]) -> dict[str, Any]:
+        return dict(config_dict)  # values are typed already; RecBole would eval strings
+
+    def _load_cmd_line(self) -> dict[str, Any]:
+        return {}  # cli.py parses arguments; a library must not read sys.argv
+
+    def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for file in file_list or []:
+            merged.update(read_yaml(file))
+        return merged
+
+    def _get_model_and_dataset(self, model: str | None, dataset: str | None):
+        model = model or self.external_config_dict.get("model")
+        dataset = dataset or self.external_config_dict.get("dataset")
+        if not model or not dataset:
+            missing = "model (-m)" if not model else "dataset (-d)"
+            raise UsageError(f"no {missing} given, on the command line or in a config file")
+        if model in MODELS:
+            return model, MODELS[model], str(dataset)
+        usable = [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+        if model not in usable:
+            raise UsageError(
+                f"unknown model {model!r}{suggest(str(model), usable)} "
+                "`recbole-pos models` lists what can be run"
+            )
+        return model, get_model(model), str(dataset)
+
+    def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
+        super()._load_internal_config_dict(model, model_class, dataset)
+        if model not in MODELS:
+            self.internal_config_dict.update(overall_defaults())
+        base = Path(str(self.external_config_dict.get("data_path", self._internal("data_path"))))
+        dataset_yaml = base / dataset / f"{dataset}.yaml"
+        if dataset_yaml.is_file():
+            found = read_yaml(dataset_yaml)
+            self._check(found, f"{dataset_yaml}")
+            self.internal_config_dict.update(found)
+
+    def _internal(self, key: str) -> Any:
+        return self.internal_config_dict[key]
+
+    def _get_final_config_dict(self) -> dict[str, Any]:
+        external = self.external_config_dict
+        self._check(external, "configuration")
+        final = {**self.internal_config_dict, **external}
+        final["eval_args"] = {**self._internal("eval_args"), **(external.get("eval_args") or {})}
+        is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
+        if is_sequential and final.get("loss_type") == "CE":
+            # RecBole refuses its own default of one negative under cross-entropy
+            if "train_neg_sample_args" not in external:
+                final["train_neg_sample_args"] = None
+        if final.get("load_col") == {"inter": ["user_id", "item_id"]}:
+            # RecBole's default leaves the time field out, which every split here needs
+            fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
+            final["load_col"] = {"inter": [final[field] for field in fields]}
+        for key in PICKLE_KEYS:
+            if final.get(key):
+                raise UsageError(f"{key}: caching data as pickle files is not supported; remove it")
+        derived = {"MODEL_TYPE", *PICKLE_KEYS}
+        self.plain = {key: value for key, value in final.items() if key not in derived}
+        self.plain.update(model=self.model, dataset=self.dataset)
+        return final
+
+    def _set_default_parameters(self) -> None:
+        base = Path(str(self.final_config_dict["data_path"]))
+        super()._set_default_parameters()
+        inter = f"{self.dataset}.inter"
+        folder = base / self.dataset
+        in_wheel = WHEEL_DATASETS / self.dataset
+        if not (folder / inter).is_file() and (in_wheel / inter).is_file():
+            folder = in_wheel
+        self.final_config_dict["data_path"] = str(folder)
+
+    def _check(self, given: dict[str, Any], where: str) -> None:
+        """Unknown keys and wrong types, wherever they came from."""
+        known = {*self.internal_config_dict, *EXTRA_KEYS}
+        for key, value in given.items():
+            if key not in known:
+                raise UsageError(
+                    f"{where}: unknown key {key!r}{suggest(str(key), known)} "
+                    f"{self.model} on {self.dataset} does not read it"
+                )
+            _check_type(key, value, self.internal_config_dict.get(key))
+            if key in NESTED_KEYS and isinstance(value, dict):
+                for inner in value:
+                    if inner not in NESTED_KEYS[key]:
+                        raise UsageError(
+                            f"{where}: unknown key {inner!r} in {key}"
+                            f"{suggest(str(inner), NESTED_KEYS[key])}"
+                        )
+
+
+def _check_type(key: str, value: Any, default: Any) -> None:
+    """A value must look like its default: numbers for numbers, and so on."""
+    if default is None or (value is None and not isinstance(default, (bool, int, float))):
+        return
+    if isinstance(default, bool):
+        allowed, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        allowed = isinstance(value, int) and not isinstance(value, bool)
+        wanted = "a whole number"
+    elif isinstance(default, float):
+        allowed = isinstance(value, (int, float)) and not isinstance(value, bool)
+        wanted = "a number"
+    elif isinstance(default, dict):
+        allowed, wanted = isinstance(value, dict), "a mapping such as {a: b}"
+    elif isinstance(default, list):
+        allowed, wanted = not isinstance(value, dict), "a list"
+    elif isinstance(default, str) and key not in ("gpu_id", "dataset"):
+        allowed, wanted = isinstance(value, (str, list)), "text"
+    else:
+        return
+    if not allowed:
+        raise UsageError(
+            f"{key}: expected {wanted} (like its default {default!r}), "
+            f"found {value!r} ({type(value).__name__})"
+        )

@@ -1,0 +1,1 @@
+"""Data: the interactions once, and windows over them."""

@@ -1,0 +1,36 @@
+"""A training batch of packed windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Windows of b sequences, packed: m events in all, none of them padding.
+
+    Attributes:
+        items: [m] int64 item of each input event.
+        lengths: [b] int64 number of input events of each window.
+        targets: [k] int64 the item to predict at each trained position.
+        positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
+        times: [m] float64 time of each input event, or None.
+    """
+
+    items: Tensor
+    lengths: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    times: Tensor | None = None
+
+    def __len__(self) -> int:
+        """The number of targets."""
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> SequenceBatch:
+        """The same batch on a device."""
+        moved = {k: None if v is None else v.to(device) for k, v in vars(self).items()}
+        return SequenceBatch(**moved)

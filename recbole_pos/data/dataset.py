@@ -1,0 +1,199 @@
+"""The RecBole face of event log, split and windows."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from recbole.data.dataset import Dataset, SequentialDataset
+from recbole.data.interaction import Interaction
+from scipy.sparse import coo_matrix
+
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.splits import PHASES, TRAIN, split_events
+from recbole_pos.data.windows import PrefixRows, Windows, training_windows
+from recbole_pos.errors import UsageError
+
+
+class _ExactTimeMixin:
+    """What both kinds of dataset share: readable errors, exact times, one log, one split.
+
+    Attributes (after ``build``):
+        log: the :class:`EventLog`.
+        part: [events] label of every event, see ``splits.py``.
+        phase: train, valid or test; None for the dataset before the split.
+    """
+
+    log: EventLog
+    part: np.ndarray
+    phase: str | None = None
+
+    def _download(self) -> None:
+        raise UsageError(
+            f"dataset {self.dataset_name!r} not found: there is no "
+            f"{Path(self.dataset_path) / self.dataset_name}.inter; set data_path to the folder that "
+            f"holds {self.dataset_name}/ (README, section on your own data)"
+        )
+
+    def _load_inter_feat(self, token: str, dataset_path: str) -> None:
+        file = Path(dataset_path) / f"{token}.inter"
+        if self.benchmark_filename_list is not None:
+            raise UsageError("benchmark_filename: files split beforehand are not supported")
+        if not file.is_file():
+            self._download()
+        super()._load_inter_feat(token, dataset_path)
+        self._require_fields(file)
+
+    def _load_feat(self, filepath: str, source: Any) -> pd.DataFrame | None:
+        try:
+            return super()._load_feat(filepath, source)
+        except (ValueError, IndexError, UnicodeError, pd.errors.ParserError) as error:
+            raise UsageError(
+                f"{filepath}: {error}. The first line must name the columns as name:type (token, "
+                f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}"
+            ) from error
+
+    def _require_fields(self, file: Path) -> None:
+        wanted = {
+            "USER_ID_FIELD": (self.uid_field, "token"),
+            "ITEM_ID_FIELD": (self.iid_field, "token"),
+            "TIME_FIELD": (self.time_field, "float"),
+        }
+        for key, (field, ftype) in wanted.items():
+            if field not in self.inter_feat:
+                with open(file, encoding=self.config["encoding"]) as f:
+                    header = f.readline().split()
+                raise UsageError(
+                    f"field {field!r} ({key}) was not loaded from {file}, whose columns are "
+                    f"{', '.join(header)}; set {key} or load_col "
+                    f"(now {self.config['load_col']}) accordingly"
+                )
+            found = self.field2type[field].value
+            if found != ftype:
+                raise UsageError(
+                    f"field {field!r} ({key}) in {file} has type {found}, expected {ftype}"
+                )
+        missing = int(self.inter_feat[self.time_field].isna().sum())
+        if missing:
+            raise UsageError(
+                f"{file}: {missing} of {len(self.inter_feat)} interactions have no "
+                f"{self.time_field!r}; without a time they have no place in a sequence"
+            )
+
+    def _data_filtering(self) -> None:
+        super()._data_filtering()
+        if self.inter_feat.empty:
+            raise UsageError(
+                f"no interaction of {self.dataset_name!r} is left after filtering; check "
+                "user_inter_num_interval, item_inter_num_interval and val_interval"
+            )
+
+    def _normalize(self) -> None:
+        """RecBole's, except that the time field keeps its values: they are exact times."""
+        exact = self.inter_feat[self.time_field].copy()
+        super()._normalize()
+        self.inter_feat[self.time_field] = exact
+
+    def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
+        """RecBole's, with times in float64 instead of float32 (a step of 64-128 s since 1970)."""
+        interaction = super()._dataframe_to_interaction(data)
+        if self.time_field in data:
+            exact = data[self.time_field].to_numpy(dtype=np.float64, copy=True)
+            interaction[self.time_field] = torch.from_numpy(exact)
+        return interaction
+
+    def _build_log(self) -> None:
+        """The event log and the label of every event; ``inter_feat`` becomes the sorted log."""
+        self.log = EventLog.build(
+            self.inter_feat.interaction,
+            self.user_num,
+            self.uid_field,
+            self.iid_field,
+            self.time_field,
+        )
+        lengths = np.repeat(self.log.lengths, self.log.lengths)
+        self.part = split_events(lengths, self.log.ranks, self.config["eval_args"])
+
+    def _events_of(self, phase: str) -> np.ndarray:
+        return np.flatnonzero(self.part == PHASES.index(phase))
+
+    def build(self) -> list[Any]:
+        """[train, valid, test] datasets over the same log."""
+        self._drop_unused_col()
+        self._change_feat_format()
+        parts = [self._part(phase) for phase in PHASES]
+        if not len(parts[0]):
+            raise UsageError(f"{self.dataset_name!r} has no training target: no user has two events")
+        return parts
+
+    def _part(self, phase: str) -> Any:
+        part = copy.copy(self)
+        part.phase = phase
+        part.inter_feat = self._rows(phase)
+        return part
+
+
+class PosDataset(_ExactTimeMixin, Dataset):
+    """Interactions for RecBole's general models, under the sequential split of the same log."""
+
+    def _change_feat_format(self) -> None:
+        super()._change_feat_format()
+        self._build_log()
+        self.inter_feat = Interaction(self.log.fields)
+
+    def _rows(self, phase: str) -> Interaction:
+        events = torch.from_numpy(self._events_of(phase))
+        return Interaction({name: column[events] for name, column in self.log.fields.items()})
+
+
+class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
+    """Targets with their histories, gathered lazily; and training windows over the same events."""
+
+    def data_augmentation(self) -> None:
+        """RecBole's hook for making rows: builds the log and rows over all targets, lazily."""
+        self._check_field("uid_field", "time_field")
+        self._aug_presets()
+        self._build_log()
+        self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
+
+    def _prefix_rows(self, targets: np.ndarray) -> PrefixRows:
+        return PrefixRows(
+            self.log,
+            targets,
+            self.max_item_list_len,
+            self.config["LIST_SUFFIX"],
+            self.item_list_length_field,
+        )
+
+    def _rows(self, phase: str) -> PrefixRows:
+        targets = self._events_of(phase)
+        targets = targets[self.log.ranks[targets] > 0]
+        if phase == "train" and self.config["augmentation"] == "none":
+            newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
+            targets = targets[newest]
+        return self._prefix_rows(targets)
+
+    def training_windows(self) -> Windows:
+        """Windows over the training events, for models that learn from all positions."""
+        train = np.add.reduceat(np.append(self.part == TRAIN, False), self.log.offsets[:-1])
+        train[self.log.lengths == 0] = 0  # reduceat gives the next element for empty users
+        start = self.log.offsets[:-1]
+        return training_windows(
+            start,
+            start + train,
+            self.max_item_list_len,
+            self.config["train_windows"],
+            self.config["window_stride"],
+        )
+
+    def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
+        """Users by items: the events of this phase (all events before the split)."""
+        events = slice(None) if self.phase is None else self._events_of(self.phase)
+        users, items = self.log.users[events].numpy(), self.log.items[events].numpy()
+        data = np.ones(len(users)) if value_field is None else self.log.fields[value_field][events]
+        matrix = coo_matrix((data, (users, items)), shape=(self.user_num, self.item_num))
+        return matrix.asformat(form)

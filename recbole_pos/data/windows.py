@@ -1,0 +1,172 @@
+"""Windows over the event log: (start, end) pairs, never copies of histories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from recbole.data.interaction import Interaction
+from torch import Tensor
+
+from recbole_pos.data.events import EventLog
+from recbole_pos.errors import UsageError
+
+
+# Field of gathered rows that says which event of the log a row predicts.
+TARGET_EVENT = "target_event"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Training windows for models that learn from all positions at once.
+
+    Input events of window w are start[w] : end[w]; the target of an event is the next one. Only
+    events from first[w] on are trained, those before are context.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    first: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[windows] number of input events."""
+        return self.end - self.start
+
+    @property
+    def targets(self) -> int:
+        """Number of targets in all windows."""
+        return int((self.end - self.first).sum())
+
+
+def training_windows(
+    user_start: np.ndarray, user_end: np.ndarray, max_length: int, mode: str, stride: int | None
+) -> Windows:
+    """Cut each user's training events into windows.
+
+    Args:
+        user_start, user_end: [users] the events of each user that belong to training.
+        max_length: most input events of a window, L.
+        mode: ``last`` (the most recent window only), ``chunk`` (windows of L targets, end to end,
+            counted from the newest) or ``sliding`` (``stride`` new targets a window, up to
+            L - stride events of context before them). Under chunk and sliding every event but a
+            user's first is a target exactly once.
+        stride: new targets per window under ``sliding``; L // 2 when None.
+    """
+    if mode not in ("last", "chunk", "sliding"):
+        raise UsageError(f"train_windows: {mode!r} is not one of last, chunk, sliding")
+    if mode == "sliding":
+        stride = max(max_length // 2, 1) if stride is None else stride
+        if not 1 <= stride <= max_length:
+            raise UsageError(
+                f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
+            )
+    else:
+        stride = max_length
+    trainable = user_end - user_start >= 2
+    user_start, last = user_start[trainable], user_end[trainable] - 1  # inputs are start : last
+    events = last - user_start
+    # the oldest window of a user holds what is left over, up to L targets
+    count = np.ones_like(events) if mode == "last" else -(-np.maximum(events - max_length, 0) // stride) + 1
+    user = np.repeat(np.arange(len(count)), count)
+    nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)  # 0 is the newest
+    end = last[user] - nth * stride
+    start = np.maximum(end - max_length, user_start[user])
+    oldest = nth == count[user] - 1
+    first = np.where(oldest, start, end - stride)
+    return Windows(start, end, first)
+
+
+def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[sum(lengths)] the events start[w] .. start[w] + lengths[w] - 1 of all windows, packed."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(start - before, lengths)
+
+
+class PrefixRows(Interaction):
+    """RecBole's augmented interactions without their memory: row r is a target and its history.
+
+    Stands where RecBole keeps an ``Interaction`` whose every field is a [rows, L] tensor. Rows are
+    gathered from the event log when they are asked for, so memory is O(events).
+
+    Args:
+        log: the events.
+        targets: [rows] int64 the event that each row predicts.
+        max_length: L, histories keep their last L events and are padded on the right.
+        suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
+        length_field: name of the field with the length of the history.
+    """
+
+    def __init__(
+        self, log: EventLog, targets: np.ndarray, max_length: int, suffix: str, length_field: str
+    ) -> None:
+        super().__init__({})
+        self.log, self.max_length = log, max_length
+        self.suffix, self.length_field = suffix, length_field
+        self.target = torch.from_numpy(targets)
+        user_start = log.offsets[log.users.numpy()[targets]]
+        self.start = torch.from_numpy(np.maximum(user_start, targets - max_length))
+        self.length = len(targets)
+
+    @property
+    def columns(self) -> list[str]:
+        names = list(self.log.fields)
+        lists = [name + self.suffix for name in names if name != self.log.user_field]
+        return [*names, *lists, self.length_field]
+
+    def __iter__(self):
+        return iter(self.columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __getitem__(self, index):
+        """A field by name ([rows], or for a history an object that gathers rows), or rows."""
+        if isinstance(index, str):
+            return self._column(index)
+        rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
+        rows = rows.reshape(-1)
+        target, start = self.target[rows], self.start[rows]
+        found = {name: column[target] for name, column in self.log.fields.items()}
+        event, padding = self._history(start, target)
+        for name, column in self.log.fields.items():
+            if name != self.log.user_field:
+                found[name + self.suffix] = self._gather(column, event, padding)
+        found[self.length_field] = target - start
+        found[TARGET_EVENT] = target
+        return Interaction(found)
+
+    def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        event = start[:, None] + torch.arange(self.max_length)
+        padding = event >= target[:, None]
+        return event.masked_fill_(padding, 0), padding
+
+    @staticmethod
+    def _gather(column: Tensor, event: Tensor, padding: Tensor) -> Tensor:
+        history = column[event]
+        history[padding] = 0
+        return history
+
+    def _column(self, name: str):
+        if name in self.log.fields:
+            return self.log.fields[name][self.target]
+        if name == self.length_field:
+            return self.target - self.start
+        if name in self.columns:
+            return _LazyHistory(self, self.log.fields[name.removesuffix(self.suffix)])
+        raise KeyError(f"no field {name!r}; fields are {', '.join(self.columns)}")
+
+
+class _LazyHistory:
+    """One history field of :class:`PrefixRows`, indexed by rows."""
+
+    def __init__(self, rows: PrefixRows, column: Tensor) -> None:
+        self.rows, self.column = rows, column
+
+    def __getitem__(self, index) -> Tensor:
+        index = torch.as_tensor(index)
+        flat = index.reshape(-1)
+        event, padding = self.rows._history(self.rows.start[flat], self.rows.target[flat])
+        history = self.rows._gather(self.column, event, padding)
+        return history.view(*index.shape, *history.shape[1:])

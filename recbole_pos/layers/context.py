@@ -1,0 +1,104 @@
+"""What a layer may know about a batch of sequences.
+
+Shapes, here and in every layer: b sequences in the batch, m real events in the batch (no padding),
+t the length of the longest sequence, n the maximum length a model is built for, d the hidden size,
+h heads of size e = d / h.
+
+Events are kept *packed*, as [m, ...] tensors holding the sequences one after the other, so that
+everything that treats events one by one costs nothing for padding. A padded block exists only where
+events meet. Its *alignment* is a choice of the layer:
+
+- ``start``: every sequence begins at column 0 and padding follows it. Under a causal mask no real
+  query can see that padding, so no further mask is needed.
+- ``end``: every sequence ends at column t - 1, as in the papers of SASRec's line, so row i of a
+  position matrix means the same distance to the newest event in all sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Alignment = Literal["start", "end"]
+
+
+@dataclass(frozen=True)
+class SequenceContext:
+    """Lengths, positions and times of one packed batch. Built with :meth:`from_lengths`."""
+
+    lengths: Tensor  # [b] int64, number of events of each sequence, at least 1
+    row: Tensor  # [m] int64, the sequence an event belongs to
+    index: Tensor  # [m] int64, 0 for the oldest event of its sequence
+    width: int  # t
+    max_length: int  # n
+    times: Tensor | None = None  # [m] float64, seconds or whatever unit the data has
+
+    @classmethod
+    def from_lengths(
+        cls, lengths: Tensor, max_length: int, times: Tensor | None = None
+    ) -> SequenceContext:
+        """Context of packed sequences of the given lengths ([b], each in 1..max_length)."""
+        width = int(lengths.max())
+        if width > max_length:
+            raise ValueError(f"a sequence of {width} events exceeds the maximum of {max_length}")
+        b = lengths.numel()
+        row = torch.repeat_interleave(torch.arange(b, device=lengths.device), lengths)
+        first = lengths.cumsum(0) - lengths
+        index = torch.arange(row.numel(), device=lengths.device) - first[row]
+        return cls(lengths, row, index, width, max_length, times)
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of sequences."""
+        return self.lengths.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """True when all sequences have the same length: then a block holds no padding."""
+        return self.row.numel() == self.batch_size * self.width
+
+    @cached_property
+    def last(self) -> Tensor:
+        """[b] where the newest event of each sequence stands among the packed events."""
+        return self.lengths.cumsum(0) - 1
+
+    @cached_property
+    def age(self) -> Tensor:
+        """[m] how many events of the sequence are newer: 0 for the newest."""
+        return self.lengths[self.row] - 1 - self.index
+
+    def column(self, align: Alignment) -> Tensor:
+        """[m] the column of every event in a block of width t."""
+        return self.index if align == "start" else self.width - 1 - self.age
+
+    def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
+        """[m] the place of every event in a flattened [b, t] (or, time-major, [t, b]) block."""
+        cache = self.__dict__.setdefault("_slots", {})
+        if (align, time_major) not in cache:
+            column = self.column(align)
+            cache[align, time_major] = (
+                column * self.batch_size + self.row
+                if time_major
+                else self.row * self.width + column
+            )
+        return cache[align, time_major]
+
+    def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
+        b, t = self.batch_size, self.width
+        shape = (t, b) if time_major else (b, t)
+        if self.is_full and not time_major:
+            return x.view(*shape, *x.shape[1:])
+        block = x.new_zeros(b * t, *x.shape[1:])
+        return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
+
+    def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Inverse of :meth:`pad`: the real events of a block, packed as [m, ...]."""
+        flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
+        if self.is_full and not time_major:
+            return flat
+        return flat.index_select(0, self.slots(align, time_major))

@@ -1,0 +1,70 @@
+"""Training losses over the item catalogue."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+# Logits of about this many elements (4 MB in float32) are alive at a time: they stay in the cache of
+# a CPU core, and peak memory does not grow with positions x items.
+CHUNK_ELEMENTS = 2**20
+
+
+class _FullCrossEntropy(torch.autograd.Function):
+    """Linear layer and cross-entropy in one pass over chunks of positions.
+
+    The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
+    nothing of size [m, items] is kept or computed twice: three matrix products in all.
+    """
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        m, items = hidden.size(0), weight.size(0)
+        want_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        rows = max(64, min(m, CHUNK_ELEMENTS // items))
+        buffer = hidden.new_empty(min(rows, m), items)
+        grad_hidden = torch.empty_like(hidden) if want_grad else None
+        grad_weight = torch.zeros_like(weight) if want_grad else None
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        for start in range(0, m, rows):
+            chunk = hidden[start : start + rows]
+            target = targets[start : start + rows, None]
+            probability = buffer[: chunk.size(0)]
+            logits = torch.mm(chunk, weight.t(), out=probability)
+            logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
+            target_logit = logits.gather(1, target)
+            highest = logits.amax(1, keepdim=True)
+            torch.softmax(logits, 1, out=probability)
+            # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
+            log_sum_exp = highest - probability.amax(1, keepdim=True).log()
+            total += (log_sum_exp - target_logit).sum(dtype=torch.float64)
+            if want_grad:
+                probability.scatter_add_(1, target, torch.full_like(target_logit, -1.0))
+                torch.mm(probability, weight, out=grad_hidden[start : start + rows])
+                grad_weight.addmm_(probability.t(), chunk / m)
+        if want_grad:
+            ctx.save_for_backward(grad_hidden.div_(m), grad_weight)
+        return (total / m).to(hidden.dtype)
+
+    @staticmethod
+    @once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, grad_weight * grad, None
+
+
+def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the target against all items (FPARec, equation 11).
+
+    Args:
+        hidden: [m, d] one vector per position that has a target.
+        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        targets: [m] int64 item of each position, in 1..items-1.
+
+    Returns:
+        Scalar mean of -log softmax(hidden @ weight[1:].T)[target].
+    """
+    return _FullCrossEntropy.apply(hidden, weight, targets)

@@ -1,0 +1,82 @@
+"""What every recommender of the plugin shares: item embedding, loss, prediction, batch formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import SequentialRecommender
+from torch import Tensor, nn
+
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.losses import full_cross_entropy
+
+
+class PosRecommender(SequentialRecommender):
+    """Base of causal recommenders. A subclass defines :meth:`encode` and builds its layers.
+
+    Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may have
+    a target) and RecBole's ``Interaction`` (one right-padded history and one target a row).
+
+    Args:
+        config: RecBole configuration; keys read here are in ``properties/model/<name>.yaml``.
+        dataset: the training dataset, for the number of items.
+    """
+
+    needs_time = False
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
+        self.initializer_range = config["initializer_range"]
+        if config["loss_type"] != "CE":
+            raise UsageError(f"loss_type: {config['loss_type']!r} is not one of CE")
+        self.item_embedding = nn.Embedding(self.n_items, config["hidden_size"], padding_idx=0)
+
+    def init_weights(self) -> None:
+        """Fresh linear, embedding and norm weights; schemes initialise themselves."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=self.initializer_range)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
+        """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
+        raise NotImplementedError
+
+    def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
+        """Mean cross-entropy over the batch's targets (FPARec, equation 11)."""
+        if isinstance(interaction, SequenceBatch):
+            batch = interaction
+            ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, batch.times)
+            hidden = self.encode(batch.items, ctx)
+            if batch.positions is not None:
+                hidden = hidden[batch.positions]
+            return full_cross_entropy(hidden, self.item_embedding.weight, batch.targets)
+        targets = interaction[self.POS_ITEM_ID]
+        return full_cross_entropy(self._last(interaction), self.item_embedding.weight, targets)
+
+    def forward(self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None):
+        """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d]."""
+        width = torch.arange(item_seq.size(1), device=item_seq.device)
+        real = width < item_seq_len[:, None]
+        times = None if times is None else times[real]
+        ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times)
+        return self.encode(item_seq[real], ctx)[ctx.last]
+
+    def _last(self, interaction: Interaction) -> Tensor:
+        times = interaction[self.TIME_SEQ] if self.needs_time else None
+        return self.forward(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times)
+
+    def predict(self, interaction: Interaction) -> Tensor:
+        """[B] score of each row's item after its history."""
+        items = self.item_embedding(interaction[self.ITEM_ID])
+        return (self._last(interaction) * items).sum(-1)
+
+    def full_sort_predict(self, interaction: Interaction) -> Tensor:
+        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
+        return self._last(interaction) @ self.item_embedding.weight.t()

@@ -1,0 +1,79 @@
+"""PosSASRec: the causal transformer backbone on which every position scheme runs.
+
+Reference:
+    Wang-Cheng Kang and Julian McAuley. "Self-Attentive Sequential Recommendation." ICDM 2018.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import ACTIVATIONS, TransformerEncoder
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.base import Dimensions
+from recbole_pos.position.build import build_schemes
+
+
+class PosSASRec(PosRecommender):
+    """SASRec with any ``position`` schemes, pre- or post-norm.
+
+    With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
+    weights of the latter load strictly and give the same outputs.
+    """
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        d, norm = config["hidden_size"], config["norm"]
+        _check_choice("norm", norm, ("pre", "post"))
+        _check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
+        if d % config["n_heads"]:
+            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {config['n_heads']}")
+        dimensions = Dimensions(
+            max_length=self.max_seq_length,
+            hidden_size=d,
+            n_heads=config["n_heads"],
+            initializer_range=self.initializer_range,
+        )
+        schemes = build_schemes(config["position"], dimensions, config)
+        self.needs_time = schemes.needs_time
+        self.position_embedding = schemes.input
+        self.trm_encoder = TransformerEncoder(
+            n_layers=config["n_layers"],
+            position=schemes.attention,
+            hidden_size=d,
+            inner_size=config["inner_size"],
+            n_heads=config["n_heads"],
+            hidden_dropout=config["hidden_dropout_prob"],
+            attn_dropout=config["attn_dropout_prob"],
+            activation=config["hidden_act"],
+            norm=norm,
+            bias=config["attention_bias"],
+            output=config["attention_output"],
+            layer_norm_eps=config["layer_norm_eps"],
+        )
+        # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
+        self.LayerNorm = nn.LayerNorm(d, eps=config["layer_norm_eps"])
+        self.dropout = Dropout(config["hidden_dropout_prob"])
+        self.pre_norm = norm == "pre"
+        self.scale = d**0.5 if config["embedding_scale"] else 1.0
+        self.init_weights()
+
+    def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
+        """Packed item ids [m] to hidden states [m, d]."""
+        x = self.item_embedding(items)
+        if self.scale != 1:
+            x = x * self.scale
+        x = self.position_embedding(x, ctx)
+        if self.pre_norm:
+            return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx))
+        return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx)
+
+
+def _check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}")

@@ -1,0 +1,156 @@
+"""What a position scheme is: a small object that fills some of the places where order enters.
+
+A scheme sees tensors and a :class:`SequenceContext`, never a config or RecBole's Interaction.
+The attention layer owns projections, causal mask, softmax and dropout, so a scheme that fills only
+``rotate``, ``mix_keys``, ``mix_values`` or ``bias`` works inside masked attention; one that mixes
+along the sequence or replaces attention must itself be causal (``tests/test_positions.py`` checks
+every registered scheme by gradient).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+
+PROJECTIONS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables."""
+
+    max_length: int
+    hidden_size: int
+    n_heads: int
+    initializer_range: float = 0.02
+
+    @property
+    def head_size(self) -> int:
+        """e = d / h."""
+        return self.hidden_size // self.n_heads
+
+
+class PositionScheme(nn.Module):
+    """Common base. A scheme is constructed as ``cls(dimensions, **options)``.
+
+    Attributes:
+        options: names of the yaml keys handed to the constructor; their defaults stand in
+            ``properties/position/<name>.yaml`` and nowhere else.
+        needs_time: whether ``ctx.times`` must be there.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    needs_time: ClassVar[bool] = False
+
+
+class InputPosition(PositionScheme):
+    """The place before the first layer, once per model: x0 = x + P."""
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] item vectors to [m, d]."""
+        raise NotImplementedError
+
+
+class AttentionPosition(PositionScheme):
+    """The places inside attention, once per layer. Every hook is the identity by default.
+
+    Attributes:
+        projections: which of query, key and value the layer must compute. A scheme that replaces
+            attention leaves out what it does not read; without ``value`` it gets the layer's input.
+    """
+
+    projections: tuple[str, ...] = PROJECTIONS
+
+    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
+        """Query or key, packed [m, h, e], to the same shape."""
+        return h
+
+    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
+        """K to U^T K along the sequence; [b, h, t, e] aligned at the start, zero at padding."""
+        return k
+
+    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
+        """V to L V along the sequence; [b, h, t, e] aligned at the start, zero at padding."""
+        return v
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
+        """What is added to the scaled logits, broadcastable to [b, h, t, t]; None for nothing."""
+        return None
+
+    def attend(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        ctx: SequenceContext,
+        dropout: Dropout,
+    ) -> Tensor | None:
+        """Replaces dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
+        return None
+
+
+class Compose(AttentionPosition):
+    """Several attention schemes as one: hooks run in the order given, biases add up.
+
+    Raises:
+        UsageError: if more than one of the schemes replaces attention, or one that does is combined
+            with a scheme whose places (rotate, mix, bias) it would silently ignore.
+    """
+
+    def __init__(self, schemes: list[AttentionPosition]) -> None:
+        super().__init__()
+        self.schemes = nn.ModuleList(schemes)
+        replacing = [s for s in schemes if type(s).attend is not AttentionPosition.attend]
+        if replacing and len(schemes) > 1:
+            names = ", ".join(type(s).__name__ for s in schemes)
+            raise UsageError(
+                f"{type(replacing[0]).__name__} replaces attention and cannot share a layer with "
+                f"other attention schemes (found {names})"
+            )
+        self.projections = replacing[0].projections if replacing else PROJECTIONS
+
+    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes:
+            h = scheme.rotate(h, ctx)
+        return h
+
+    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes:
+            k = scheme.mix_keys(k, ctx)
+        return k
+
+    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes:
+            v = scheme.mix_values(v, ctx)
+        return v
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
+        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes]
+        biases = [bias for bias in biases if bias is not None]
+        return sum(biases[1:], biases[0]) if biases else None
+
+    def attend(self, query, key, value, ctx, dropout) -> Tensor | None:
+        for scheme in self.schemes:
+            out = scheme.attend(query, key, value, ctx, dropout)
+            if out is not None:
+                return out
+        return None
+
+
+class ComposeInput(InputPosition):
+    """Several input encodings, applied in the order given."""
+
+    def __init__(self, schemes: list[InputPosition]) -> None:
+        super().__init__()
+        self.schemes = nn.ModuleList(schemes)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes:
+            x = scheme(x, ctx)
+        return x

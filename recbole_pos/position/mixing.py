@@ -1,0 +1,67 @@
+"""Two other replacements of dot-product attention that the FPARec paper compares with (section 4.2)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+CHUNK = 64
+
+
+class LinearAttention(AttentionPosition):
+    """Linearised attention (Katharopoulos et al. 2020): sim(q, k) = phi(q) . phi(k), phi = elu + 1.
+
+    out_i = phi(q_i) . sum_{j<=i} phi(k_j) v_j^T / phi(q_i) . sum_{j<=i} phi(k_j), computed in chunks
+    of 64 events: inside a chunk as a masked product, before it through the running sum of
+    phi(k) v^T, so the cost is linear in the length of the sequence.
+    """
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__()
+
+    def attend(self, query, key, value, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+        ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
+        features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
+        block = ctx.pad(features, "start").transpose(1, 2)  # [b, h, t, 3e + 1]
+        b, h, t, width = block.shape
+        c = min(CHUNK, t)
+        chunks = -(-t // c)
+        block = F.pad(block, (0, 0, 0, chunks * c - t)).view(b, h, chunks, c, width)
+        q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
+        state = k.transpose(-1, -2) @ v  # [b, h, chunks, e, e + 1]
+        before = state.cumsum(2) - state
+        out = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
+        out = out.view(b, h, chunks * c, -1)[:, :, :t].transpose(1, 2)
+        out = ctx.unpad(out, "start")
+        return out[..., :-1] / out[..., -1:]
+
+
+class TokenMixing(AttentionPosition):
+    """Causal token-mixing MLP (Tolstikhin et al. 2021): W2 gelu(W1 X), no attention, no value.
+
+    W1 and W2 are [n, n] lower triangular ("we mask the future positional in token mixing layers"),
+    shared by all channels. They have no bias: zero at padding then stays zero, so padding cannot
+    reach a real event.
+    """
+
+    projections = ()
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__()
+        n = dimensions.max_length
+        self.W1 = nn.Parameter(torch.empty(n, n))
+        self.W2 = nn.Parameter(torch.empty(n, n))
+        nn.init.xavier_uniform_(self.W1)
+        nn.init.xavier_uniform_(self.W2)
+
+    def attend(self, query, key, value, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+        block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
+        t = ctx.width
+        hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))
+        mixed = (self.W2[-t:, -t:].tril() @ dropout(hidden)).view(block.shape)
+        return ctx.unpad(mixed, "end", time_major=True)

@@ -1,0 +1,174 @@
+"""Attention whose weights depend on positions alone: PARec, FPARec and fixed patterns.
+
+The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and a
+padding mask m, the normalised attention over real events is
+
+    out = (A (m * V)) / (A m)
+
+which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Blocks are
+aligned at the end, so the newest event always stands in the last row of the position matrix and a
+batch whose longest sequence has t events uses the last t rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+
+class PositionalAttention(AttentionPosition):
+    """Base: out_i = sum_j A_ij V_j / sum_j A_ij over the real events j <= i."""
+
+    projections = ("value",)
+    normalised = True
+
+    def weights(self, t: int) -> Tensor:
+        """A for the newest t positions: [h or 1, t, t], not negative, zero above the diagonal."""
+        raise NotImplementedError
+
+    def attend(self, query, key, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+        weights = self.weights(ctx.width)
+        mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
+        out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
+        if not self.normalised:
+            return out
+        if ctx.is_full:
+            total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
+        else:
+            present = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
+            total = (weights @ present).flatten(1)[:, ctx.slots("end", time_major=True)]
+        return out / total.t().unsqueeze(-1)
+
+    @staticmethod
+    def _mix(weights: Tensor, block: Tensor) -> Tensor:
+        """[h or 1, t, t] times [t, b, h, e] along the sequence, per head."""
+        t, b, h, e = block.shape
+        if weights.size(0) == 1:
+            return (weights[0] @ block.view(t, b * h * e)).view(block.shape)
+        per_head = weights @ block.permute(2, 0, 1, 3).reshape(h, t, b * e)
+        return per_head.view(h, t, b, e).permute(1, 2, 0, 3)
+
+
+class LearnedAttention(PositionalAttention):
+    """Base of PARec and FPARec: A = exp(R / sqrt(d)) for a learned R.
+
+    Args:
+        dimensions: sizes of the model; R has one [n, n] matrix per head, scaled by the head size
+            (the papers have one head, where it is d).
+        positional_mask: equation 6 writes Mask(softmax(R / sqrt(d))) V: softmax over all n
+            positions, then future ones zeroed, so rows sum to less than one. ``after_softmax``
+            does that. ``before_softmax`` (default, as in the authors' public code) removes future
+            positions and padding first, so each row sums to one over the events that exist.
+    """
+
+    def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
+        super().__init__()
+        if positional_mask not in ("before_softmax", "after_softmax"):
+            raise UsageError(
+                "positional_mask must be before_softmax or after_softmax, "
+                f"found {positional_mask!r}"
+            )
+        self.normalised = positional_mask == "before_softmax"
+        self.scale = 1 / math.sqrt(dimensions.head_size)
+
+    def logits(self, t: int) -> Tensor:
+        """R / sqrt(d): [h, t, t] for the newest t queries and keys, or [h, t, n] after softmax."""
+        raise NotImplementedError
+
+    def weights(self, t: int) -> Tensor:
+        logits = self.logits(t)
+        if not self.normalised:
+            return logits.softmax(-1)[..., -t:].tril()
+        future = torch.ones(t, t, dtype=torch.bool, device=logits.device).triu_(1)
+        logits = logits.masked_fill(future, -torch.inf)
+        # softmax is invariant to a shift of each row; this one keeps exp in range
+        return (logits - logits.amax(-1, keepdim=True).detach()).exp()
+
+
+class PositionMatrix(LearnedAttention):
+    """PARec: R is a free [n, n] matrix per layer (FPARec paper, equation 6; n^2 parameters)."""
+
+    options = ("positional_mask",)
+
+    def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
+        super().__init__(dimensions, positional_mask=positional_mask)
+        n = dimensions.max_length
+        self.R = nn.Parameter(torch.empty(dimensions.n_heads, n, n))
+        for matrix in self.R:
+            nn.init.xavier_uniform_(matrix)
+
+    def logits(self, t: int) -> Tensor:
+        rows = self.R[:, -t:]
+        return (rows[..., -t:] if self.normalised else rows) * self.scale
+
+
+class FactorizedPositionMatrix(LearnedAttention):
+    """FPARec: R = R1 R2^T with [n, k] factors (FPARec paper, equation 7; 2kn parameters).
+
+    Args:
+        dimensions: sizes of the model.
+        positional_rank: k.
+        positional_mask: see :class:`LearnedAttention`.
+    """
+
+    options = ("positional_rank", "positional_mask")
+
+    def __init__(
+        self, dimensions: Dimensions, *, positional_rank: int, positional_mask: str
+    ) -> None:
+        super().__init__(dimensions, positional_mask=positional_mask)
+        shape = (dimensions.n_heads, dimensions.max_length, positional_rank)
+        self.R1 = nn.Parameter(torch.empty(shape))
+        self.R2 = nn.Parameter(torch.empty(shape))
+        for factor in (*self.R1, *self.R2):
+            nn.init.xavier_uniform_(factor)
+
+    def logits(self, t: int) -> Tensor:
+        keys = self.R2[:, -t:] if self.normalised else self.R2
+        return self.R1[:, -t:] @ keys.transpose(1, 2) * self.scale
+
+
+class FixedPattern(PositionalAttention):
+    """Base of the handcrafted patterns of the FPARec paper's ablation (section 4.4, appendix B)."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__()
+        n = dimensions.max_length
+        position = torch.arange(1, n + 1)  # i and j of the appendix count from 1
+        pattern = self.pattern(position[:, None], position[None, :]).to(torch.get_default_dtype())
+        self.register_buffer("A", pattern.tril().unsqueeze(0), persistent=False)
+
+    def pattern(self, i: Tensor, j: Tensor) -> Tensor:
+        """a_ij for query position i and key position j, broadcastable to [n, n]."""
+        raise NotImplementedError
+
+    def weights(self, t: int) -> Tensor:
+        return self.A[:, -t:, -t:]
+
+
+class AverageAttention(FixedPattern):
+    """a_ij = 1 (FPARec paper, equation 12)."""
+
+    def pattern(self, i: Tensor, j: Tensor) -> Tensor:
+        return torch.ones_like(i * j)
+
+
+class LinearAnnealing(FixedPattern):
+    """a_ij = j (FPARec paper, equation 13)."""
+
+    def pattern(self, i: Tensor, j: Tensor) -> Tensor:
+        return j.expand(i.size(0), -1)
+
+
+class ExponentialAnnealing(FixedPattern):
+    """a_ij = e^(j - i) (FPARec paper, equation 14)."""
+
+    def pattern(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j - i).clamp(max=0).to(torch.float64).exp()

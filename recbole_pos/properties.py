@@ -1,0 +1,99 @@
+"""Finds and reads the yaml files under ``properties/``: the only place where defaults stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recbole_pos.errors import UsageError
+from recbole_pos.registry import suggest
+
+_PACKAGE = Path(__file__).resolve().parent
+# Installed, the directory lies inside the package (setup.cfg maps it there); in a checkout, beside it.
+ROOT = next(
+    (p for p in (_PACKAGE / "_properties", _PACKAGE.parent / "properties") if p.is_dir()),
+    _PACKAGE / "_properties",
+)
+
+
+class YamlLoader(yaml.SafeLoader):
+    """Safe yaml (plain values only) that also reads 1e-3 as a float, as RecBole's does."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_scalar(text: str) -> Any:
+    """A command-line value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str."""
+    try:
+        return yaml.load(text, Loader=YamlLoader)
+    except yaml.YAMLError:
+        return text
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a yaml file; ``{}`` for an empty one.
+
+    Raises:
+        UsageError: if the file is missing, not yaml, or not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
+    try:
+        content = yaml.load(text, Loader=YamlLoader)
+    except yaml.YAMLError as error:
+        raise UsageError(f"config file {path} is not valid yaml: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"config file {path} must hold `key: value` lines, found {type(content).__name__}"
+        )
+    return content
+
+
+def overall_defaults() -> dict[str, Any]:
+    """Defaults of the plugin for every model, its own and RecBole's."""
+    return read_yaml(ROOT / "overall.yaml")
+
+
+def plugin_defaults(model: str, position: str | Iterable[str] | None = None) -> dict[str, Any]:
+    """Defaults of one plugin model: overall, its position schemes, then the model's own yaml.
+
+    Args:
+        model: name in the registry.
+        position: scheme names that replace the model's own, or None.
+    """
+    own = read_yaml(ROOT / "model" / f"{model}.yaml")
+    schemes: dict[str, Any] = {}
+    for name in scheme_names(own["position"] if position is None else position):
+        schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
+    return {**overall_defaults(), **schemes, **own}
+
+
+def scheme_names(position: str | Iterable[str]) -> list[str]:
+    """``position`` as a list of registered scheme names.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
+    from recbole_pos.registry import SCHEMES
+
+    names = [position] if isinstance(position, str) else list(position or [])
+    for name in names:
+        if name not in SCHEMES:
+            raise UsageError(
+                f"position: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
+                f"schemes are {', '.join(SCHEMES)}"
+            )
+    return names

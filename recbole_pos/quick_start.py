@@ -1,0 +1,200 @@
+"""One experiment in process: ``run`` trains and tests, ``load`` brings a finished run back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recbole.utils import ModelType, init_seed
+
+from recbole_pos import checkpoint, report
+from recbole_pos.config import PosConfig
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.loaders import build_loaders
+from recbole_pos.errors import UsageError
+from recbole_pos.memory import keep_freed_memory
+from recbole_pos.properties import read_yaml
+from recbole_pos.report import RunFolder, Screen
+from recbole_pos.trainer import PosTrainer
+
+
+@dataclass
+class Result:
+    """What a run found; also the content of ``result.json``.
+
+    ``best_valid`` and ``test`` map RecBole's metric names (``ndcg@10``) to values, both from the
+    epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
+    test together).
+    ``candidates`` says what was ranked: all items, or only those not in the user's past.
+    """
+
+    model: str
+    dataset: str
+    run_dir: str
+    best_valid: dict[str, float] | None
+    test: dict[str, float] | None
+    epochs: int
+    best_epoch: int | None
+    seconds: dict[str, float]
+    targets_per_second: float
+    parameters: int
+    candidates: str
+    valid_targets: int
+    test_targets: int
+    peak_rss_mb: float | None
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Experiment:
+    """A configured model with its data: loaders by phase, trainer, dataset before the split."""
+
+    config: PosConfig
+    dataset: PosDataset | PosSequentialDataset
+    loaders: dict[str, Any]
+    model: Any
+    trainer: PosTrainer
+    data_seconds: float
+
+
+def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
+    """Data, model and trainer for a configuration, seeded."""
+    logging.getLogger().setLevel(logging.WARNING)
+    keep_freed_memory()
+    started = time.perf_counter()
+    init_seed(config["seed"], config["reproducibility"])
+    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    dataset = (PosSequentialDataset if sequential else PosDataset)(config)
+    loaders = build_loaders(config, dataset)
+    data_seconds = time.perf_counter() - started
+    init_seed(config["seed"], config["reproducibility"])
+    model = config.model_class(config, loaders["train"]._dataset).to(config["device"])
+    return Experiment(
+        config, dataset, loaders, model, PosTrainer(config, model, folder), data_seconds
+    )
+
+
+def run(
+    model: str | None = None,
+    dataset: str | None = None,
+    config_file_list: list[str] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    verbose: bool = True,
+) -> Result:
+    """Train a model to early stopping, test its best epoch, and write the run folder.
+
+    Args:
+        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them).
+        dataset: name of a folder with atomic files under ``data_path``, or ml-100k.
+        config_file_list: yaml files, later ones winning.
+        config_dict: values that win over files.
+        run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
+        resume: the folder of an interrupted run; of the other arguments only ``epochs`` in
+            ``config_dict`` may be given with it.
+        verbose: print progress and the result table.
+
+    Raises:
+        UsageError: if something given is wrong.
+        TrainingError: if the loss is no longer a number.
+        CheckpointError: if the run to resume has no usable checkpoint.
+    """
+    if resume is not None:
+        if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
+            raise UsageError("--resume takes everything from its run folder; only --epochs may change")
+        folder = RunFolder(resume)
+        if not folder.checkpoint.is_file() or not folder.config.is_file():
+            raise UsageError(f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt")
+        config = PosConfig(None, None, [str(folder.config)], config_dict)
+    else:
+        config = PosConfig(model, dataset, config_file_list, config_dict)
+        folder = None
+    screen = Screen(verbose)
+    experiment = prepare(config, folder)
+    trainer, loaders = experiment.trainer, experiment.loaders
+    if folder is None:
+        trainer.training_loader(loaders["train"])  # wrong options must not leave a folder behind
+        folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+        trainer.use_folder(folder)
+        folder.write_config(config.plain)
+    else:
+        trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+    screen.line(_headline(experiment, folder))
+    trainer.fit(
+        loaders["train"],
+        loaders["valid"],
+        verbose=verbose,
+        show_progress=verbose and config["show_progress"],
+    )
+    started = time.perf_counter()
+    test = trainer.evaluate(loaders["test"])
+    result = _result(experiment, folder, test, time.perf_counter() - started)
+    folder.write_result(asdict(result))
+    title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
+    screen.results(title, {"valid": result.best_valid, "test": result.test})
+    screen.line(f"{folder.path}/result.json")
+    return result
+
+
+def load(path: str | Path) -> Experiment:
+    """A trained model with its data, from a run folder; best weights, evaluation mode."""
+    folder = RunFolder(path)
+    experiment = prepare(PosConfig(None, None, [str(folder.config)]))
+    state = checkpoint.load(folder.checkpoint, experiment.config["device"])
+    experiment.trainer._load_weights(state["best_weights"] or state["weights"])
+    experiment.model.eval()
+    return experiment
+
+
+def _headline(experiment: Experiment, folder: RunFolder) -> str:
+    config, dataset = experiment.config, experiment.dataset
+    return (
+        f"{config['model']} on {config['dataset']}: {dataset.user_num - 1:,} users, "
+        f"{dataset.item_num - 1:,} items, {len(dataset.log):,} events, "
+        f"{_parameters(experiment.model):,} parameters, {folder.path}"
+    )
+
+
+def _parameters(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _targets(loader: Any) -> int:
+    return 0 if loader is None else len(loader._dataset)
+
+
+def _result(
+    experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
+) -> Result:
+    config, progress = experiment.config, experiment.trainer.progress
+    mask = config["mask_history"]
+    masked = config["MODEL_TYPE"] != ModelType.SEQUENTIAL if mask is None else mask
+    return Result(
+        model=config["model"],
+        dataset=config["dataset"],
+        run_dir=str(folder.path),
+        best_valid=progress.best_result,
+        test=None if test is None else {name: float(value) for name, value in test.items()},
+        epochs=progress.next_epoch,
+        best_epoch=progress.best_epoch,
+        seconds={
+            "data": round(experiment.data_seconds, 3),
+            "training": round(progress.training_seconds, 3),
+            "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
+        },
+        targets_per_second=round(
+            progress.trained_targets / max(progress.training_seconds, 1e-9), 1
+        ),
+        parameters=_parameters(experiment.model),
+        candidates="items not in the user's past" if masked else "all items",
+        valid_targets=_targets(experiment.loaders["valid"]),
+        test_targets=_targets(experiment.loaders["test"]),
+        peak_rss_mb=report.peak_rss_mb(),
+        seed=config["seed"],
+        versions=report.versions(),
+    )

@@ -1,0 +1,51 @@
+"""The tables of names: plugin models, position schemes, and RecBole's models that run here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from recbole_pos.model.fparec import FPARec, PARec
+from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.position.additive import LearnedPosition
+from recbole_pos.position.base import PositionScheme
+from recbole_pos.position.mixing import LinearAttention, TokenMixing
+from recbole_pos.position.positional_attention import (
+    AverageAttention,
+    ExponentialAnnealing,
+    FactorizedPositionMatrix,
+    LinearAnnealing,
+    PositionMatrix,
+)
+
+MODELS: dict[str, type] = {
+    "PosSASRec": PosSASRec,
+    "FPARec": FPARec,
+    "PARec": PARec,
+}
+
+# A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
+SCHEMES: dict[str, type[PositionScheme]] = {
+    "learned": LearnedPosition,
+    "parec": PositionMatrix,
+    "fparec": FactorizedPositionMatrix,
+    "average": AverageAttention,
+    "linear_annealing": LinearAnnealing,
+    "exponential_annealing": ExponentialAnnealing,
+    "linear_attention": LinearAttention,
+    "token_mixing": TokenMixing,
+}
+
+# RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
+BUILTIN_SEQUENTIAL = (
+    "SASRec GRU4Rec BERT4Rec SRGNN NARM STAMP GCSAN FPMC SASRecF LightSANs FEARec CORE GRU4RecF FDSA "
+    "NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
+).split()
+BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
+
+
+def suggest(word: str, known: Iterable[str], limit: int = 3) -> str:
+    """``, did you mean a or b?`` with the known words nearest to a misspelt one, or nothing."""
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), lower, n=limit, cutoff=0.6)
+    return f", did you mean {' or '.join(lower[name] for name in near)}?" if near else ""

@@ -1,0 +1,141 @@
+"""What a run leaves behind and what a person sees: run folder, epoch lines, result table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from recbole_pos.errors import UsageError
+
+
+class RunFolder:
+    """The folder of one run: config.yaml, metrics.jsonl, checkpoint.pt, result.json."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoint = self.path / "checkpoint.pt"
+        self.result = self.path / "result.json"
+
+    @classmethod
+    def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
+        """A new folder; saved/<dataset>/<model>/<time>/ when no path is given.
+
+        Raises:
+            UsageError: if the folder holds another run already.
+        """
+        if path is None:
+            base = Path("saved") / dataset / model / time.strftime("%Y%m%d-%H%M%S")
+            names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
+            path = next(name for name in names if not name.exists())
+        folder = cls(path)
+        if folder.checkpoint.exists() or folder.metrics.exists():
+            raise UsageError(
+                f"{folder.path} holds a run already; continue it with --resume {folder.path} or "
+                "choose another --run_dir"
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def write_config(self, plain: dict[str, Any]) -> None:
+        """The complete configuration; ``--config_files config.yaml`` repeats the run."""
+        self.config.write_text(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+
+    def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
+        """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
+        self.metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
+
+    def add_metrics(self, line: dict[str, Any]) -> None:
+        """Append one epoch."""
+        with open(self.metrics, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """result.json, atomically."""
+        temporary = self.result.with_suffix(".tmp")
+        temporary.write_text(json.dumps(result, indent=2) + "\n")
+        os.replace(temporary, self.result)
+
+
+class Screen:
+    """Epoch lines and a batch bar; quiet when ``enabled`` is False, no bar without a terminal."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.console = Console(quiet=not enabled, highlight=False)
+
+    def line(self, text: str) -> None:
+        """One line of text."""
+        self.console.print(text, soft_wrap=True)
+
+    def batches(self, loader: Any, epoch: int, epochs: int) -> Iterator[Any]:
+        """Iterate over a loader behind a progress bar that vanishes at the end of the epoch."""
+        if self.console.quiet or not self.console.is_terminal:
+            yield from loader
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(
+            *columns, TimeRemainingColumn(), console=self.console, transient=True
+        ) as progress:
+            task = progress.add_task(f"epoch {epoch}/{epochs}", total=len(loader))
+            for batch in loader:
+                yield batch
+                progress.advance(task)
+
+    def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
+        """One line about a finished epoch."""
+        score = (line.get("valid") or {}).get(metric)
+        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
+        self.line(
+            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
+            f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
+        )
+
+    def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
+        """A table with one column per phase (or model) and one row per metric."""
+        columns = {name: column for name, column in columns.items() if column}
+        table = Table(title=title, title_justify="left")
+        table.add_column("metric")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
+            table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
+        self.console.print(table)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    import numpy
+    import pandas
+    import recbole
+    import scipy
+    import torch
+
+    import recbole_pos
+
+    packages = (recbole_pos, recbole, torch, numpy, pandas, scipy)
+    return {
+        "python": platform.python_version(),
+        **{package.__name__: str(package.__version__) for package in packages},
+    }
+
+
+def peak_rss_mb() -> float | None:
+    """The most memory this process ever held, in MB; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -1,0 +1,369 @@
+"""PosTrainer: RecBole's Trainer with exact resume, safe checkpoints and a report per epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.evaluator import Collector, Evaluator
+from recbole.trainer.trainer import AbstractTrainer, Trainer
+from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
+from recbole.utils.utils import get_local_time
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from recbole_pos import checkpoint
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data.loaders import WindowLoader
+from recbole_pos.data.windows import TARGET_EVENT, gather_index
+from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.report import RunFolder, Screen
+
+
+@dataclass
+class Progress:
+    """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
+
+    next_epoch: int = 0
+    stopped: bool = False  # early stopping said so
+    steps_without_gain: int = 0
+    best_epoch: int | None = None
+    best_score: float | None = None
+    best_result: dict[str, float] | None = None
+    training_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    trained_targets: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class PosTrainer(Trainer):
+    """Trains plugin models and RecBole's general, sequential and traditional ones.
+
+    Args:
+        config: RecBole configuration.
+        model: the model, on its device.
+        run: the folder of the run; without one, a checkpoint is written where RecBole would.
+    """
+
+    def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
+        # Trainer.__init__ would open a tensorboard writer in the working directory
+        AbstractTrainer.__init__(self, config, model)
+        self.logger = getLogger()
+        self.device = config["device"]
+        self.learner, self.learning_rate = config["learner"], config["learning_rate"]
+        self.weight_decay = config["weight_decay"]
+        self.epochs = 1 if model.type == ModelType.TRADITIONAL else config["epochs"]
+        self.eval_step = min(config["eval_step"], self.epochs)
+        self.stopping_step, self.clip_grad_norm = config["stopping_step"], config["clip_grad_norm"]
+        self.valid_metric = config["valid_metric"].lower()
+        self.valid_metric_bigger = config["valid_metric_bigger"]
+        self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
+        self.enable_amp = config["enable_amp"]
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
+        )
+        self.optimizer = self._build_optimizer()
+        # what Trainer.evaluate reads
+        self.test_batch_size = config["eval_batch_size"]
+        self.eval_type = config["eval_type"]
+        self.eval_collector, self.evaluator = Collector(config), Evaluator(config)
+        self.wandblogger = WandbLogger(config)
+        self.item_tensor = self.tot_item_num = None
+        self.progress = Progress()
+        self.best_weights: dict[str, Any] | None = None
+        file = f"{config['model']}-{get_local_time()}.pth"
+        self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
+        self.use_folder(run)
+
+    def use_folder(self, run: RunFolder | None) -> None:
+        """Write metrics and checkpoints into a run folder."""
+        self.run = run
+        if run:
+            self.saved_model_file = str(run.checkpoint)
+
+    def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
+        name = self.learner.lower()
+        known = ("adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam")
+        if name not in known:
+            raise UsageError(f"learner: {self.learner!r} is not one of {', '.join(known)}")
+        if name not in ("adam", "adamw"):
+            return super()._build_optimizer(**kwargs)
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](
+            self.model.parameters(),
+            lr=self.learning_rate,
+            betas=tuple(self.config["adam_betas"] or (0.9, 0.999)),
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+
+    def training_loader(self, train_data: Any) -> Any:
+        """Packed windows for a model that learns from all positions, else the rows as they are."""
+        augmentation = self.config["augmentation"]
+        choices = ["prefix", "none"]
+        if isinstance(self.model, PosRecommender):
+            choices.append("all_positions")
+        if augmentation not in choices:
+            raise UsageError(
+                f"augmentation: {self.config['model']} can train with {' or '.join(choices)}, "
+                f"found {augmentation!r}"
+            )
+        dataset = train_data._dataset
+        if augmentation != "all_positions" or not isinstance(dataset, PosSequentialDataset):
+            return train_data
+        return WindowLoader(
+            dataset,
+            batch_size=self.config["train_batch_size"],
+            pool=self.config["length_pool"],
+            seed=self.config["seed"],
+            shuffle=self.config["shuffle"],
+            needs_time=self.model.needs_time,
+        )
+
+    def fit(
+        self,
+        train_data: Any,
+        valid_data: Any = None,
+        verbose: bool = True,
+        saved: bool = True,
+        show_progress: bool = False,
+        callback_fn: Callable[[int, float], None] | None = None,
+    ) -> tuple[float | None, dict[str, float] | None]:
+        """Train until early stopping or the last epoch; RecBole's arguments and return value.
+
+        The best epoch by ``valid_metric`` (the last one without validation data) is kept for
+        :meth:`evaluate`. Continues where :meth:`resume_checkpoint` left off.
+        """
+        self.eval_collector.data_collect(train_data)
+        if self.config["train_neg_sample_args"].get("dynamic", False):
+            train_data.get_model(self.model)
+        self.loader = self.training_loader(train_data)
+        screen, board = Screen(verbose), self._tensorboard()
+        state = self.progress
+        if saved and state.next_epoch == 0:
+            self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
+        while state.next_epoch < self.epochs and not state.stopped:
+            epoch = state.next_epoch
+            line = self._train_epoch(self.loader, epoch, show_progress=show_progress, screen=screen)
+            improved = self._validate(valid_data, line)
+            state.history.append(line)
+            state.next_epoch += 1
+            if saved:
+                self._save_checkpoint()
+            self._publish(line, improved, screen, board)
+            if callback_fn and line["valid"]:
+                callback_fn(epoch, line["valid"][self.valid_metric])
+        if board:
+            board.close()
+        return state.best_score, state.best_result
+
+    def _train_epoch(
+        self,
+        train_data: Any,
+        epoch_idx: int,
+        loss_func: Any = None,
+        show_progress: bool = False,
+        screen: Screen | None = None,
+    ) -> dict[str, Any]:
+        """One pass over the training data; its line for metrics.jsonl, without validation yet."""
+        started = time.perf_counter()
+        self.model.train()
+        loss_func = loss_func or self.model.calculate_loss
+        if isinstance(train_data, WindowLoader):
+            train_data.set_epoch(epoch_idx)
+        screen = screen or Screen(False)
+        batches = screen.batches(train_data, epoch_idx, self.epochs) if show_progress else train_data
+        total = weight = 0.0
+        for number, batch in enumerate(batches):
+            loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
+            total, weight = total + loss * len(batch), weight + len(batch)
+        seconds = time.perf_counter() - started
+        sequences = isinstance(train_data, WindowLoader)
+        targets = train_data.targets if sequences else train_data.sample_size
+        self.progress.training_seconds += seconds
+        self.progress.trained_targets += targets
+        return {
+            "epoch": epoch_idx,
+            "loss": total / max(weight, 1),
+            "valid": None,
+            "seconds": round(seconds, 3),
+            "targets_per_second": round(targets / seconds, 1),
+        }
+
+    def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> float:
+        """One optimiser step; the loss before it."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, enabled=self.enable_amp):
+            losses = loss_func(batch)
+        loss = sum(losses) if isinstance(losses, tuple) else losses
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(self._explain_loss(value, batch, epoch, number))
+        self.scaler.scale(loss).backward()
+        if self.clip_grad_norm:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return value
+
+    def _explain_loss(self, value: float, batch: Any, epoch: int, number: int) -> str:
+        """Why a loss is not a number, as far as can be told."""
+        columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
+        bad_fields = [
+            name
+            for name, column in columns.items()
+            if isinstance(column, Tensor) and not column.double().isfinite().all()
+        ]
+        bad_weights = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
+        if bad_fields:
+            cause = f"the data: {', '.join(bad_fields)} holds values that are not finite"
+        elif bad_weights:
+            cause = (
+                f"an earlier step made {len(bad_weights)} weights not finite (first: "
+                f"{bad_weights[0]}); learning_rate {self.learning_rate} may be too high, "
+                "or set clip_grad_norm: {max_norm: 1.0}"
+            )
+        else:
+            cause = (
+                "weights and data are finite, so the forward pass overflowed; lower learning_rate "
+                f"(now {self.learning_rate}) or switch enable_amp off"
+            )
+        return f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
+
+    def _validate(self, valid_data: Any, line: dict[str, Any]) -> bool:
+        """Fill in a line's validation metrics, early stopping, best weights; whether it improved."""
+        state = self.progress
+        if not valid_data or self.eval_step <= 0:
+            state.best_epoch = line["epoch"]
+            self.best_weights = self._weights()
+            return False
+        if (line["epoch"] + 1) % self.eval_step:
+            return False
+        started = time.perf_counter()
+        result = dict(self.evaluate(valid_data, load_best_model=False))
+        score = calculate_valid_score(result, self.valid_metric)
+        if not math.isfinite(score):
+            raise TrainingError(f"{self.valid_metric} is {score} on validation data")
+        worst = -np.inf if self.valid_metric_bigger else np.inf
+        best = worst if state.best_score is None else state.best_score
+        state.best_score, state.steps_without_gain, state.stopped, improved = early_stopping(
+            score, best, state.steps_without_gain, self.stopping_step, self.valid_metric_bigger
+        )
+        if improved:
+            state.best_epoch, state.best_result = line["epoch"], result
+            self.best_weights = self._weights()
+        state.evaluation_seconds += time.perf_counter() - started
+        line["valid"] = {name: float(value) for name, value in result.items()}
+        return improved
+
+    def _weights(self) -> dict[str, Any]:
+        """A copy of everything the model predicts with."""
+        return {
+            "state_dict": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
+            "other": checkpoint.to_plain(self.model.other_parameter()),
+        }
+
+    def _load_weights(self, weights: dict[str, Any]) -> None:
+        self.model.load_state_dict(weights["state_dict"])
+        self.model.load_other_parameter(checkpoint.from_plain(weights["other"]))
+
+    def _save_checkpoint(self, epoch: int | None = None, verbose: bool = True, **kwargs: Any) -> None:
+        generator = getattr(self.loader, "generator", None)
+        state = {
+            "config": getattr(self.config, "plain", {"model": self.config["model"]}),
+            "progress": vars(self.progress),
+            "weights": self._weights(),
+            "best_weights": self.best_weights,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": checkpoint.random_state(),
+            "loader": None if generator is None else generator.get_state(),
+        }
+        checkpoint.save(kwargs.get("saved_model_file", self.saved_model_file), state)
+
+    def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
+        """Take up the training a checkpoint holds; ``train_data`` must be the loader of this run."""
+        state = checkpoint.load(resume_file, self.device)
+        found = state["config"].get("model")
+        if found != self.config["model"]:
+            raise UsageError(f"{resume_file} is of model {found}, not {self.config['model']}")
+        known = {f.name for f in fields(Progress)}
+        self.progress = Progress(**{k: v for k, v in state["progress"].items() if k in known})
+        self._load_weights(state["weights"])
+        self.best_weights = state["best_weights"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        checkpoint.set_random_state(state["random"])
+        if state["loader"] is not None and train_data is not None:
+            train_data.generator.set_state(state["loader"].cpu())
+        self.saved_model_file = str(resume_file)
+        if self.run:
+            self.run.write_metrics(self.progress.history)
+
+    def _publish(self, line: dict[str, Any], improved: bool, screen: Screen, board: Any) -> None:
+        """Tell file, screen and boards about a finished epoch."""
+        if self.run:
+            self.run.add_metrics(line)
+        screen.epoch(line, self.valid_metric, improved)
+        scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
+        self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
+        if board:
+            for name, value in scalars.items():
+                board.add_scalar(name, value, line["epoch"])
+
+    def _tensorboard(self) -> Any:
+        if not (self.run and self.config["tensorboard"]):
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self.run.path / "tensorboard")
+
+    def evaluate(
+        self,
+        eval_data: Any,
+        load_best_model: bool = True,
+        model_file: str | None = None,
+        show_progress: bool = False,
+    ) -> dict[str, float] | None:
+        """RecBole's evaluation; the best weights come from memory or, safely, from a checkpoint."""
+        if not eval_data:
+            return None
+        if load_best_model:
+            best = self.best_weights
+            if model_file is not None or best is None:
+                state = checkpoint.load(model_file or self.saved_model_file, self.device)
+                best = state["best_weights"] or state["weights"]
+            self._load_weights(best)
+        with torch.inference_mode():
+            return super().evaluate(
+                eval_data, load_best_model=False, show_progress=show_progress
+            )
+
+    def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
+        """RecBole's, with past items masked as ``mask_history`` says."""
+        interaction, history, positive_u, positive_i = batched_data
+        mask = self.config["mask_history"]
+        if mask is False:
+            history = None
+        elif mask and history is None:
+            history = self._history_index(interaction, positive_i)
+        return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
+
+    def _history_index(self, interaction: Any, positive_i: Tensor) -> tuple[Tensor, Tensor]:
+        """(row, item) of every past event of each row, the row's own target item excepted."""
+        log = self.loader.log if isinstance(self.loader, WindowLoader) else self.loader._dataset.log
+        target = interaction[TARGET_EVENT].numpy()
+        start = log.offsets[log.users.numpy()[target]]
+        items = log.items[torch.from_numpy(gather_index(start, target - start))]
+        rows = torch.repeat_interleave(torch.from_numpy(target - start))
+        keep = items != positive_i[rows]
+        return rows[keep], items[keep]

@@ -1,0 +1,10 @@
+"""``python run_recbole_pos.py -m FPARec -d ml-100k`` is ``recbole-pos run -m FPARec -d ml-100k``."""
+
+import sys
+
+from recbole_pos.cli import main
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    is_command = bool(arguments) and arguments[0] in ("run", "models", "-h", "--help")
+    sys.exit(main(arguments if is_command else ["run", *arguments]))
