@@ -1,4 +1,4 @@
-"""``python run_recbole_pos.py -m FPARec -d ml-100k`` is ``recbole-pos run -m FPARec -d ml-100k``."""
+"""``python run_recbole_pos.py ...`` is ``recbole-pos run ...`` without installing the package."""
 
 import sys
 

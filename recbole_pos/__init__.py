@@ -13,6 +13,6 @@ from recbole_pos import plug  # noqa: E402  (RecBole can only be imported after 
 plug.into_recbole()
 
 from recbole_pos.quick_start import Result, load, run  # noqa: E402
+from recbole_pos.version import __version__  # noqa: E402
 
-__version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load", "run"]

@@ -1,4 +1,4 @@
-"""Checkpoints: plain tensors and values, written atomically, read without running anything in them."""
+"""Checkpoints: plain tensors and values, written atomically, read without running their content."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         "configuration can be given as --key=value; values are read as yaml.",
         allow_abbrev=False,
     )
-    run.add_argument("-m", "--model", help="plugin model or RecBole model, see `recbole-pos models`")
+    run.add_argument(
+        "-m", "--model", help="plugin model or RecBole model, see `recbole-pos models`"
+    )
     run.add_argument("-d", "--dataset", help="folder with atomic files under data_path, or ml-100k")
     run.add_argument("--config_files", nargs="+", default=[], metavar="YAML", help="configuration")
     run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
@@ -109,6 +111,7 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
@@ -119,7 +122,7 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
     for column in ("model", "from", "what it is"):
         table.add_column(column)
     for name, model in MODELS.items():
-        table.add_row(name, "recbole-pos", (model.__doc__ or "").splitlines()[0])
+        table.add_row(name, "recbole-pos", escape((model.__doc__ or "").splitlines()[0]))
     for name in BUILTIN_SEQUENTIAL:
         table.add_row(name, "RecBole", "sequential")
     for name in BUILTIN_GENERAL:

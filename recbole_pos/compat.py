@@ -1,4 +1,4 @@
-"""Every fix that today's numpy, scipy or torch needs for RecBole 1.2.x; nothing else patches RecBole.
+"""Every fix that today's numpy, scipy or torch needs for RecBole 1.2.x; no other file patches it.
 
 Each function is one fix and says what breaks without it. All are safe to apply twice.
 """
@@ -35,7 +35,7 @@ def apply() -> None:
 
 
 def add_numpy_aliases() -> None:
-    """RecBole reads np.float, np.float_ and others: AttributeError with numpy 2. Adds missing ones."""
+    """RecBole reads np.float, np.float_ and others: AttributeError with numpy 2."""
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, target)
@@ -67,5 +67,5 @@ def skip_numpy_settings_of_config() -> None:
 
 
 def silence_pandas_warnings() -> None:
-    """RecBole fills missing values in a way pandas 3 will not support; pandas<3 is required here."""
+    """RecBole fills missing values in a way pandas 3 will not support; pandas<3 is required."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")

@@ -37,8 +37,8 @@ class PosConfig(Config):
         config_dict: plain values that win over everything else.
 
     Raises:
-        UsageError: for an unknown key (naming the nearest known ones), a value of the wrong type, an
-            unknown model, or anything else RecBole's Config refuses.
+        UsageError: for an unknown key (naming the nearest known ones), a value of the wrong type,
+            an unknown model, or anything else RecBole's Config refuses.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PosError(Exception):
-    """Base of every error the plugin raises on purpose; the command line prints only its message."""
+    """Base of every error raised on purpose; the command line prints only its message."""
 
     exit_code = 1
 

@@ -13,7 +13,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.registry import suggest
 
 _PACKAGE = Path(__file__).resolve().parent
-# Installed, the directory lies inside the package (setup.cfg maps it there); in a checkout, beside it.
+# Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
 ROOT = next(
     (p for p in (_PACKAGE / "_properties", _PACKAGE.parent / "properties") if p.is_dir()),
     _PACKAGE / "_properties",

@@ -16,7 +16,6 @@ from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.errors import UsageError
 from recbole_pos.memory import keep_freed_memory
-from recbole_pos.properties import read_yaml
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.trainer import PosTrainer
 
@@ -68,8 +67,13 @@ def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    dataset = (PosSequentialDataset if sequential else PosDataset)(config)
-    loaders = build_loaders(config, dataset)
+    try:
+        dataset = (PosSequentialDataset if sequential else PosDataset)(config)
+        loaders = build_loaders(config, dataset)
+    except UsageError:
+        raise
+    except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
+        raise UsageError(f"data: {error}") from error
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = config.model_class(config, loaders["train"]._dataset).to(config["device"])
@@ -106,10 +110,14 @@ def run(
     """
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
-            raise UsageError("--resume takes everything from its run folder; only --epochs may change")
+            raise UsageError(
+                "--resume takes everything from its run folder; only --epochs may change"
+            )
         folder = RunFolder(resume)
         if not folder.checkpoint.is_file() or not folder.config.is_file():
-            raise UsageError(f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt")
+            raise UsageError(
+                f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt"
+            )
         config = PosConfig(None, None, [str(folder.config)], config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)

@@ -38,8 +38,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
 
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
 BUILTIN_SEQUENTIAL = (
-    "SASRec GRU4Rec BERT4Rec SRGNN NARM STAMP GCSAN FPMC SASRecF LightSANs FEARec CORE GRU4RecF FDSA "
-    "NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
+    "SASRec GRU4Rec BERT4Rec SRGNN NARM STAMP GCSAN FPMC SASRecF LightSANs FEARec CORE GRU4RecF "
+    "FDSA NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
 ).split()
 BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
 

@@ -105,12 +105,13 @@ class Screen:
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """A table with one column per phase (or model) and one row per metric."""
         columns = {name: column for name, column in columns.items() if column}
-        table = Table(title=title, title_justify="left")
+        table = Table()
         table.add_column("metric")
         for name in columns:
             table.add_column(name, justify="right")
         for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
+        self.line(title)
         self.console.print(table)
 
 

@@ -180,7 +180,9 @@ class PosTrainer(Trainer):
         if isinstance(train_data, WindowLoader):
             train_data.set_epoch(epoch_idx)
         screen = screen or Screen(False)
-        batches = screen.batches(train_data, epoch_idx, self.epochs) if show_progress else train_data
+        batches = (
+            screen.batches(train_data, epoch_idx, self.epochs) if show_progress else train_data
+        )
         total = weight = 0.0
         for number, batch in enumerate(batches):
             loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
@@ -240,7 +242,7 @@ class PosTrainer(Trainer):
         return f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
 
     def _validate(self, valid_data: Any, line: dict[str, Any]) -> bool:
-        """Fill in a line's validation metrics, early stopping, best weights; whether it improved."""
+        """Fill in validation metrics, early stopping and best weights; whether it improved."""
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
@@ -276,7 +278,9 @@ class PosTrainer(Trainer):
         self.model.load_state_dict(weights["state_dict"])
         self.model.load_other_parameter(checkpoint.from_plain(weights["other"]))
 
-    def _save_checkpoint(self, epoch: int | None = None, verbose: bool = True, **kwargs: Any) -> None:
+    def _save_checkpoint(
+        self, epoch: int | None = None, verbose: bool = True, **kwargs: Any
+    ) -> None:
         generator = getattr(self.loader, "generator", None)
         state = {
             "config": getattr(self.config, "plain", {"model": self.config["model"]}),
@@ -291,7 +295,7 @@ class PosTrainer(Trainer):
         checkpoint.save(kwargs.get("saved_model_file", self.saved_model_file), state)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
-        """Take up the training a checkpoint holds; ``train_data`` must be the loader of this run."""
+        """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
         state = checkpoint.load(resume_file, self.device)
         found = state["config"].get("model")
         if found != self.config["model"]:
@@ -344,9 +348,7 @@ class PosTrainer(Trainer):
                 best = state["best_weights"] or state["weights"]
             self._load_weights(best)
         with torch.inference_mode():
-            return super().evaluate(
-                eval_data, load_best_model=False, show_progress=show_progress
-            )
+            return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""

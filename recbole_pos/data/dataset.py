@@ -35,8 +35,8 @@ class _ExactTimeMixin:
     def _download(self) -> None:
         raise UsageError(
             f"dataset {self.dataset_name!r} not found: there is no "
-            f"{Path(self.dataset_path) / self.dataset_name}.inter; set data_path to the folder that "
-            f"holds {self.dataset_name}/ (README, section on your own data)"
+            f"{Path(self.dataset_path) / self.dataset_name}.inter; set data_path to the folder "
+            f"that holds {self.dataset_name}/ (README, section on your own data)"
         )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
@@ -85,12 +85,13 @@ class _ExactTimeMixin:
             )
 
     def _data_filtering(self) -> None:
-        super()._data_filtering()
-        if self.inter_feat.empty:
+        try:
+            super()._data_filtering()
+        except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
             raise UsageError(
-                f"no interaction of {self.dataset_name!r} is left after filtering; check "
+                f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
                 "user_inter_num_interval, item_inter_num_interval and val_interval"
-            )
+            ) from error
 
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""
@@ -127,7 +128,9 @@ class _ExactTimeMixin:
         self._change_feat_format()
         parts = [self._part(phase) for phase in PHASES]
         if not len(parts[0]):
-            raise UsageError(f"{self.dataset_name!r} has no training target: no user has two events")
+            raise UsageError(
+                f"{self.dataset_name!r} has no training target: no user has two events"
+            )
         return parts
 
     def _part(self, phase: str) -> Any:

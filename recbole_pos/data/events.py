@@ -27,7 +27,12 @@ class EventLog:
 
     @classmethod
     def build(
-        cls, fields: dict[str, Tensor], users: int, user_field: str, item_field: str, time_field: str
+        cls,
+        fields: dict[str, Tensor],
+        users: int,
+        user_field: str,
+        item_field: str,
+        time_field: str,
     ) -> EventLog:
         """Sort the columns of an interaction table.
 

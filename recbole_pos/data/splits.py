@@ -38,8 +38,10 @@ def split_events(lengths: np.ndarray, ranks: np.ndarray, eval_args: dict[str, An
         raise UsageError(f"eval_args.group_by: only user is supported; found {group_by!r}")
     split = eval_args["split"]
     if not isinstance(split, dict) or len(split) != 1:
-        raise UsageError(f"eval_args.split: expected one of {{LS: ...}}, {{RS: ...}}; found {split!r}")
-    (mode, value), = split.items()
+        raise UsageError(
+            f"eval_args.split: expected one of {{LS: ...}}, {{RS: ...}}; found {split!r}"
+        )
+    ((mode, value),) = split.items()
     if mode == "LS":
         return leave_one_out(lengths, ranks, value)
     if mode == "RS":

@@ -12,7 +12,6 @@ from torch import Tensor
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 
-
 # Field of gathered rows that says which event of the log a row predicts.
 TARGET_EVENT = "target_event"
 
@@ -68,7 +67,11 @@ def training_windows(
     user_start, last = user_start[trainable], user_end[trainable] - 1  # inputs are start : last
     events = last - user_start
     # the oldest window of a user holds what is left over, up to L targets
-    count = np.ones_like(events) if mode == "last" else -(-np.maximum(events - max_length, 0) // stride) + 1
+    count = (
+        np.ones_like(events)
+        if mode == "last"
+        else -(-np.maximum(events - max_length, 0) // stride) + 1
+    )
     user = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)  # 0 is the newest
     end = last[user] - nth * stride

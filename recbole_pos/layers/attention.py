@@ -210,5 +210,3 @@ class TransformerEncoder(nn.Module):
         for layer in self.layer:
             x = layer(x, ctx)
         return x
-
-

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 class Dropout(nn.Module):
     """Inverted dropout; on CPU one 64-bit random number decides about eight elements.
 
-    ``torch.nn.Dropout`` draws a Bernoulli variable per element, which was 13-23% of a training step.
-    Eight bytes of one draw serve eight elements instead, so on CPU the probability is rounded to a
-    multiple of 1/256 and the scale 1 / (1 - p) uses the rounded value: the expectation stays exact.
+    ``torch.nn.Dropout`` draws a Bernoulli variable per element, 13-23% of a training step. Eight
+    bytes of one draw serve eight elements instead, so on CPU the probability is rounded to a
+    multiple of 1/256; the scale 1 / (1 - p) uses the rounded value, so the expectation is exact.
 
     Args:
         p: probability of zeroing an element, in [0, 1).

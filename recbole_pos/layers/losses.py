@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Logits of about this many elements (4 MB in float32) are alive at a time: they stay in the cache of
-# a CPU core, and peak memory does not grow with positions x items.
+# Logits of about this many elements (4 MB in float32) are alive at a time: they stay in the cache
+# of a CPU core, and peak memory does not grow with positions x items.
 CHUNK_ELEMENTS = 2**20
 
 

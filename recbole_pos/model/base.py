@@ -18,8 +18,8 @@ from recbole_pos.layers.losses import full_cross_entropy
 class PosRecommender(SequentialRecommender):
     """Base of causal recommenders. A subclass defines :meth:`encode` and builds its layers.
 
-    Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may have
-    a target) and RecBole's ``Interaction`` (one right-padded history and one target a row).
+    Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may
+    have a target) and RecBole's ``Interaction`` (one right-padded history and one target a row).
 
     Args:
         config: RecBole configuration; keys read here are in ``properties/model/<name>.yaml``.

@@ -15,9 +15,9 @@ class LearnedPosition(InputPosition):
 
     Args:
         dimensions: sizes of the model.
-        position_from: which event has row 0 of the table counted from: ``oldest`` numbers the events
-            of a window 0, 1, 2, ... as RecBole does; ``newest`` puts the last event in the last row,
-            n - 1, as the papers of SASRec's line do by padding on the left.
+        position_from: where rows are counted from. ``oldest`` numbers the events of a window 0, 1,
+            2, ... as RecBole does; ``newest`` puts the last event in the last row, n - 1, as the
+            papers of SASRec's line do by padding on the left.
     """
 
     options = ("position_from",)

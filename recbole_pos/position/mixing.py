@@ -1,4 +1,4 @@
-"""Two other replacements of dot-product attention that the FPARec paper compares with (section 4.2)."""
+"""Two replacements of dot-product attention that FPARec is compared with (its section 4.2)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CHUNK = 64
 class LinearAttention(AttentionPosition):
     """Linearised attention (Katharopoulos et al. 2020): sim(q, k) = phi(q) . phi(k), phi = elu + 1.
 
-    out_i = phi(q_i) . sum_{j<=i} phi(k_j) v_j^T / phi(q_i) . sum_{j<=i} phi(k_j), computed in chunks
-    of 64 events: inside a chunk as a masked product, before it through the running sum of
-    phi(k) v^T, so the cost is linear in the length of the sequence.
+    out_i = phi(q_i) . sum_{j<=i} phi(k_j) v_j^T / phi(q_i) . sum_{j<=i} phi(k_j), in chunks of 64
+    events: inside a chunk as a masked product, before it through the running sum of phi(k) v^T, so
+    the cost is linear in the length. Weights never exist, so their dropout falls on the values.
     """
 
     def __init__(self, dimensions: Dimensions) -> None:

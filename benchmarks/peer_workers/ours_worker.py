@@ -1,0 +1,53 @@
+"""Times the training of our PosSASRec."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pandas as pd
+
+from benchmarks.data import write_atomic
+from benchmarks.peer_workers.common import Clock, Job, check_targets, report
+from recbole_pos.config import PosConfig
+from recbole_pos.quick_start import prepare
+
+
+def main() -> None:
+    job = Job.read()
+    with tempfile.TemporaryDirectory() as folder:
+        write_atomic(pd.read_csv(job.events), folder, "events")
+        config = PosConfig(
+            "PosSASRec",
+            "events",
+            config_dict={
+                "data_path": folder,
+                "MAX_ITEM_LIST_LENGTH": job.length,
+                "train_windows": "last",
+                "eval_args": {"split": {"RS": [1, 0, 0]}},  # held-out events are gone already
+                "train_batch_size": job.batch_size,
+                "hidden_size": job.hidden_size,
+                "n_layers": job.n_layers,
+                "n_heads": job.n_heads,
+                "inner_size": job.inner_size,
+                "hidden_dropout_prob": job.dropout,
+                "attn_dropout_prob": job.attention_dropout,
+                "learner": "adam",
+                "learning_rate": job.learning_rate,
+                "use_gpu": False,
+                "seed": job.seed,
+            },
+        )
+        experiment = prepare(config)
+    trainer = experiment.trainer
+    loader = trainer.training_loader(experiment.loaders["train"])
+    check_targets(loader.targets, job)
+    clock, epoch = Clock(job), 0
+    while not clock.done:
+        trainer._train_epoch(loader, epoch)
+        clock.tick(loader.targets)
+        epoch += 1
+    report(clock, experiment.dataset.item_num - 1, experiment.model, ["recbole"])
+
+
+if __name__ == "__main__":
+    main()

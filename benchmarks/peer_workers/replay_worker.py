@@ -1,0 +1,119 @@
+"""Times the training of RePlay's SasRec, with its default transforms or with trimmed padding."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import lightning
+import pandas as pd
+from replay.data import FeatureHint, FeatureSource, FeatureType
+from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
+from replay.nn.lightning import LightningModule
+from replay.nn.lightning.optimizer import OptimizerFactory
+from replay.nn.sequential import SasRec
+from replay.nn.transform import TargetAwareAdaptiveTrimTransform, UnsqueezeTransform
+from replay.nn.transform.template import make_default_sasrec_transforms
+
+from benchmarks.peer_workers.common import (
+    Clock,
+    Job,
+    check_targets,
+    report,
+    set_attention_dropout,
+)
+
+
+def real_targets(batch: dict) -> int:
+    """Targets with a history. RePlay also learns a short sequence's first item, from padding."""
+    return int((batch["target_padding_mask"].squeeze(-1) & batch["padding_mask"]).sum())
+
+
+class Timing(lightning.Callback):
+    """Counts the targets of each step and stops the training when enough was timed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        module = trainer.datamodule
+        batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
+        check_targets(sum(map(real_targets, batches)), self.job)
+        set_attention_dropout(pl_module, self.job.attention_dropout)
+        self.clock = Clock(self.job)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.clock.tick(real_targets(batch))
+        trainer.should_stop = self.clock.done
+
+
+def make_schema(items: int, job: Job) -> TensorSchema:
+    """One sequence of item ids 0 .. items - 1, padded with ``items``."""
+    return TensorSchema(
+        TensorFeatureInfo(
+            "item_id",
+            FeatureType.CATEGORICAL,
+            is_seq=True,
+            feature_hint=FeatureHint.ITEM_ID,
+            feature_sources=[TensorFeatureSource(FeatureSource.INTERACTIONS, "item_id")],
+            cardinality=items,
+            padding_value=items,
+            embedding_dim=job.hidden_size,
+        )
+    )
+
+
+def make_transforms(schema: TensorSchema, trim: bool) -> dict:
+    """RePlay's template; ``trim`` puts its (optional) trimming where the masks still are flat."""
+    train = make_default_sasrec_transforms(schema)["train"]
+    if trim:
+        names = ["item_id", "positive_labels"]
+        place = next(i for i, t in enumerate(train) if isinstance(t, UnsqueezeTransform))
+        train.insert(place, TargetAwareAdaptiveTrimTransform(names))
+    return {"train": train}
+
+
+def main() -> None:
+    job, trim = Job.read(), "--trim" in sys.argv[2:]
+    events = pd.read_csv(job.events).sort_values(["user_id", "timestamp"])
+    codes, items = pd.factorize(events["item_id"])
+    sequences = events.assign(item_id=codes).groupby("user_id")["item_id"].agg(list)
+    schema = make_schema(len(items), job)
+    model = SasRec.from_params(
+        schema=schema,
+        embedding_dim=job.hidden_size,
+        num_heads=job.n_heads,
+        num_blocks=job.n_layers,
+        max_sequence_length=job.length,
+        dropout=job.dropout,
+        hidden_dim=job.inner_size,
+    )
+    timing = Timing(job)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.parquet"
+        sequences.str[-job.length - 1 :].reset_index().to_parquet(file)
+        data = ParquetModule(
+            batch_size=job.batch_size,
+            metadata={"train": {"item_id": {"shape": job.length + 1, "padding": len(items)}}},
+            transforms=make_transforms(schema, trim),
+            train_path=str(file),
+        )
+        trainer = lightning.Trainer(
+            max_epochs=-1,
+            limit_val_batches=0,  # there is no validation part
+            accelerator="cpu",
+            devices=1,
+            callbacks=[timing],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
+        trainer.fit(LightningModule(model, optimizer_factory=optimizer), datamodule=data)
+    report(timing.clock, len(items), model, ["replay-rec", "lightning"])
+
+
+if __name__ == "__main__":
+    main()

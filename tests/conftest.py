@@ -1,0 +1,72 @@
+"""Shared fixtures: a small generated dataset, and models built from the real yaml files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
+
+import recbole_pos  # noqa: E402
+from recbole_pos.config import PosConfig  # noqa: E402
+from recbole_pos.quick_start import Experiment, prepare  # noqa: E402
+
+SMALL = {
+    "hidden_size": 16,
+    "inner_size": 16,
+    "MAX_ITEM_LIST_LENGTH": 12,
+    "epochs": 2,
+    "train_batch_size": 16,
+    "show_progress": False,
+}
+
+
+def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25) -> pd.DataFrame:
+    """A random log with ties in time and users of every length from 1 on."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, users)
+    lengths[:4] = [1, 2, 3, 4]
+    user = np.repeat(np.arange(users), lengths)
+    frame = pd.DataFrame(
+        {
+            "user_id": [f"u{u}" for u in user],
+            "item_id": [f"i{i}" for i in rng.integers(0, items, len(user))],
+            "timestamp": 1.5e9 + rng.integers(0, 200, len(user)),
+        }
+    )
+    return frame.sample(frac=1, random_state=seed, ignore_index=True)
+
+
+def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
+    """Write folder/<name>/<name>.inter; returns folder (the data_path)."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    kinds = {"user_id": "token", "item_id": "token"}
+    header = {column: f"{column}:{kinds.get(column, 'float')}" for column in frame}
+    frame.rename(columns=header).to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data_path of the dataset ``tiny``."""
+    return write_atomic(make_log(), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def experiment(tiny: Path) -> Callable[..., Experiment]:
+    """``experiment(model, **options)`` on the tiny dataset, with small sizes."""
+
+    def build(model: str, dataset: str = "tiny", **options: Any) -> Experiment:
+        given = {**SMALL, "data_path": str(tiny), **options}
+        if model not in recbole_pos.registry.MODELS:
+            for key in ("hidden_size", "inner_size"):
+                given.pop(key, None) if key not in options else None
+        return prepare(PosConfig(model, dataset, None, given))
+
+    return build

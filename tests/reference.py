@@ -1,0 +1,108 @@
+"""Plain, loop-level transcriptions of the formulas, for one sequence at a time.
+
+x: [t, d] rows of one sequence, oldest first; n: maximum length. Row and column numbers of position
+matrices are those of a sequence padded on the left to length n, as the papers number them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FPARec paper, equations 1 and 2, with the causal mask; one head."""
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        sim = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.size(1))) for j in range(i + 1)]
+        for j in range(i + 1):
+            out[i] += sim[j] / sum(sim) * v[j]
+    return out
+
+
+def positional_attention(weight: list[list[float]], v: Tensor, n: int) -> Tensor:
+    """sum_j a_ij v_j / sum_j a_ij over real past events; ``weight`` is [n][n], unnormalised."""
+    t = len(v)
+    pad = n - t
+    out = torch.zeros_like(v)
+    for i in range(t):
+        total = sum(weight[pad + i][pad + j] for j in range(i + 1))
+        for j in range(i + 1):
+            out[i] += weight[pad + i][pad + j] / total * v[j]
+    return out
+
+
+def masked_after_softmax(r: Tensor, v: Tensor, n: int, d: int) -> Tensor:
+    """FPARec paper, equation 6 to the letter: Mask(softmax(R / sqrt(d))) V."""
+    pad = n - len(v)
+    out = torch.zeros_like(v)
+    for i in range(len(v)):
+        row = [math.exp(float(r[pad + i, j]) / math.sqrt(d)) for j in range(n)]
+        for j in range(i + 1):
+            out[i] += row[pad + j] / sum(row) * v[j]
+    return out
+
+
+def learned_weights(r: Tensor, d: int) -> list[list[float]]:
+    """exp(R_ij / sqrt(d)), the softmax of equation 6 before it is normalised."""
+    n = len(r)
+    return [[math.exp(float(r[i, j]) / math.sqrt(d)) for j in range(n)] for i in range(n)]
+
+
+def fixed_weights(name: str, n: int) -> list[list[float]]:
+    """Equations 12 to 14; i and j count from 1."""
+    pattern = {
+        "average": lambda i, j: 1.0,
+        "linear_annealing": lambda i, j: float(j),
+        "exponential_annealing": lambda i, j: math.exp(j - i),
+    }[name]
+    return [[pattern(i, j) if i >= j else 0.0 for j in range(1, n + 1)] for i in range(1, n + 1)]
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Katharopoulos et al. 2020, equations 8 and 9 in causal form, phi(x) = elu(x) + 1."""
+
+    def phi(x: Tensor) -> Tensor:
+        return torch.tensor(
+            [float(e) + 1 if e > 0 else math.exp(float(e)) for e in x], dtype=x.dtype
+        )
+
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        similarity = [float(phi(q[i]) @ phi(k[j])) for j in range(i + 1)]
+        for j in range(i + 1):
+            out[i] += similarity[j] / sum(similarity) * v[j]
+    return out
+
+
+def token_mixing(w1: Tensor, w2: Tensor, x: Tensor) -> Tensor:
+    """W2 gelu(W1 X) with both matrices lower triangular, channel by channel."""
+    n, (t, d) = len(w1), x.shape
+    pad = n - t
+    out = torch.zeros_like(x)
+    for c in range(d):
+        hidden = []
+        for i in range(t):
+            z = sum(float(w1[pad + i, pad + j] * x[j, c]) for j in range(i + 1))
+            hidden.append(z * 0.5 * (1 + math.erf(z / math.sqrt(2))))
+        for i in range(t):
+            out[i, c] = sum(float(w2[pad + i, pad + j]) * hidden[j] for j in range(i + 1))
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Row by row."""
+    rows = [(r - r.mean()) / torch.sqrt(((r - r.mean()) ** 2).mean() + eps) for r in x]
+    return torch.stack(rows) * weight + bias
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """FPARec paper, equation 11: candidates are items 1.., item 0 is padding."""
+    total = hidden.new_zeros(())
+    for h, target in zip(hidden, targets, strict=True):
+        scores = [h @ weight[v] for v in range(1, len(weight))]
+        partition = sum(torch.exp(s) for s in scores)
+        total = total - torch.log(torch.exp(h @ weight[int(target)]) / partition)
+    return total / len(hidden)

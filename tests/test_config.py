@@ -1,0 +1,209 @@
+"""Configuration: known keys, types, yaml scalars, and that every key of a yaml is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recbole_pos.config import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.properties import ROOT, overall_defaults, parse_scalar, read_yaml
+from recbole_pos.quick_start import prepare
+from recbole_pos.registry import MODELS, SCHEMES, suggest
+
+
+def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:
+    return PosConfig(model, "ml-100k", files, options)
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="'learing_rate', did you mean learning_rate"):
+        make(learing_rate=0.1)
+
+
+def test_unknown_key_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("hiden_size: 8\n")
+    with pytest.raises(UsageError, match="hidden_size"):
+        make(files=[str(file)])
+
+
+def test_unknown_key_in_the_dataset_yaml(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "tiny.yaml").write_text("lod_col: {inter: [a]}\n")
+    with pytest.raises(
+        UsageError, match="tiny.yaml: unknown key 'lod_col', did you mean .*load_col"
+    ):
+        PosConfig("FPARec", "tiny", None, {"data_path": str(tmp_path)})
+
+
+def test_unknown_nested_key() -> None:
+    with pytest.raises(UsageError, match="'splt' in eval_args, did you mean split"):
+        make(eval_args={"splt": {"LS": "valid_only"}})
+
+
+def test_a_key_of_another_scheme_is_unknown_unless_the_scheme_is_used() -> None:
+    with pytest.raises(UsageError, match="positional_rank"):
+        make("PosSASRec", positional_rank=4)
+    assert make("PosSASRec", position=["fparec"], positional_rank=4)["positional_rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("learning_rate", "fast", "a number"),
+        ("learning_rate", "0.1", "a number"),
+        ("epochs", 1.5, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("use_gpu", 1, "true or false"),
+        ("eval_args", "LS", "a mapping"),
+        ("metrics", {"a": 1}, "a list"),
+        ("hidden_act", 3, "text"),
+        ("epochs", None, "a whole number"),
+    ],
+)
+def test_wrong_types(key: str, value: object, wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"{key}: expected {wanted}"):
+        make(**{key: value})
+
+
+def test_values_are_never_evaluated(tmp_path: Path) -> None:
+    """RecBole's Config runs eval on strings from the command line and from dicts."""
+    marker = tmp_path / "ran"
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
+    config = make(train_windows=code)
+    assert config["train_windows"] == code and not marker.exists()
+    assert parse_scalar(code) == code and not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("5E4", 50000.0),
+        ("3", 3),
+        ("true", True),
+        ("~", None),
+        ("[a, 1]", ["a", 1]),
+        ("{LS: test_only}", {"LS": "test_only"}),
+        ("1+1", "1+1"),
+        ("{", "{"),
+    ],
+)
+def test_scalars_are_yaml(text: str, value: object) -> None:
+    found = parse_scalar(text)
+    assert found == value and type(found) is type(value)
+
+
+def test_python_tags_in_yaml_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("epochs: !!python/object/apply:os.getpid []\n")
+    with pytest.raises(UsageError, match="not valid yaml"):
+        make(files=[str(file)])
+
+
+@pytest.mark.parametrize("text", ["- a", "a: ["])
+def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="a.yaml"):
+        make(files=[str(file)])
+    with pytest.raises(UsageError, match="cannot read"):
+        make(files=[str(tmp_path / "none.yaml")])
+
+
+def test_unknown_model_and_scheme() -> None:
+    with pytest.raises(UsageError, match="did you mean FPARec"):
+        make("FPARek")
+    with pytest.raises(UsageError, match="unknown scheme 'lerned', did you mean learned"):
+        make("PosSASRec", position=["lerned"])
+
+
+def test_what_recbole_refuses_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no metric named 'Luck'"):
+        make(metrics=["Luck"])
+
+
+def test_pickle_caches_are_refused() -> None:
+    with pytest.raises(UsageError, match="save_dataset"):
+        make(save_dataset=True)
+
+
+def test_eval_args_are_merged_not_replaced() -> None:
+    args = make(eval_args={"split": {"LS": "test_only"}})["eval_args"]
+    assert args["split"] == {"LS": "test_only"} and args["order"] == "TO"
+
+
+def test_cross_entropy_needs_no_option() -> None:
+    """RecBole refuses SASRec with its own defaults; the plugin leaves the negatives out."""
+    assert make("SASRec")["train_neg_sample_args"]["distribution"] == "none"
+    assert make("BPR")["train_neg_sample_args"]["distribution"] == "uniform"
+
+
+def test_plain_configuration_repeats_itself(tmp_path: Path) -> None:
+    first = make(learning_rate=0.5, position=["parec"])
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(first.plain))
+    again = PosConfig(None, None, [str(file)])
+    assert again.plain == first.plain
+    assert again.final_config_dict == first.final_config_dict
+
+
+def test_a_copy_in_data_path_wins_over_the_wheel(tmp_path: Path) -> None:
+    assert make()["data_path"].endswith("dataset_example/ml-100k")
+    (tmp_path / "ml-100k").mkdir()
+    (tmp_path / "ml-100k" / "ml-100k.inter").write_text("")
+    assert make(data_path=str(tmp_path))["data_path"] == str(tmp_path / "ml-100k")
+
+
+class _Recording(PosConfig):
+    """Notes every key that is read."""
+
+    read: set[str]
+
+    def __getitem__(self, key: str):
+        self.__dict__.setdefault("read", set()).add(key)
+        return super().__getitem__(key)
+
+    def __getattr__(self, key: str):
+        if "final_config_dict" in self.__dict__ and key in self.final_config_dict:
+            self.__dict__.setdefault("read", set()).add(key)
+        return super().__getattr__(key)
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
+    """No option that nothing reads: model, scheme and overall yaml against a training run."""
+    config = _Recording(
+        model, "tiny", None, {"data_path": str(tiny), "epochs": 1, "show_progress": False}
+    )
+    config.__dict__["read"] = set()
+    experiment = prepare(config)
+    experiment.trainer.fit(
+        experiment.loaders["train"], experiment.loaders["valid"], saved=False, verbose=False
+    )
+    experiment.trainer._tensorboard()
+    keys = {*read_yaml(ROOT / "model" / f"{model}.yaml"), *overall_defaults()}
+    for name in config["position"]:
+        keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
+    read_by_recbole_config = {"metrics", "tensorboard"}
+    assert keys - config.read - read_by_recbole_config == set()
+
+
+def test_every_scheme_and_model_has_its_yaml_and_no_other() -> None:
+    assert {p.stem for p in (ROOT / "position").iterdir()} == set(SCHEMES)
+    assert {p.stem for p in (ROOT / "model").iterdir()} == set(MODELS)
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "presets").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_presets_name_known_keys(preset: Path) -> None:
+    content = read_yaml(preset)
+    for model in MODELS if "model" not in content else [content["model"]]:
+        PosConfig(model, "ml-100k", [str(preset)])
+
+
+def test_suggestions_ignore_case() -> None:
+    assert "NDCG" in suggest("ndgc", ["NDCG", "Hit"])
+    assert suggest("zzzz", ["NDCG"]) == ""

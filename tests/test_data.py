@@ -1,0 +1,354 @@
+"""Event log, splits, windows and loaders against brute force on random logs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import make_log, write_atomic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recbole.data.dataset import SequentialDataset
+
+from recbole_pos.config import PosConfig
+from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.loaders import WindowLoader, build_loaders
+from recbole_pos.data.splits import TEST, TRAIN, VALID, leave_one_out, ratio
+from recbole_pos.data.windows import gather_index, training_windows
+from recbole_pos.errors import UsageError
+
+ML100K = {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 20}
+
+
+def log_of(user: list[int], time: list[float]) -> EventLog:
+    fields = {
+        "u": torch.tensor(user),
+        "i": torch.arange(len(user)),
+        "t": torch.tensor(time, dtype=torch.float64),
+    }
+    return EventLog.build(fields, max(user, default=0) + 1, "u", "i", "t")
+
+
+events = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=40)
+
+
+@given(events)
+def test_log_sorts_by_user_time_and_file_order(pairs: list[tuple[int, int]]) -> None:
+    log = log_of([u for u, _ in pairs], [t for _, t in pairs])
+    want = sorted(range(len(pairs)), key=lambda row: (pairs[row], row))
+    assert log.items.tolist() == want
+    for user in range(1, len(log.offsets) - 1):
+        mine = [i for i in want if pairs[i][0] == user]
+        assert log.items[log.offsets[user] : log.offsets[user + 1]].tolist() == mine
+
+
+def test_log_refuses_float32_times() -> None:
+    fields = {"u": torch.tensor([1]), "i": torch.tensor([1]), "t": torch.tensor([1.0])}
+    with pytest.raises(TypeError, match="float64"):
+        EventLog.build(fields, 2, "u", "i", "t")
+
+
+def test_times_a_second_apart_keep_their_order(tmp_path: Path) -> None:
+    """In float32, seconds since 1970 collide within 128 s, and these events would swap."""
+    times = [1.5e9 + s for s in (3, 2, 1, 0)]
+    assert len(set(np.float32(times))) == 1
+    frame = pd.DataFrame({"user_id": ["a"] * 4, "item_id": list("wxyz"), "timestamp": times})
+    config = PosConfig("SASRec", "tiny", None, {"data_path": str(write_atomic(frame, tmp_path))})
+    dataset = PosSequentialDataset(config)
+    test = dataset.build()[2]
+    tokens = dataset.field2id_token["item_id"]
+    assert tokens[test[np.array([0])]["item_id"].numpy()].tolist() == ["w"]
+    assert dataset.log.times.tolist() == sorted(times)
+
+
+def test_exact_times_change_ml_100k() -> None:
+    """RecBole's float32 times give some users another last item; ours agree with pandas."""
+    config = PosConfig("SASRec", "ml-100k", None, ML100K)
+    dataset = PosSequentialDataset(config)
+    frame = pd.read_csv(Path(config["data_path"]) / "ml-100k.inter", sep="\t")
+    frame.columns = [c.split(":")[0] for c in frame]
+    frame = frame.sort_values("timestamp", kind="stable")
+    last = frame.groupby("user_id").item_id.last()
+    test = dataset.build()[2][np.arange(943)]
+    users = dataset.field2id_token["user_id"][test["user_id"].numpy()]
+    items = dataset.field2id_token["item_id"][test["item_id"].numpy()]
+    assert {int(u): int(i) for u, i in zip(users, items, strict=True)} == last.to_dict()
+
+
+@pytest.mark.parametrize("mode", ["valid_and_test", "valid_only", "test_only"])
+@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=8))
+def test_leave_one_out_against_brute_force(mode: str, lengths: list[int]) -> None:
+    want = []
+    for n in lengths:
+        labels = [TRAIN] * n
+        phases = {"valid_and_test": [VALID, TEST], "valid_only": [VALID], "test_only": [TEST]}[mode]
+        while len(phases) > max(n - 2, 0):  # one target stays for training
+            phases = phases[1:]
+        labels[n - len(phases) :] = phases
+        want += labels
+    per_event = np.repeat(lengths, lengths)
+    ranks = np.concatenate([np.arange(n) for n in lengths])
+    assert leave_one_out(per_event, ranks, mode).tolist() == want
+
+
+@pytest.mark.parametrize("ratios", [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [1, 0, 1]])
+def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
+    share = [r / sum(ratios) for r in ratios]
+    for n in range(2, 60):
+        cuts = SequentialDataset._calcu_split_ids(None, n - 1, share)
+        want = [TRAIN] + [int(np.searchsorted(cuts, row, "right")) for row in range(n - 1)]
+        assert ratio(np.full(n, n), np.arange(n), ratios).tolist() == want
+
+
+window_case = st.tuples(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.sampled_from(["last", "chunk", "sliding"]),
+)
+
+
+@settings(max_examples=200)
+@given(window_case, st.data())
+def test_windows_train_every_event_once(case, data) -> None:
+    sizes, longest, mode = case
+    stride = data.draw(st.integers(1, longest)) if mode == "sliding" else None
+    end = np.cumsum(sizes)
+    start = end - sizes
+    windows = training_windows(start, end, longest, mode, stride)
+    trained = Counter()
+    for s, first, e in zip(windows.start, windows.first, windows.end, strict=True):
+        user = int(np.searchsorted(end, s, "right"))
+        assert start[user] <= s <= first < e < end[user]  # inside one user, target e included
+        assert e - s <= longest
+        if mode == "sliding" and s > start[user]:
+            assert e - s == longest and first - s == longest - stride  # full context
+        trained.update(range(first + 1, e + 1))
+    if mode == "last":
+        want = {
+            t for s, e in zip(start, end, strict=True) for t in range(max(s + 1, e - longest), e)
+        }
+    else:
+        want = {t for s, e in zip(start, end, strict=True) for t in range(s + 1, e)}
+    assert set(trained) == want and max(trained.values(), default=1) == 1
+    assert windows.targets == len(want)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=8))
+def test_gather_index(windows: list[tuple[int, int]]) -> None:
+    start, length = (np.array(x) for x in zip(*windows, strict=True))
+    want = [s + k for s, n in windows for k in range(n)]
+    assert gather_index(start, length).tolist() == want
+
+
+def brute_force_rows(frame: pd.DataFrame, longest: int) -> dict[str, list[tuple]]:
+    """(user, history, target) of each phase, from the frame in file order."""
+    rows: dict[str, list[tuple]] = defaultdict(list)
+    for user, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
+        items = group.item_id.tolist()
+        phases = ["test", "valid"][: max(len(items) - 2, 0)]
+        for place in range(len(items) - 1, 0, -1):
+            phase = phases.pop(0) if phases else "train"
+            rows[phase].append((user, tuple(items[max(0, place - longest) : place]), items[place]))
+    return {phase: sorted(found) for phase, found in rows.items()}
+
+
+def lazy_rows(dataset, part) -> list[tuple]:
+    users, items = (dataset.field2id_token[f] for f in ("user_id", "item_id"))
+    batch = part[np.arange(len(part))]
+    found = []
+    for r in range(len(batch)):
+        length = int(batch["item_length"][r])
+        assert (batch["item_id_list"][r, length:] == 0).all()
+        history = tuple(items[batch["item_id_list"][r, :length].numpy()])
+        found.append((users[int(batch["user_id"][r])], history, items[int(batch["item_id"][r])]))
+    return sorted(found)
+
+
+def test_prefix_rows_against_brute_force(tiny: Path) -> None:
+    dataset = PosSequentialDataset(
+        PosConfig("SASRec", "tiny", None, {"data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 6})
+    )
+    want = brute_force_rows(make_log(), 6)
+    for phase, part in zip(("train", "valid", "test"), dataset.build(), strict=True):
+        assert lazy_rows(dataset, part) == want[phase]
+
+
+def targets_of(model: str, tiny: Path, **options) -> dict[str, list[tuple[str, str]]]:
+    """(user, item) a model is evaluated on, read from the loaders it is evaluated with."""
+    config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
+    from recbole_pos.quick_start import prepare
+
+    experiment = prepare(config)
+    tokens = experiment.dataset.field2id_token
+    found = {}
+    for phase in ("valid", "test"):
+        pairs = []
+        for interaction, _, row, item in experiment.loaders[phase]:
+            users = interaction["user_id"][row]
+            pairs += zip(
+                tokens["user_id"][users.numpy()], tokens["item_id"][item.numpy()], strict=True
+            )
+        found[phase] = sorted(pairs)
+    return found
+
+
+@pytest.mark.parametrize("split", [{"LS": "valid_and_test"}, {"RS": [0.8, 0.1, 0.1]}], ids=str)
+def test_all_models_see_the_same_targets(tiny: Path, split: dict) -> None:
+    """Plugin, RecBole sequential and RecBole general models, item by item."""
+    options = {"eval_args": {"split": split}}
+    reference = targets_of("FPARec", tiny, **options)
+    if "LS" in split:
+        rows = brute_force_rows(make_log(), 50)
+        assert reference == {
+            phase: sorted((user, item) for user, _, item in rows[phase])
+            for phase in ("valid", "test")
+        }
+    assert targets_of("SASRec", tiny, **options) == reference
+    general = targets_of("Pop", tiny, **options)
+    # a general model ranks once per user; repeated targets of a user collapse into a set there
+    assert {p: sorted(set(v)) for p, v in reference.items()} == general
+
+
+def test_plugin_and_builtin_train_on_the_same_targets(experiment) -> None:
+    plugin, builtin = experiment("PosSASRec"), experiment("SASRec")
+    windows = plugin.trainer.training_loader(plugin.loaders["train"])
+    mine = Counter(t for batch in windows for t in batch.targets.tolist())
+    rows = builtin.loaders["train"]._dataset.inter_feat
+    assert mine == Counter(rows["item_id"].tolist())
+
+
+def test_general_models_train_on_all_events_before_the_held_out(experiment) -> None:
+    pop = experiment("Pop")
+    held_out = sum(len(pop.loaders[p]._dataset) for p in ("valid", "test"))
+    assert len(pop.loaders["train"]._dataset) == len(make_log()) - held_out
+
+
+def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
+    rows = experiment("SASRec", augmentation="none").loaders["train"]._dataset.inter_feat
+    users = rows["user_id"].tolist()
+    assert len(users) == len(set(users)) > 50
+
+
+@pytest.mark.parametrize("pool", [1, 3])
+@pytest.mark.parametrize("mode", ["chunk", "sliding"])
+def test_window_loader_covers_an_epoch(experiment, mode: str, pool: int) -> None:
+    """Every window once; targets follow their inputs; another epoch has another order."""
+    made = experiment("PosSASRec", train_windows=mode, length_pool=pool, train_batch_size=7)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    assert isinstance(loader, WindowLoader)
+    batches = loader._batches()
+    assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
+    assert sum(len(batch) for batch in loader) == loader.targets
+    log = made.dataset.log
+    for window in batches[0]:
+        batch = loader.gather(np.array([window]))
+        s, f, e = (int(getattr(loader.windows, k)[window]) for k in ("start", "first", "end"))
+        assert batch.items.tolist() == log.items[s:e].tolist()
+        assert batch.targets.tolist() == log.items[f + 1 : e + 1].tolist()
+    loader.set_epoch(1)
+    assert not all(map(np.array_equal, batches, loader._batches()))
+    loader.set_epoch(0)
+    assert all(map(np.array_equal, batches, loader._batches()))
+
+
+def test_pooled_batches_hold_equal_numbers_of_events(experiment) -> None:
+    made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
+    assert max(events) - min(events) <= 2 * loader.windows.lengths.max()
+
+
+def test_training_never_sees_held_out_events(experiment) -> None:
+    """Neither as input nor as target, in windows and in rows."""
+    made = experiment("PosSASRec", train_windows="sliding")
+    loader = made.trainer.training_loader(made.loaders["train"])
+    held_out = set(np.flatnonzero(made.dataset.part != TRAIN))
+    used = gather_index(loader.windows.start, loader.windows.lengths + 1)
+    assert not held_out & set(used)
+
+
+def test_popular_negatives_come_from_training_alone(tmp_path: Path) -> None:
+    """An item that only occurs held out must never be drawn as a popular negative."""
+    frame = pd.DataFrame(
+        {
+            "user_id": [f"u{u}" for u in range(30) for _ in range(5)],
+            "item_id": ["a", "b", "c", "valid-only", "test-only"] * 30,
+            "timestamp": list(range(5)) * 30,
+        }
+    )
+    negatives = {"distribution": "popularity", "sample_num": 1}
+    options = {"data_path": str(write_atomic(frame, tmp_path)), "train_neg_sample_args": negatives}
+    config = PosConfig("FPMC", "tiny", None, options)
+    dataset = PosSequentialDataset(config)
+    train = build_loaders(config, dataset)["train"]
+    drawn = torch.cat([batch["neg_item_id"] for _ in range(5) for batch in train])
+    tokens = dataset.field2id_token["item_id"][drawn.unique()]
+    assert set(tokens) <= {"a", "b", "c"}
+
+
+def test_lazy_rows_do_not_grow_with_the_window(tmp_path: Path) -> None:
+    """Memory of a built-in's training rows is O(events): the same for L = 10 and L = 1000."""
+    frame = make_log(users=40, longest=200)
+    path = str(write_atomic(frame, tmp_path))
+
+    def held(longest: int) -> int:
+        options = {"data_path": path, "MAX_ITEM_LIST_LENGTH": longest}
+        rows = (
+            PosSequentialDataset(PosConfig("SASRec", "tiny", None, options)).build()[0].inter_feat
+        )
+        tensors = [rows.start, rows.target, *rows.log.fields.values()]
+        others = [v for v in vars(rows).values() if isinstance(v, torch.Tensor)]
+        return sum(t.numel() for t in tensors + others)
+
+    assert held(10) == held(1000) <= 8 * len(frame)
+
+
+def test_a_builtin_can_index_history_fields(experiment) -> None:
+    """FEARec reads dataset.inter_feat["item_id_list"][rows] in its constructor and loss."""
+    rows = experiment("SASRec").loaders["train"]._dataset.inter_feat
+    some = torch.tensor([5, 0, 7])
+    assert torch.equal(rows["item_id_list"][some], rows[some]["item_id_list"])
+    assert torch.equal(rows["item_length"][some], rows[some]["item_length"])
+    with pytest.raises(KeyError, match="no field"):
+        rows["nothing"]
+
+
+def test_interaction_matrix_holds_the_training_events(experiment) -> None:
+    made = experiment("SASRec")
+    train = made.loaders["train"]._dataset
+    matrix = train.inter_matrix("csr")
+    assert matrix.sum() == (made.dataset.part == TRAIN).sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_args": {"order": "RO"}}, "order"),
+        ({"eval_args": {"group_by": "none"}}, "group_by"),
+        ({"eval_args": {"split": {"XX": 1}}}, "unknown split"),
+        ({"eval_args": {"split": {"LS": "x"}}}, "valid_and_test"),
+        ({"eval_args": {"split": {"RS": [1, 2]}}}, "three ratios"),
+        ({"train_windows": "all"}, "train_windows"),
+        ({"train_windows": "sliding", "window_stride": 0}, "window_stride"),
+        ({"TIME_FIELD": "when"}, "when"),
+        ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_wrong_data_options_say_what_is_wrong(experiment, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made = experiment("PosSASRec", **options)
+        made.trainer.training_loader(made.loaders["train"])
+
+
+def test_missing_times_are_an_error(tmp_path: Path) -> None:
+    frame = make_log(users=10)
+    frame.loc[[3, 5], "timestamp"] = np.nan
+    options = {"data_path": str(write_atomic(frame, tmp_path))}
+    with pytest.raises(UsageError, match="2 of .* no 'timestamp'"):
+        PosSequentialDataset(PosConfig("FPARec", "tiny", None, options))
