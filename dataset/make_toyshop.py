@@ -110,7 +110,7 @@ def make_sequence(
 
 
 def make_times(rng: np.random.RandomState, length: int) -> np.ndarray:
-    """[length] whole seconds since 1970, never falling: sittings of a few events, with some ties."""
+    """[length] whole seconds since 1970, never falling: sittings of a few events, some ties."""
     gaps = rng.randint(15, 900, size=length)
     new_sitting = rng.random_sample(length) < 0.25
     gaps[new_sitting] += rng.randint(3_600, 6 * 86_400, size=new_sitting.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +57,24 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
+    if not zipfile.is_zipfile(path):  # every file torch.save writes today is a zip archive
+        start = path.open("rb").read(2)
+        if start and not b"PK".startswith(start):
+            raise CheckpointError(f"{path} was not written by this package; it was not read")
+        raise CheckpointError(f"{path} is truncated or damaged")
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "GLOBAL" in str(error) or "global" in str(error):
-            raise CheckpointError(
-                f"{path} holds a pickled object, which could run code when loaded; it was refused "
-                "and nothing in it was run. Checkpoints of this package hold tensors and plain "
-                "values only"
-            ) from error
-        raise CheckpointError(f"{path} is truncated or damaged: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{path} holds a pickled object, which could run code when loaded; it was refused and "
+            "nothing in it was run. Checkpoints of this package hold tensors and plain values only"
+        ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is truncated or damaged: {_first_line(error)}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is truncated or damaged: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
     return state
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def to_plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from recbole_pos.errors import PosError, UsageError
+from recbole_pos.errors import Interrupted, PosError, UsageError
 
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
@@ -20,14 +20,9 @@ def main(argv: list[str] | None = None) -> int:
     args, rest = _parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     try:
         return args.command(args, rest)
-    except KeyboardInterrupt:
-        where = f" {args.resume}" if getattr(args, "resume", None) else " RUN_DIR"
-        print(
-            "interrupted; the checkpoint holds the last finished epoch, continue with "
-            f"`recbole-pos run --resume{where}`",
-            file=sys.stderr,
-        )
-        return 130
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
+        return Interrupted.exit_code
     except PosError as error:
         if args.debug:
             raise

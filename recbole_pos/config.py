@@ -10,7 +10,7 @@ from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import YamlLoader, overall_defaults, read_yaml
+from recbole_pos.properties import YamlLoader, overall_defaults, preset_or_file, read_yaml
 from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, suggest
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
@@ -71,8 +71,11 @@ class PosConfig(Config):
 
     def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
         merged: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
         for file in file_list or []:
-            merged.update(read_yaml(file))
+            found = read_yaml(preset_or_file(file))
+            merged.update(found)
+            self.sources.update(dict.fromkeys(found, str(file)))
         return merged
 
     def _get_model_and_dataset(self, model: str | None, dataset: str | None):
@@ -81,6 +84,7 @@ class PosConfig(Config):
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
+        self._add_dataset_yaml(str(dataset))
         if model in MODELS:
             return model, MODELS[model], str(dataset)
         usable = [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
@@ -91,25 +95,30 @@ class PosConfig(Config):
             )
         return model, get_model(model), str(dataset)
 
+    def _add_dataset_yaml(self, dataset: str) -> None:
+        """<data_path>/<dataset>/<dataset>.yaml, below everything else the user gave."""
+        given = self.external_config_dict
+        file = Path(str(given.get("data_path", "dataset/"))) / dataset / f"{dataset}.yaml"
+        if file.is_file():
+            found = read_yaml(file)
+            new = [key for key in found if key not in given]
+            self.sources.update(dict.fromkeys(new, str(file)))
+            both = [v for v in (found.get("eval_args"), given.get("eval_args")) if v]
+            self.external_config_dict = {**found, **given}
+            if all(isinstance(v, dict) for v in both) and both:
+                self.external_config_dict["eval_args"] = {k: v for d in both for k, v in d.items()}
+
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
         if model not in MODELS:
             self.internal_config_dict.update(overall_defaults())
-        base = Path(str(self.external_config_dict.get("data_path", self._internal("data_path"))))
-        dataset_yaml = base / dataset / f"{dataset}.yaml"
-        if dataset_yaml.is_file():
-            found = read_yaml(dataset_yaml)
-            self._check(found, f"{dataset_yaml}")
-            self.internal_config_dict.update(found)
-
-    def _internal(self, key: str) -> Any:
-        return self.internal_config_dict[key]
 
     def _get_final_config_dict(self) -> dict[str, Any]:
         external = self.external_config_dict
-        self._check(external, "configuration")
+        self._check(external)
         final = {**self.internal_config_dict, **external}
-        final["eval_args"] = {**self._internal("eval_args"), **(external.get("eval_args") or {})}
+        defaults = self.internal_config_dict["eval_args"]
+        final["eval_args"] = {**defaults, **(external.get("eval_args") or {})}
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         if is_sequential and final.get("loss_type") == "CE":
             # RecBole refuses its own default of one negative under cross-entropy
@@ -137,16 +146,17 @@ class PosConfig(Config):
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
 
-    def _check(self, given: dict[str, Any], where: str) -> None:
+    def _check(self, given: dict[str, Any]) -> None:
         """Unknown keys and wrong types, wherever they came from."""
         known = {*self.internal_config_dict, *EXTRA_KEYS}
         for key, value in given.items():
+            where = self.sources.get(key, "configuration")
             if key not in known:
                 raise UsageError(
                     f"{where}: unknown key {key!r}{suggest(str(key), known)} "
                     f"{self.model} on {self.dataset} does not read it"
                 )
-            _check_type(key, value, self.internal_config_dict.get(key))
+            _check_type(where, key, value, self.internal_config_dict.get(key))
             if key in NESTED_KEYS and isinstance(value, dict):
                 for inner in value:
                     if inner not in NESTED_KEYS[key]:
@@ -156,7 +166,7 @@ class PosConfig(Config):
                         )
 
 
-def _check_type(key: str, value: Any, default: Any) -> None:
+def _check_type(where: str, key: str, value: Any, default: Any) -> None:
     """A value must look like its default: numbers for numbers, and so on."""
     if default is None or (value is None and not isinstance(default, (bool, int, float))):
         return
@@ -178,6 +188,6 @@ def _check_type(key: str, value: Any, default: Any) -> None:
         return
     if not allowed:
         raise UsageError(
-            f"{key}: expected {wanted} (like its default {default!r}), "
+            f"{where}: {key}: expected {wanted} (like its default {default!r}), "
             f"found {value!r} ({type(value).__name__})"
         )

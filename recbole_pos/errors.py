@@ -19,6 +19,18 @@ class TrainingError(PosError, RuntimeError):
     """Training cannot go on, for example because the loss is no longer a number."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during training; carries the run folder whose checkpoint can be resumed."""
+
+    exit_code = 130
+
+    def __init__(self, run_dir: str) -> None:
+        super().__init__(
+            f"interrupted; {run_dir} holds the last finished epoch, continue with "
+            f"`recbole-pos run --resume {run_dir}`"
+        )
+
+
 class CheckpointError(PosError, RuntimeError):
     """A checkpoint file is damaged, foreign, or holds something that must not be loaded."""
 

@@ -14,7 +14,7 @@ from recbole_pos import checkpoint, report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.trainer import PosTrainer
@@ -74,9 +74,21 @@ def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
+    if max(config["topk"]) >= dataset.item_num:
+        raise UsageError(
+            f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
+            f"{config['dataset']!r}; give smaller cutoffs and a valid_metric among them"
+        )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
-    model = config.model_class(config, loaders["train"]._dataset).to(config["device"])
+    try:
+        model = config.model_class(config, loaders["train"]._dataset).to(config["device"])
+    except KeyError as error:  # how RecBole's models say that a field is missing
+        raise UsageError(
+            f"{config['model']} needs {error}, but the fields loaded are "
+            f"{', '.join(dataset.field2type)}; see load_col, and selected_features for models "
+            "that embed attributes"
+        ) from error
     return Experiment(
         config, dataset, loaders, model, PosTrainer(config, model, folder), data_seconds
     )
@@ -107,6 +119,7 @@ def run(
         UsageError: if something given is wrong.
         TrainingError: if the loss is no longer a number.
         CheckpointError: if the run to resume has no usable checkpoint.
+        Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
@@ -133,12 +146,15 @@ def run(
     else:
         trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
     screen.line(_headline(experiment, folder))
-    trainer.fit(
-        loaders["train"],
-        loaders["valid"],
-        verbose=verbose,
-        show_progress=verbose and config["show_progress"],
-    )
+    try:
+        trainer.fit(
+            loaders["train"],
+            loaders["valid"],
+            verbose=verbose,
+            show_progress=verbose and config["show_progress"],
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(str(folder.path)) from None
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"])
     result = _result(experiment, folder, test, time.perf_counter() - started)

@@ -269,9 +269,11 @@ class PosTrainer(Trainer):
 
     def _weights(self) -> dict[str, Any]:
         """A copy of everything the model predicts with."""
+        other = self.model.other_parameter()  # some models list sub-modules, which state_dict has
+        other = {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
         return {
             "state_dict": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "other": checkpoint.to_plain(self.model.other_parameter()),
+            "other": checkpoint.to_plain(other),
         }
 
     def _load_weights(self, weights: dict[str, Any]) -> None:

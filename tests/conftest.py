@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+# the models here are tiny: a second thread only waits, the more so beside other test processes
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
 
 import recbole_pos  # noqa: E402

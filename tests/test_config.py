@@ -207,3 +207,23 @@ def test_presets_name_known_keys(preset: Path) -> None:
 def test_suggestions_ignore_case() -> None:
     assert "NDCG" in suggest("ndgc", ["NDCG", "Hit"])
     assert suggest("zzzz", ["NDCG"]) == ""
+
+
+def test_presets_are_found_by_name() -> None:
+    config = PosConfig(None, "ml-100k", ["fparec/ml-1m.yaml"])
+    assert config["model"] == "FPARec" and config["positional_rank"] == 40
+
+
+def test_dataset_yaml_is_merged_below_what_the_user_gives(tmp_path: Path) -> None:
+    """A partial eval_args keeps the other keys; schemes named there bring their options."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "tiny.yaml").write_text(
+        "eval_args: {split: {RS: [8, 1, 1]}}\nposition: [parec]\nepochs: 3\n"
+    )
+    config = PosConfig("PosSASRec", "tiny", None, {"data_path": str(tmp_path), "epochs": 5})
+    assert config["eval_args"]["split"] == {"RS": [8, 1, 1]}
+    assert config["eval_args"]["order"] == "TO"
+    assert config["positional_mask"] == "before_softmax" and config["epochs"] == 5
+    given = {"data_path": str(tmp_path), "eval_args": {"split": {"LS": "test_only"}}}
+    config = PosConfig("PosSASRec", "tiny", None, given)
+    assert config["eval_args"]["split"] == {"LS": "test_only"}

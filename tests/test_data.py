@@ -352,3 +352,45 @@ def test_missing_times_are_an_error(tmp_path: Path) -> None:
     options = {"data_path": str(write_atomic(frame, tmp_path))}
     with pytest.raises(UsageError, match="2 of .* no 'timestamp'"):
         PosSequentialDataset(PosConfig("FPARec", "tiny", None, options))
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_removing_duplicates_keeps_the_order_of_ties(tmp_path: Path, keep: str) -> None:
+    """RecBole sorts by time with an unstable sort first, which shuffles equal times."""
+    frame = pd.DataFrame(
+        {
+            "user_id": np.repeat([f"u{u}" for u in range(50)], 20),
+            "item_id": [f"i{i}" for i in range(20)] * 50,
+            "timestamp": np.tile(np.repeat([1.0, 2.0, 3.0, 4.0], 5), 50),
+        }
+    )
+    path = str(write_atomic(frame, tmp_path))
+
+    def order(**options) -> list[int]:
+        config = PosConfig("SASRec", "tiny", None, {"data_path": path, **options})
+        dataset = PosSequentialDataset(config)
+        dataset.build()
+        return dataset.field2id_token["item_id"][dataset.log.items.numpy()].tolist()
+
+    assert order(rm_dup_inter=keep) == order() == frame.item_id.tolist()
+    twice = pd.concat([frame, frame.assign(timestamp=9.0)])
+    path = str(write_atomic(twice, tmp_path))
+    assert order(rm_dup_inter=keep) == frame.item_id.tolist()
+
+
+def test_more_cutoffs_than_items_is_an_error(tmp_path: Path, experiment) -> None:
+    path = str(write_atomic(make_log(users=10, items=8), tmp_path))
+    with pytest.raises(UsageError, match="topk: 20 is more than the 8 items"):
+        experiment("FPARec", data_path=path)
+
+
+def test_a_model_without_its_attribute_says_so(experiment) -> None:
+    with pytest.raises(UsageError, match="SASRecF needs 'class'.*selected_features"):
+        experiment("SASRecF")
+
+
+def test_a_file_with_none_of_the_columns(tmp_path: Path, experiment) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "tiny.inter").write_text("who:token\twhat:token\na\tb\n")
+    with pytest.raises(UsageError, match="field 'user_id'.*who:token, what:token"):
+        experiment("FPARec", data_path=str(tmp_path))

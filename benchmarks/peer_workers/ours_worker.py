@@ -7,7 +7,8 @@ import tempfile
 import pandas as pd
 
 from benchmarks.data import write_atomic
-from benchmarks.peer_workers.common import Clock, Job, check_targets, report
+from benchmarks.peer_workers.common import Clock, Job, check_targets, report, versions
+from recbole_pos import __version__
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import prepare
 
@@ -46,7 +47,8 @@ def main() -> None:
         trainer._train_epoch(loader, epoch)
         clock.tick(loader.targets)
         epoch += 1
-    report(clock, experiment.dataset.item_num - 1, experiment.model, ["recbole"])
+    packages = {"recbole_pos": __version__, **versions("recbole")}
+    report(clock, experiment.dataset.item_num - 1, experiment.model, packages)
 
 
 if __name__ == "__main__":

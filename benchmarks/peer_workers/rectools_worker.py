@@ -14,6 +14,7 @@ from benchmarks.peer_workers.common import (
     check_targets,
     report,
     set_attention_dropout,
+    versions,
 )
 
 
@@ -69,8 +70,8 @@ def main() -> None:
     )
     model.fit(Dataset.construct(events))
     timing = next(c for c in model.fit_trainer.callbacks if isinstance(c, Timing))
-    packages = ["rectools", "pytorch-lightning"]
-    report(timing.clock, events[Columns.Item].nunique(), model.torch_model, packages)
+    items = len(model.data_preparator.get_known_item_ids())
+    report(timing.clock, items, model.torch_model, versions("rectools", "pytorch-lightning"))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from benchmarks.peer_workers.common import (
     check_targets,
     report,
     set_attention_dropout,
+    versions,
 )
 
 
@@ -112,7 +113,7 @@ def main() -> None:
         )
         optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
         trainer.fit(LightningModule(model, optimizer_factory=optimizer), datamodule=data)
-    report(timing.clock, len(items), model, ["replay-rec", "lightning"])
+    report(timing.clock, len(items), model, versions("replay-rec", "lightning"))
 
 
 if __name__ == "__main__":

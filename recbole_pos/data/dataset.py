@@ -54,7 +54,8 @@ class _ExactTimeMixin:
         except (ValueError, IndexError, UnicodeError, pd.errors.ParserError) as error:
             raise UsageError(
                 f"{filepath}: {error}. The first line must name the columns as name:type (token, "
-                f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}"
+                f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}; "
+                "float columns must hold numbers, and quotes must be closed"
             ) from error
 
     def _require_fields(self, file: Path) -> None:
@@ -64,9 +65,9 @@ class _ExactTimeMixin:
             "TIME_FIELD": (self.time_field, "float"),
         }
         for key, (field, ftype) in wanted.items():
-            if field not in self.inter_feat:
+            if self.inter_feat is None or field not in self.inter_feat:
                 with open(file, encoding=self.config["encoding"]) as f:
-                    header = f.readline().split()
+                    header = f.readline().rstrip("\n").split(self.config["field_separator"])
                 raise UsageError(
                     f"field {field!r} ({key}) was not loaded from {file}, whose columns are "
                     f"{', '.join(header)}; set {key} or load_col "
@@ -92,6 +93,17 @@ class _ExactTimeMixin:
                 f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
                 "user_inter_num_interval, item_inter_num_interval and val_interval"
             ) from error
+
+    def _remove_duplication(self) -> None:
+        """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
+        keep = self.config["rm_dup_inter"]
+        if keep is None:
+            return
+        if keep not in ("first", "last"):
+            raise UsageError(f"rm_dup_inter: {keep!r} is not one of first, last")
+        in_time = self.inter_feat.sort_values(self.time_field, kind="stable")
+        kept = in_time.drop_duplicates([self.uid_field, self.iid_field], keep=keep)
+        self.inter_feat = kept.sort_index()
 
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""

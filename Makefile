@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench bench-peers results clean
+
+run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
+	$(BIN)/recbole-pos run -m FPARec -d ml-100k
+
+test: lint  ## lint, then all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
+	$(BIN)/python benchmarks/speed.py
+
+bench-peers: $(VENV)/installed  ## speed against RecTools and RePlay, in environments of their own
+	$(BIN)/python benchmarks/peers.py
+
+results: $(VENV)/installed  ## the table of results/ml-100k.md (about two hours on 2 cores)
+	$(BIN)/python benchmarks/results_ml_100k.py
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-rectools .venv-replay build dist *.egg-info

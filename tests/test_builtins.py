@@ -1,0 +1,45 @@
+"""RecBole's own models train and are tested through the plugin, one short epoch each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_log, write_atomic
+
+import recbole_pos
+from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+
+# models that embed attributes of items
+WITH_FEATURES = ("SASRecF", "GRU4RecF", "FDSA")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small log with an item attribute of type token_seq."""
+    folder = write_atomic(make_log(users=40, longest=10), tmp_path_factory.mktemp("shop"))
+    rng = np.random.default_rng(0)
+    items = pd.DataFrame(
+        {
+            "item_id:token": [f"i{i}" for i in range(40)],
+            "class:token_seq": [" ".join(rng.choice(list("abcd"), 2)) for _ in range(40)],
+        }
+    )
+    items.to_csv(folder / "tiny" / "tiny.item", sep="\t", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("model", [*BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL])
+def test_trains_one_epoch(shop: Path, tmp_path: Path, model: str) -> None:
+    options = {"data_path": str(shop), "epochs": 1, "MAX_ITEM_LIST_LENGTH": 8}
+    if model in WITH_FEATURES:
+        options["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": "*"}
+        options["selected_features"] = ["class"]
+    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
+    assert result.epochs == 1 and 0 <= result.test["hit@20"] <= 1
+    assert result.candidates.startswith("items not" if model in BUILTIN_GENERAL else "all items")
+    loaded = recbole_pos.load(tmp_path / "run")
+    again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
+    assert dict(again) == result.test

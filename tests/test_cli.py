@@ -1,0 +1,105 @@
+"""The command line as a person meets it: exit codes, one readable message, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recbole_pos.cli import main, parse_overrides
+from recbole_pos.errors import UsageError
+from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+FAST = ["--epochs=1", "--hidden_size=16", "--inner_size=16", "--show_progress=false"]
+
+
+def test_run_writes_a_result_and_prints_a_table(tiny: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    arguments = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", *FAST]
+    assert main([*arguments, "--run_dir", str(folder), "--learning_rate=2e-3"]) == 0
+    printed = capsys.readouterr().out
+    assert "epoch   0" in printed and "ndcg@10" in printed and "test" in printed
+    assert json.loads((folder / "result.json").read_text())["model"] == "FPARec"
+    assert "learning_rate: 0.002" in (folder / "config.yaml").read_text()
+
+
+def test_config_files_and_the_default_folder(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("epochs: 3\nhidden_size: 8\n")
+    (tmp_path / "b.yaml").write_text("epochs: 1\n")
+    arguments = ["run", "-m", "PARec", "-d", "tiny", f"--data_path={tiny}"]
+    assert main([*arguments, "--config_files", "a.yaml", "b.yaml"]) == 0
+    (result,) = (tmp_path / "saved" / "tiny" / "PARec").glob("*/result.json")
+    assert json.loads(result.read_text())["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "FPARec", "-d", "ml-100k", "--learing_rate=0.1"], "did you mean learning_rate"),
+        (["-m", "FPARec", "-d", "nowhere"], "dataset 'nowhere' not found"),
+        (["-m", "FPARek", "-d", "ml-100k"], "did you mean FPARec"),
+        (["-d", "ml-100k"], "no model (-m) given"),
+        (["-m", "FPARec"], "no dataset (-d) given"),
+        (["-m", "FPARec", "-d", "ml-100k", "--TIME_FIELD=when"], "field 'when' (TIME_FIELD)"),
+        (["-m", "FPARec", "-d", "ml-100k", "--ITEM_ID_FIELD=rating"], "has type float"),
+        (["-m", "FPARec", "-d", "ml-100k", "--epochs=many"], "epochs: expected a whole number"),
+        (["-m", "FPARec", "-d", "ml-100k", "--epochs=1", "--epochs=2"], "given twice"),
+        (["-m", "FPARec", "-d", "ml-100k", "--epochs", "1"], "--key=value"),
+        (["-m", "FPARec", "-d", "ml-100k", "--config_files", "no.yaml"], "cannot read"),
+        (["--resume", "nowhere"], "not a run folder"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--hidden_size=63"], "not a multiple of n_heads"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--norm=middle"], "pre, post"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--loss_type=BPR"], "loss_type"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--position=[parec, fparec]"], "replaces attention"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_input_is_one_message_and_exit_code_2(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err
+    assert not list(tmp_path.iterdir())  # nothing half-made is left behind
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(UsageError):
+        main(["run", "-m", "x", "-d", "ml-100k", "--debug"])
+
+
+def test_unexpected_errors_are_one_message_too(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: 1 / 0)
+    assert main(["run", "-m", "FPARec", "-d", "ml-100k"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_models_lists_everything(capsys) -> None:
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out
+    for name in [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]:
+        assert name in printed
+
+
+def test_overrides_are_yaml() -> None:
+    assert parse_overrides(["--a=1e-3", "--b=[x, 2]", "--c=k=v", "--d="]) == {
+        "a": 0.001,
+        "b": ["x", 2],
+        "c": "k=v",
+        "d": None,
+    }
+
+
+def test_the_script_is_the_same_command(tmp_path: Path) -> None:
+    for arguments in (["-m", "x", "-d", "y"], ["run", "-m", "x", "-d", "y"]):
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), *arguments], capture_output=True, cwd=tmp_path, text=True
+        )
+        assert done.returncode == 2 and "unknown model 'x'" in done.stderr

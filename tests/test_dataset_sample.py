@@ -1,0 +1,88 @@
+"""The sample dataset is what its generator writes, and the guide in docs/data.md works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import recbole_pos
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "dataset" / "toyshop"
+SUFFIXES = ("inter", "user", "item")
+
+
+def table(suffix: str) -> pd.DataFrame:
+    """A file of the sample, its columns still named name:type."""
+    return pd.read_csv(SAMPLE / f"toyshop.{suffix}", sep="\t")
+
+
+def code_block(language: str) -> str:
+    """The first block of a language in docs/data.md."""
+    guide = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/data.md has no {language} block"
+    return found[1]
+
+
+def run_python(*arguments: str | Path, folder: Path) -> None:
+    """Run a script in a folder; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_generator_reproduces_the_files(tmp_path: Path) -> None:
+    run_python(ROOT / "dataset" / "make_toyshop.py", tmp_path / "again", folder=tmp_path)
+    for suffix in SUFFIXES:
+        name = f"toyshop.{suffix}"
+        assert (tmp_path / "again" / name).read_bytes() == (SAMPLE / name).read_bytes(), name
+
+
+def test_every_attribute_type_occurs() -> None:
+    kinds = {column.split(":")[1] for suffix in SUFFIXES for column in table(suffix)}
+    assert kinds == {"token", "token_seq", "float", "float_seq"}
+    assert table("item")["price:float"].isna().any()
+
+
+def test_events_include_short_users_and_ties() -> None:
+    events = table("inter")
+    lengths = events.groupby("user_id:token").size()
+    assert {1, 2, 3, 60} <= set(lengths)
+    assert (len(events), len(lengths)) == (4000, 200)
+    assert events.duplicated(["user_id:token", "timestamp:float"]).any()
+    assert (events["timestamp:float"] % 60 != 0).any()  # real to the second
+
+
+@pytest.mark.parametrize("copies", [1, 10])
+def test_guide_from_csv_to_run(tmp_path: Path, copies: int) -> None:
+    """The guide's csv as it stands, and as ten shops' worth of other customers and products."""
+    (tmp_path / "block.csv").write_text(code_block("csv"), encoding="utf-8")
+    block = pd.read_csv(tmp_path / "block.csv")
+    shops = [block.assign(customer=block["customer"] + f"-{copy}") for copy in range(copies)]
+    for copy, shop in enumerate(shops[1:]):
+        shop["product"] = shop["product"] + f"-{copy % 5}"
+    pd.concat(shops).to_csv(tmp_path / "orders.csv", index=False)
+    (tmp_path / "convert.py").write_text(code_block("python"), encoding="utf-8")
+    run_python("convert.py", folder=tmp_path)
+    shop_yaml = tmp_path / "dataset" / "shop" / "shop.yaml"
+    shop_yaml.write_text(code_block("yaml"), encoding="utf-8")
+
+    options = {"data_path": str(tmp_path / "dataset"), "epochs": 1}
+    if copies == 1:  # four items: the cutoffs the guide names
+        options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
+    result = recbole_pos.run(
+        "FPARec", "shop", config_dict=options, run_dir=tmp_path / "run", verbose=False
+    )
+    assert result.epochs == 1
+    assert (result.valid_targets, result.test_targets) == (copies, copies)
+
+    log = recbole_pos.load(tmp_path / "run").dataset.log
+    assert len(log) == len(block) * copies
+    assert (log.times[:2] == 1709399131).all()  # 2024-03-02 17:05:31 UTC, exact, twice

@@ -1,0 +1,295 @@
+"""Training: determinism, exact resume after any kind of stop, safe checkpoints, bad losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import recbole_pos
+from recbole_pos import checkpoint
+from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+OPTIONS = {
+    "hidden_size": 16,
+    "inner_size": 16,
+    "MAX_ITEM_LIST_LENGTH": 12,
+    "epochs": 6,
+    "train_batch_size": 16,
+}
+TIMING = ("seconds", "targets_per_second")
+
+
+def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
+    given = {**OPTIONS, "data_path": str(tiny), **options}
+    if model not in recbole_pos.registry.MODELS:
+        given = {k: v for k, v in given.items() if k not in ("hidden_size", "inner_size")}
+    return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
+
+
+def outcome(folder: Path) -> tuple[dict, list[dict], dict]:
+    """Weights, epochs and result of a run, without what a clock says."""
+    state = checkpoint.load(folder / "checkpoint.pt")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for key in TIMING:
+            line.pop(key)
+    result = json.loads((folder / "result.json").read_text())
+    kept = {k: result[k] for k in ("best_valid", "test", "epochs", "best_epoch")}
+    return state["weights"]["state_dict"], lines, kept
+
+
+def assert_same(one: Path, two: Path) -> None:
+    first, second = outcome(one), outcome(two)
+    assert first[0].keys() == second[0].keys()
+    for name in first[0]:
+        assert torch.equal(first[0][name], second[0][name]), name
+    assert first[1:] == second[1:]
+
+
+def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "a")
+    run(tiny, tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+    run(tiny, tmp_path / "c", seed=7)
+    assert outcome(tmp_path / "c")[1] != outcome(tmp_path / "a")[1]
+
+
+# a plugin model; a built-in whose loader has a generator and whose loss draws from numpy; one that
+# keeps more than weights
+@pytest.mark.parametrize("model", ["FPARec", "FPMC", "Pop"])
+def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, model: str) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(tiny, whole, model)
+    from recbole_pos.trainer import PosTrainer
+
+    step, calls = PosTrainer._step, []
+
+    def failing(self, *args):
+        calls.append(args)
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    batches = 1 if model == "Pop" else 2 * len(outcome(whole)[1])
+    stop_at = min(batches, 1 + len(calls) + 8)
+    monkeypatch.setattr(PosTrainer, "_step", failing)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, broken, model)
+    monkeypatch.setattr(PosTrainer, "_step", step)
+    np.random.seed(99), torch.manual_seed(99)
+    recbole_pos.run(resume=broken, verbose=False)
+    assert_same(whole, broken)
+
+
+def test_resume_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
+    """A real process, killed in the middle of training, twice."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = {"epochs": 120, "stopping_step": 120}
+    run(tiny, whole, **options)
+    arguments = [f"--{k}={v}" for k, v in {**OPTIONS, **options, "data_path": tiny}.items()]
+    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
+    for attempt in range(2):
+        before = _epochs(killed)
+        process = subprocess.Popen(
+            [*command, f"--run_dir={killed}"]
+            if attempt == 0
+            else [sys.executable, str(SCRIPT), f"--resume={killed}"],
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.time() + 60
+        while _epochs(killed) < before + 4 and time.time() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert 8 <= _epochs(killed) < 120
+    recbole_pos.run(resume=killed, verbose=False)
+    assert_same(whole, killed)
+
+
+def _epochs(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [f"--{k}={v}" for k, v in {**OPTIONS, "data_path": tiny, "epochs": 5000}.items()]
+    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
+    command += ["--stopping_step=5000", f"--run_dir={folder}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.time() + 60
+    while _epochs(folder) < 3 and time.time() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 130
+    assert f"--resume {folder}`" in error and "Traceback" not in error
+    done = checkpoint.load(folder / "checkpoint.pt")["progress"]["next_epoch"]
+    result = recbole_pos.run(resume=folder, config_dict={"epochs": done + 2}, verbose=False)
+    assert result.epochs == done + 2
+
+
+def test_resume_of_a_finished_run_only_tests_again(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "run")
+    before = outcome(tmp_path / "run")
+    recbole_pos.run(resume=tmp_path / "run", verbose=False)
+    after = outcome(tmp_path / "run")
+    assert before[1:] == after[1:]
+
+
+def test_resume_takes_no_other_options(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "run")
+    with pytest.raises(UsageError, match="--resume"):
+        recbole_pos.run(resume=tmp_path / "run", config_dict={"learning_rate": 1.0})
+    with pytest.raises(UsageError, match="not a run folder"):
+        recbole_pos.run(resume=tmp_path / "elsewhere")
+
+
+def test_a_second_run_does_not_overwrite_the_first(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "run")
+    with pytest.raises(UsageError, match="holds a run already"):
+        run(tiny, tmp_path / "run")
+
+
+def test_early_stopping_keeps_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
+    result = run(tiny, tmp_path / "run", epochs=200, stopping_step=2)
+    assert result.epochs < 200
+    scores = [line["valid"]["ndcg@10"] for line in outcome(tmp_path / "run")[1]]
+    assert scores[result.best_epoch] == max(scores) == result.best_valid["ndcg@10"]
+    loaded = recbole_pos.load(tmp_path / "run")
+    test = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
+    assert dict(test) == result.test
+
+
+def test_run_folder_is_complete(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "run", tensorboard=True)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {
+        "model",
+        "dataset",
+        "best_valid",
+        "test",
+        "epochs",
+        "seconds",
+        "targets_per_second",
+    } <= (result.keys())
+    assert {"peak_rss_mb", "seed", "versions"} <= result.keys()
+    assert result["seconds"].keys() == {"data", "training", "evaluation"}
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line.keys() == {"epoch", "loss", "valid", "seconds", "targets_per_second"}
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    again = tmp_path / "again"
+    recbole_pos.run(
+        config_file_list=[str(tmp_path / "run" / "config.yaml")], run_dir=again, verbose=False
+    )
+    assert_same(tmp_path / "run", again)
+
+
+def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
+    for model in recbole_pos.registry.MODELS:
+        made = experiment(model, hidden_dropout_prob=0.0, attn_dropout_prob=0.0, learning_rate=0.02)
+        loader = made.trainer.training_loader(made.loaders["train"])
+        batch = next(iter(loader))
+        losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(150)]
+        assert losses[-1] < 0.3 < 3 < losses[0], model
+
+
+def test_nan_loss_says_where_and_why(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
+        run(tiny, tmp_path / "run", learning_rate=1e38, learner="sgd")
+
+
+def test_a_loader_field_that_is_not_finite_is_named(experiment) -> None:
+    made = experiment("PosSASRec")
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    object.__setattr__(batch, "times", torch.full((3,), torch.nan))
+    text = made.trainer._explain_loss(float("nan"), batch, 4, 2)
+    assert "epoch 4, batch 2" in text and "times" in text
+
+
+def test_wrong_learner_and_augmentation(experiment) -> None:
+    with pytest.raises(UsageError, match="learner: 'adm'"):
+        experiment("FPARec", learner="adm")
+    made = experiment("SASRec", augmentation="all_positions")
+    with pytest.raises(UsageError, match="SASRec can train with prefix or none"):
+        made.trainer.training_loader(made.loaders["train"])
+
+
+def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Path) -> None:
+    result = run(tiny, tmp_path / "run", augmentation="prefix", epochs=1)
+    assert result.test["hit@10"] >= 0
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil-was-here",)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda o, f: pickle.dump(o, open(f, "wb"))])
+def test_a_checkpoint_with_code_is_refused(tmp_path: Path, monkeypatch, write) -> None:
+    monkeypatch.chdir(tmp_path)
+    write({"format": checkpoint.FORMAT, "weights": _Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointError, match="evil.pt"):
+        checkpoint.load(tmp_path / "evil.pt")
+    assert not (tmp_path / "evil-was-here").exists()
+
+
+def test_a_pickled_config_as_recbole_saves_it_is_refused(tmp_path: Path, experiment) -> None:
+    torch.save({"config": experiment("FPARec").config}, tmp_path / "x.pth", pickle_protocol=4)
+    with pytest.raises(CheckpointError, match="pickled object.*nothing in it was run"):
+        checkpoint.load(tmp_path / "x.pth")
+
+
+def test_truncated_and_foreign_checkpoints(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    checkpoint.save(file, {"weights": torch.randn(1000)})
+    content = file.read_bytes()
+    for size in (0, 1, 100, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match="c.pt is truncated or damaged"):
+            checkpoint.load(file)
+    torch.save({"weights": torch.ones(1)}, file)
+    with pytest.raises(CheckpointError, match="not written by this package"):
+        checkpoint.load(file)
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        checkpoint.load(tmp_path / "none.pt")
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "c.pt"
+    checkpoint.save(file, {"epoch": 1})
+    monkeypatch.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(file, {"epoch": 2})
+    monkeypatch.undo()
+    assert checkpoint.load(file)["epoch"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_only_plain_values_are_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="_Evil"):
+        checkpoint.save(tmp_path / "c.pt", {"x": _Evil()})
+
+
+def test_random_state_round_trip() -> None:
+    import random
+
+    def draw() -> list:
+        return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()]
+
+    np.random.standard_normal()  # leaves a cached second value behind
+    state = checkpoint.random_state()
+    first = draw()
+    checkpoint.set_random_state(state)
+    assert draw() == first
