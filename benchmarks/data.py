@@ -41,21 +41,22 @@ def short_histories(
     )
 
 
-def training_events(table: pd.DataFrame, held_out: int = 2) -> pd.DataFrame:
-    """Events before each user's last ``held_out``, of users that keep at least two.
+def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.DataFrame:
+    """Up to ``length`` + 1 events before each user's last ``held_out``; users with one are left out.
 
-    Times become ranks: with equal times, each library would be free to pick an order of its own.
+    The cut is made here, not in a library, because the events that are left also decide which items
+    there are. Times become ranks: with equal times, each library would pick an order of its own.
     """
     table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
     from_end = table.groupby("user_id").cumcount(ascending=False)
-    table = table[from_end >= held_out]
+    table = table[(from_end >= held_out) & (from_end <= held_out + length)]
     table = table[table.groupby("user_id")["item_id"].transform("size") >= 2]
     table = table.reset_index(drop=True)
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
 def count_targets(table: pd.DataFrame, length: int) -> int:
-    """Real targets of one epoch when each user gives one sequence of up to ``length`` inputs."""
+    """Real targets of an epoch in which each user gives one sequence of up to ``length`` inputs."""
     return int((table.groupby("user_id").size().clip(upper=length + 1) - 1).sum())
 
 

@@ -135,7 +135,7 @@ def run_pair(pair: Pair, job_file: Path, python: Path, repeats: int) -> None:
         pair.ours.append(worker(Path(sys.executable), "ours_worker", job_file, (), threads))
         pair.theirs.append(worker(python, pair.peer.module, job_file, pair.peer.flags, threads))
         ours, theirs = pair.ours[-1], pair.theirs[-1]
-        if not ours["items"] == theirs["items"]:
+        if ours["items"] != theirs["items"]:
             sys.exit(f"{ours['items']} items here, {theirs['items']} in {pair.peer.title}")
         print(
             f"{pair.case.title}, {pair.peer.title}, run {turn + 1}: "
@@ -146,7 +146,7 @@ def run_pair(pair: Pair, job_file: Path, python: Path, repeats: int) -> None:
 
 def make_job(case: Case, args: argparse.Namespace, folder: Path) -> tuple[Job, Path]:
     """Training events and settings of a case, written for the workers."""
-    events = training_events(case.table())
+    events = training_events(case.table(), case.length)
     if args.users:
         events = events[events["user_id"].isin(events["user_id"].unique()[: args.users])]
     events_file, job_file = folder / "events.csv", folder / "job.json"
