@@ -1,9 +1,6 @@
 """Training speed against other libraries: real targets per second of PosSASRec and of its peers.
 
-Run from the root of the checkout, one virtual environment per peer beside it::
-
-    python -m benchmarks.peers
-
+``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
 Every run is a process of its own; ours and the peer's alternate, so that a slow spell of the
 machine meets both. Each side trains on the same events, and a worker stops if its epoch does not
 hold exactly the targets that were counted here.
@@ -26,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from data import count_targets, ml_100k, short_histories, training_events
+from peer_workers.common import Job
 
-from benchmarks.data import count_targets, ml_100k, short_histories, training_events
-from benchmarks.peer_workers.common import Job
-
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -107,9 +104,9 @@ NOTES = """\
 def worker(python: Path, module: str, job: Path, flags: tuple[str, ...], threads: int) -> dict:
     """Run one worker to its end; its result."""
     environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [str(python), "-m", f"benchmarks.peer_workers.{module}", str(job), *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [str(python), "-m", f"peer_workers.{module}", str(job), *flags]
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -231,7 +228,7 @@ def document(pairs: list[Pair], args: argparse.Namespace, load: float) -> str:
     )
     users = f"\n**Only the first {args.users} users: not a result.**\n" if args.users else ""
     versions = "\n".join(f"- {title}: {names}" for title, names in packages.items())
-    command = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
     return (
         f"# Training speed against other libraries\n{users}\n"
         f"Real targets per second in training, best of {args.repeats} runs of each side, which "
@@ -243,7 +240,7 @@ def document(pairs: list[Pair], args: argparse.Namespace, load: float) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--venv-rectools", type=Path, default=Path(".venv-rectools"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 
 import pandas as pd
+from data import write_atomic
+from peer_workers.common import Clock, Job, check_targets, report, versions
 
-from benchmarks.data import write_atomic
-from benchmarks.peer_workers.common import Clock, Job, check_targets, report, versions
 from recbole_pos import __version__
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import prepare

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
-from pytorch_lightning import Callback, Trainer
-from rectools import Columns
-from rectools.dataset import Dataset
-from rectools.models import SASRecModel
-
-from benchmarks.peer_workers.common import (
+from peer_workers.common import (
     Clock,
     Job,
     check_targets,
@@ -16,6 +11,10 @@ from benchmarks.peer_workers.common import (
     set_attention_dropout,
     versions,
 )
+from pytorch_lightning import Callback, Trainer
+from rectools import Columns
+from rectools.dataset import Dataset
+from rectools.models import SASRecModel
 
 
 class Timing(Callback):

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import lightning
 import pandas as pd
-from replay.data import FeatureHint, FeatureSource, FeatureType
-from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
-from replay.nn.lightning import LightningModule
-from replay.nn.lightning.optimizer import OptimizerFactory
-from replay.nn.sequential import SasRec
-from replay.nn.transform import TargetAwareAdaptiveTrimTransform, UnsqueezeTransform
-from replay.nn.transform.template import make_default_sasrec_transforms
-
-from benchmarks.peer_workers.common import (
+from peer_workers.common import (
     Clock,
     Job,
     check_targets,
@@ -24,6 +16,13 @@ from benchmarks.peer_workers.common import (
     set_attention_dropout,
     versions,
 )
+from replay.data import FeatureHint, FeatureSource, FeatureType
+from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
+from replay.nn.lightning import LightningModule
+from replay.nn.lightning.optimizer import OptimizerFactory
+from replay.nn.sequential import SasRec
+from replay.nn.transform import TargetAwareAdaptiveTrimTransform, UnsqueezeTransform
+from replay.nn.transform.template import make_default_sasrec_transforms
 
 
 def real_targets(batch: dict) -> int:
