@@ -18,7 +18,7 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
-bench-peers: $(VENV)/installed  ## speed against RecTools and RePlay, in environments of their own
+bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
 
 results: $(VENV)/installed  ## the table of results/ml-100k.md (about two hours on 2 cores)
@@ -27,6 +27,12 @@ results: $(VENV)/installed  ## the table of results/ml-100k.md (about two hours 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv-%/installed: benchmarks/requirements-peers-%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 clean:

@@ -42,7 +42,7 @@ def short_histories(
 
 
 def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.DataFrame:
-    """Up to ``length`` + 1 events before each user's last ``held_out``, where there are two or more.
+    """Up to ``length`` + 1 events before each user's last ``held_out``, if two or more.
 
     The cut is made here, not in a library, because the events that are left also decide which items
     there are. Times become ranks: with equal times, each library would pick an order of its own.

@@ -47,7 +47,7 @@ def masked_after_softmax(r: Tensor, v: Tensor, n: int, d: int) -> Tensor:
 
 def learned_weights(r: Tensor, d: int) -> list[list[float]]:
     """exp(R_ij / sqrt(d)), the softmax of equation 6 before it is normalised."""
-    n = len(r)
+    r, n = r.detach(), len(r)
     return [[math.exp(float(r[i, j]) / math.sqrt(d)) for j in range(n)] for i in range(n)]
 
 

@@ -73,16 +73,13 @@ def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, mo
     run(tiny, whole, model)
     from recbole_pos.trainer import PosTrainer
 
-    step, calls = PosTrainer._step, []
+    step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (3, 2)
 
-    def failing(self, *args):
-        calls.append(args)
-        if len(calls) == stop_at:
+    def failing(self, loss_func, batch, epoch: int, number: int):
+        if (epoch, number) == stop_at:
             raise KeyboardInterrupt
-        return step(self, *args)
+        return step(self, loss_func, batch, epoch, number)
 
-    batches = 1 if model == "Pop" else 2 * len(outcome(whole)[1])
-    stop_at = min(batches, 1 + len(calls) + 8)
     monkeypatch.setattr(PosTrainer, "_step", failing)
     with pytest.raises(KeyboardInterrupt):
         run(tiny, broken, model)
@@ -224,6 +221,13 @@ def test_wrong_learner_and_augmentation(experiment) -> None:
     made = experiment("SASRec", augmentation="all_positions")
     with pytest.raises(UsageError, match="SASRec can train with prefix or none"):
         made.trainer.training_loader(made.loaders["train"])
+
+
+def test_every_epoch_has_an_order_of_its_own(experiment) -> None:
+    made = experiment("FPARec")
+    loader = made.trainer.training_loader(made.loaders["train"])
+    made.trainer._train_epoch(loader, 5)
+    assert loader.epoch == 5
 
 
 def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Path) -> None:
