@@ -349,6 +349,7 @@ class PosTrainer(Trainer):
                 state = checkpoint.load(model_file or self.saved_model_file, self.device)
                 best = state["best_weights"] or state["weights"]
             self._load_weights(best)
+        self.eval_log = eval_data._dataset.log
         with torch.inference_mode():
             return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
 
@@ -364,7 +365,7 @@ class PosTrainer(Trainer):
 
     def _history_index(self, interaction: Any, positive_i: Tensor) -> tuple[Tensor, Tensor]:
         """(row, item) of every past event of each row, the row's own target item excepted."""
-        log = self.loader.log if isinstance(self.loader, WindowLoader) else self.loader._dataset.log
+        log = self.eval_log
         target = interaction[TARGET_EVENT].numpy()
         start = log.offsets[log.users.numpy()[target]]
         items = log.items[torch.from_numpy(gather_index(start, target - start))]

@@ -194,8 +194,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
 
     def training_windows(self) -> Windows:
         """Windows over the training events, for models that learn from all positions."""
-        train = np.add.reduceat(np.append(self.part == TRAIN, False), self.log.offsets[:-1])
-        train[self.log.lengths == 0] = 0  # reduceat gives the next element for empty users
+        train = np.bincount(self.log.users.numpy()[self.part == TRAIN], minlength=self.user_num)
         start = self.log.offsets[:-1]
         return training_windows(
             start,
