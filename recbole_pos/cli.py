@@ -1,4 +1,4 @@
-"""The command line: ``recbole-pos run | models``."""
+"""The command line: ``recbole-pos run | models | plot``."""
 
 from __future__ import annotations
 
@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     models = commands.add_parser("models", parents=[debug], help="list what can be run")
     models.set_defaults(command=_models)
+    plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
+    plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    plot.set_defaults(command=_plot)
     return parser
 
 
@@ -111,8 +114,7 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
 
     from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
 
-    if rest:
-        raise UsageError(f"models takes no further arguments, found {' '.join(rest)}")
+    _no_more(rest)
     table = Table()
     for column in ("model", "from", "what it is"):
         table.add_column(column)
@@ -124,6 +126,20 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
         table.add_row(name, "RecBole", "general")
     Console().print(table)
     return 0
+
+
+def _plot(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.inspect.plot import plot_run
+
+    _no_more(rest)
+    for file in plot_run(args.run_dir):
+        print(file)
+    return 0
+
+
+def _no_more(rest: list[str]) -> None:
+    if rest:
+        raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
 
 
 if __name__ == "__main__":

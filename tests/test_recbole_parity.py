@@ -139,7 +139,7 @@ def test_mask_history_against_brute_force(experiment, model: str) -> None:
     for mask in (True, False):
         made = experiment(model, mask_history=mask)
         made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
-        made.trainer.tot_item_num = made.dataset.item_num
+        made.trainer.tot_item_num, made.trainer.eval_log = made.dataset.item_num, made.dataset.log
         log = made.dataset.log
         for batch in made.loaders["test"]:
             interaction, scores, rows, items = made.trainer._full_sort_batch_eval(batch)

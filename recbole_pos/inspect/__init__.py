@@ -1,0 +1,1 @@
+"""Looking inside a run: arrays in ``attention``, pictures of them in ``plot``."""
