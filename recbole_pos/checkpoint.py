@@ -105,7 +105,7 @@ def from_plain(value: Any) -> Any:
     """Inverse of :func:`to_plain` for the values models keep beside their weights."""
     if isinstance(value, dict):
         if value.get("kind") == _SPARSE:
-            parts = tuple(value[k].numpy() for k in ("data", "indices", "indptr"))
+            parts = tuple(value[k].cpu().numpy() for k in ("data", "indices", "indptr"))
             return scipy.sparse.csr_matrix(parts, shape=value["shape"])
         return {k: from_plain(v) for k, v in value.items()}
     return value

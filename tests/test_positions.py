@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition, Compose, Dimensions, InputPosition
@@ -46,6 +46,22 @@ def context(lengths: list[int] = LENGTHS, n: int = N) -> SequenceContext:
 
 def attend(position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext):
     return position.attend(q, k, v, ctx, Dropout(0.0))
+
+
+def block(**changes) -> BlockOptions:
+    given = {
+        "hidden_size": D,
+        "inner_size": D,
+        "n_heads": 2,
+        "hidden_dropout": 0.0,
+        "attn_dropout": 0.0,
+        "activation": "gelu",
+        "norm": "pre",
+        "bias": True,
+        "output": True,
+        "layer_norm_eps": 1e-8,
+    }
+    return BlockOptions(**{**given, **changes})
 
 
 def qkv(m: int, heads: int = 1) -> list[Tensor]:
@@ -135,20 +151,7 @@ def encoder(
         options.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
     dimensions = Dimensions(max_length=n, hidden_size=D, n_heads=2, initializer_range=0.5)
     schemes = build_schemes(names, dimensions, options)
-    layers = TransformerEncoder(
-        n_layers=2,
-        position=schemes.attention,
-        hidden_size=D,
-        inner_size=D,
-        n_heads=2,
-        hidden_dropout=0.0,
-        attn_dropout=0.0,
-        activation="gelu",
-        norm=norm,
-        bias=True,
-        output=True,
-        layer_norm_eps=1e-8,
-    )
+    layers = TransformerEncoder(block(norm=norm), 2, schemes.attention)
     return schemes.input, layers
 
 
@@ -184,17 +187,7 @@ def test_parameter_counts_of_table_1() -> None:
     """Per attention layer: SASRec 3 d^2, PARec d^2 + n^2, FPARec d^2 + 2 k n."""
 
     def count(position: AttentionPosition) -> int:
-        layer = MultiHeadAttention(
-            hidden_size=D,
-            n_heads=1,
-            position=position,
-            hidden_dropout=0.0,
-            attn_dropout=0.0,
-            norm="pre",
-            bias=False,
-            output=False,
-            layer_norm_eps=1e-8,
-        )
+        layer = MultiHeadAttention(block(n_heads=1, bias=False, output=False), position)
         norm = sum(p.numel() for p in layer.LayerNorm.parameters())
         return sum(p.numel() for p in layer.parameters()) - norm
 
@@ -229,17 +222,8 @@ class _Toy(AttentionPosition):
 def test_every_place_is_where_the_equation_says(compose: bool) -> None:
     """o = softmax(M + B(Rq . R(U^T k))) . L v, against loops; also when composed of one."""
     toy = _Toy()
-    layer = MultiHeadAttention(
-        hidden_size=D,
-        n_heads=1,
-        position=Compose([toy]) if compose else toy,
-        hidden_dropout=0.0,
-        attn_dropout=0.0,
-        norm="pre",
-        bias=True,
-        output=False,
-        layer_norm_eps=1e-8,
-    )
+    position = Compose([toy]) if compose else toy
+    layer = MultiHeadAttention(block(n_heads=1, output=False), position)
     x = torch.randn(sum(LENGTHS), D)
     out = layer(x, context()) - x
     h = reference.layer_norm(x, layer.LayerNorm.weight, layer.LayerNorm.bias, 1e-8)

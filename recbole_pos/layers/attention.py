@@ -12,6 +12,7 @@ Shapes as in ``context.py``. Modules carry RecBole's parameter names (``query``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -30,47 +31,57 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockOptions:
+    """Sizes and switches of a transformer block.
+
+    Attributes:
+        hidden_size: d.
+        inner_size: inner size of the feed-forward layer.
+        n_heads: h, a divisor of d.
+        hidden_dropout: dropout on sub-layer outputs.
+        attn_dropout: dropout on attention weights. In dot-product attention any value above 0 makes
+            torch materialise [b, h, t, t]: on CPU attention then takes 2x (t = 50) to 6x (200).
+        activation: name in ``ACTIVATIONS``.
+        norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
+        bias: whether attention's projections have a bias.
+        output: whether a linear layer (``dense``) follows the heads.
+        layer_norm_eps: epsilon of the layer norms.
+    """
+
+    hidden_size: int
+    inner_size: int
+    n_heads: int
+    hidden_dropout: float
+    attn_dropout: float
+    activation: str
+    norm: str
+    bias: bool
+    output: bool
+    layer_norm_eps: float
+
+
 class MultiHeadAttention(nn.Module):
     """Causal multi-head attention sub-layer with residual, layer norm and one position scheme.
 
     Args:
-        hidden_size: d.
-        n_heads: h, a divisor of d.
+        options: of the block.
         position: the scheme of this layer; it also says which projections the layer needs.
-        hidden_dropout: dropout on the sub-layer's output.
-        attn_dropout: dropout on the attention weights. In dot-product attention any value above 0
-            makes torch materialise [b, h, t, t]: about 3x the time of this sub-layer at t = 50 and
-            6x at t = 200 on CPU.
-        norm: ``pre`` normalises the input of the sub-layer, ``post`` the sum with the residual.
-        bias: whether projections have a bias.
-        output: whether a linear layer (``dense``) follows the heads.
-        layer_norm_eps: epsilon of the layer norm.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        n_heads: int,
-        position: AttentionPosition,
-        hidden_dropout: float,
-        attn_dropout: float,
-        norm: str,
-        bias: bool,
-        output: bool,
-        layer_norm_eps: float,
-    ) -> None:
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        self.head_size = hidden_size // n_heads
+        d, bias = options.hidden_size, options.bias
+        self.n_heads = options.n_heads
+        self.head_size = d // options.n_heads
         for name in position.projections:
-            setattr(self, name, nn.Linear(hidden_size, hidden_size, bias=bias))
-        self.dense = nn.Linear(hidden_size, hidden_size, bias=bias) if output else None
+            setattr(self, name, nn.Linear(d, d, bias=bias))
+        self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
-        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.out_dropout = Dropout(hidden_dropout)
-        self.attn_dropout = Dropout(attn_dropout)
-        self.pre_norm = norm == "pre"
+        self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+        self.out_dropout = Dropout(options.hidden_dropout)
+        self.attn_dropout = Dropout(options.attn_dropout)
+        self.pre_norm = options.norm == "pre"
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
@@ -122,23 +133,14 @@ def future_mask(t: int, device: torch.device) -> Tensor:
 class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (FPARec, equation 8)."""
 
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        inner_size: int,
-        dropout: float,
-        activation: str,
-        norm: str,
-        layer_norm_eps: float,
-    ) -> None:
+    def __init__(self, options: BlockOptions) -> None:
         super().__init__()
-        self.dense_1 = nn.Linear(hidden_size, inner_size)
-        self.dense_2 = nn.Linear(inner_size, hidden_size)
-        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = Dropout(dropout)
-        self.activation = ACTIVATIONS[activation]
-        self.pre_norm = norm == "pre"
+        self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
+        self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)
+        self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
+        self.dropout = Dropout(options.hidden_dropout)
+        self.activation = ACTIVATIONS[options.activation]
+        self.pre_norm = options.norm == "pre"
 
     def forward(self, x: Tensor) -> Tensor:
         """[m, d] to [m, d]."""
@@ -150,10 +152,10 @@ class FeedForward(nn.Module):
 class TransformerLayer(nn.Module):
     """One block: attention, then feed-forward."""
 
-    def __init__(self, multi_head_attention: MultiHeadAttention, feed_forward: FeedForward):
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         super().__init__()
-        self.multi_head_attention = multi_head_attention
-        self.feed_forward = feed_forward
+        self.multi_head_attention = MultiHeadAttention(options, position)
+        self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
@@ -164,46 +166,10 @@ class TransformerEncoder(nn.Module):
     """A stack of blocks; ``position`` builds a fresh scheme for every layer."""
 
     def __init__(
-        self,
-        *,
-        n_layers: int,
-        position: Callable[[], AttentionPosition],
-        hidden_size: int,
-        inner_size: int,
-        n_heads: int,
-        hidden_dropout: float,
-        attn_dropout: float,
-        activation: str,
-        norm: str,
-        bias: bool,
-        output: bool,
-        layer_norm_eps: float,
+        self, options: BlockOptions, n_layers: int, position: Callable[[], AttentionPosition]
     ) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(
-            TransformerLayer(
-                MultiHeadAttention(
-                    hidden_size=hidden_size,
-                    n_heads=n_heads,
-                    position=position(),
-                    hidden_dropout=hidden_dropout,
-                    attn_dropout=attn_dropout,
-                    norm=norm,
-                    bias=bias,
-                    output=output,
-                    layer_norm_eps=layer_norm_eps,
-                ),
-                FeedForward(
-                    hidden_size=hidden_size,
-                    inner_size=inner_size,
-                    dropout=hidden_dropout,
-                    activation=activation,
-                    norm=norm,
-                    layer_norm_eps=layer_norm_eps,
-                ),
-            )
-            for _ in range(n_layers)
-        )
+        self.layer = nn.ModuleList(TransformerLayer(options, position()) for _ in range(n_layers))
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import ACTIVATIONS, TransformerEncoder
+from recbole_pos.layers.attention import ACTIVATIONS, BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.model.base import PosRecommender
@@ -42,9 +42,7 @@ class PosSASRec(PosRecommender):
         schemes = build_schemes(config["position"], dimensions, config)
         self.needs_time = schemes.needs_time
         self.position_embedding = schemes.input
-        self.trm_encoder = TransformerEncoder(
-            n_layers=config["n_layers"],
-            position=schemes.attention,
+        options = BlockOptions(
             hidden_size=d,
             inner_size=config["inner_size"],
             n_heads=config["n_heads"],
@@ -56,6 +54,7 @@ class PosSASRec(PosRecommender):
             output=config["attention_output"],
             layer_norm_eps=config["layer_norm_eps"],
         )
+        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention)
         # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=config["layer_norm_eps"])
         self.dropout = Dropout(config["hidden_dropout_prob"])
