@@ -18,6 +18,7 @@ from data import short_histories, write_atomic
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config import PosConfig
+from recbole_pos.memory import keep_freed_memory
 from recbole_pos.quick_start import prepare
 from recbole_pos.report import peak_rss_mb
 
@@ -63,6 +64,7 @@ def epoch_flops(loader: Any, items: int, model: str) -> float:
 
 def ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any]:
     """Epochs of a plugin model, each with its validation; the first epoch warms up."""
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         name, options = options_for(data, length, folder)
         same = SAME if model == "PosSASRec" else {**SAME, "n_heads": 1, "attn_dropout_prob": 0.2}
@@ -97,7 +99,6 @@ def naive(data: str, length: int, batches: int) -> dict[str, Any]:
     """The naive reference on the same windows."""
     from naive import NaiveSASRec, train_batches, windows_as_rows
 
-    recbole_pos.quick_start.keep_freed_memory = lambda: None  # torch as it comes
     with tempfile.TemporaryDirectory() as folder:
         name, options = options_for(data, length, folder)
         made = prepare(PosConfig("PosSASRec", name, None, {**options, **SAME}))

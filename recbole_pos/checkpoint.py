@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
             torch.save({"format": FORMAT, **to_plain(state)}, file)
@@ -40,19 +41,20 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself must survive a power cut
-    finally:
-        os.close(folder)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself must survive a power cut
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint with ``weights_only=True``.
+def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a checkpoint with ``weights_only=True``, onto the CPU.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, holds a pickled object (nothing in it is
-            run), or was not written by this package.
+        CheckpointError: if the file is missing, damaged, lacks one of ``required``, holds a pickled
+            object (nothing in it is run), or was not written by this package.
     """
     path = Path(path)
     if not path.is_file():
@@ -63,17 +65,25 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]
             raise CheckpointError(f"{path} was not written by this package; it was not read")
         raise CheckpointError(f"{path} is truncated or damaged")
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        damaged = zipfile.ZipFile(path).testzip()  # torch does not look at checksums
+        if damaged:
+            raise CheckpointError(f"{path} is truncated or damaged: {damaged} has a wrong checksum")
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds a pickled object, which could run code when loaded; it was refused and "
             "nothing in it was run. Checkpoints of this package hold tensors and plain values only"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except CheckpointError:
+        raise
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} is truncated or damaged: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
+    missing = [key for key in required if key not in state]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     return state
 
 

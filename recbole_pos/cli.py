@@ -17,7 +17,10 @@ EPILOG = """examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted)."""
-    args, rest = _parser().parse_known_args(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
+        argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
+    args, rest = _parser().parse_known_args(argv)
     try:
         return args.command(args, rest)
     except KeyboardInterrupt as interrupt:

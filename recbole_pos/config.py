@@ -9,19 +9,30 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
+from recbole_pos.checks import check_negatives, check_together, check_value
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import YamlLoader, overall_defaults, preset_or_file, read_yaml
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, suggest
+from recbole_pos.properties import (
+    YamlLoader,
+    overall_defaults,
+    preset_or_file,
+    read_yaml,
+    with_time_field,
+)
+from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, nearest, suggest
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
-NESTED_KEYS = {
-    "eval_args": {"split", "order", "group_by", "mode"},
-    "train_neg_sample_args": {"distribution", "sample_num", "alpha", "dynamic", "candidate_num"},
+# Keys that name a run and have no default.
+EXTRA_KEYS = {"model", "dataset"}
+# Keys that RecBole computes itself and keeps in the same dict.
+DERIVED_KEYS = {"MODEL_TYPE"}
+_PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
+# Keys of RecBole that have no effect here, and why.
+IGNORED_KEYS = {
+    **dict.fromkeys(("save_dataset", "dataset_save_path"), _PICKLES),
+    **dict.fromkeys(("save_dataloaders", "dataloaders_save_path"), _PICKLES),
+    "checkpoint_dir": "a run writes into its own folder; choose it with --run_dir",
+    "benchmark_filename": "files split beforehand are not supported",
 }
-# Keys that RecBole reads without giving a default in its yaml files.
-EXTRA_KEYS = {"model", "dataset", "reg_weight"}
-# RecBole caches built data as pickles and loads them unchecked; the plugin does not.
-PICKLE_KEYS = ("save_dataset", "dataset_save_path", "save_dataloaders", "dataloaders_save_path")
 
 
 class PosConfig(Config):
@@ -63,9 +74,6 @@ class PosConfig(Config):
     def _build_yaml_loader(self) -> type:
         return YamlLoader
 
-    def _convert_config_dict(self, config_dict: dict[str, Any]) -> dict[str, Any]:
-        return dict(config_dict)  # values are typed already; RecBole would eval strings
-
     def _load_cmd_line(self) -> dict[str, Any]:
         return {}  # cli.py parses arguments; a library must not read sys.argv
 
@@ -77,6 +85,11 @@ class PosConfig(Config):
             merged.update(found)
             self.sources.update(dict.fromkeys(found, str(file)))
         return merged
+
+    def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
+        for key in config_dict or {}:  # typed already; RecBole would eval strings
+            self.sources.pop(key, None)
+        return dict(config_dict or {})
 
     def _get_model_and_dataset(self, model: str | None, dataset: str | None):
         model = model or self.external_config_dict.get("model")
@@ -90,7 +103,7 @@ class PosConfig(Config):
         usable = [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
         if model not in usable:
             raise UsageError(
-                f"unknown model {model!r}{suggest(str(model), usable)} "
+                f"unknown model {model!r}{suggest(str(model), usable)}; "
                 "`recbole-pos models` lists what can be run"
             )
         return model, get_model(model), str(dataset)
@@ -124,16 +137,14 @@ class PosConfig(Config):
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
-        if final.get("load_col") == {"inter": ["user_id", "item_id"]}:
-            # RecBole's default leaves the time field out, which every split here needs
-            fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
-            final["load_col"] = {"inter": [final[field] for field in fields]}
-        for key in PICKLE_KEYS:
-            if final.get(key):
-                raise UsageError(f"{key}: caching data as pickle files is not supported; remove it")
-        derived = {"MODEL_TYPE", *PICKLE_KEYS}
-        self.plain = {key: value for key, value in final.items() if key not in derived}
+        final["load_col"] = with_time_field(final)
+        check_together(final, plugin_model=self.model in MODELS)
+        left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
+        self.plain = {key: value for key, value in final.items() if key not in left_out}
         self.plain.update(model=self.model, dataset=self.dataset)
+        base = Path(str(final["data_path"]))
+        if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
+            self.plain["data_path"] = str(base.resolve())
         return final
 
     def _set_default_parameters(self) -> None:
@@ -146,48 +157,21 @@ class PosConfig(Config):
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
 
+    def _set_train_neg_sample_args(self) -> None:
+        super()._set_train_neg_sample_args()
+        check_negatives(self.final_config_dict, self.model)
+
     def _check(self, given: dict[str, Any]) -> None:
-        """Unknown keys and wrong types, wherever they came from."""
-        known = {*self.internal_config_dict, *EXTRA_KEYS}
+        """Unknown keys and wrong values, wherever they came from."""
+        known = {*self.internal_config_dict, *EXTRA_KEYS} - DERIVED_KEYS
         for key, value in given.items():
             where = self.sources.get(key, "configuration")
             if key not in known:
                 raise UsageError(
-                    f"{where}: unknown key {key!r}{suggest(str(key), known)} "
+                    f"{where}: unknown key {key!r}; {nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
                 )
-            _check_type(where, key, value, self.internal_config_dict.get(key))
-            if key in NESTED_KEYS and isinstance(value, dict):
-                for inner in value:
-                    if inner not in NESTED_KEYS[key]:
-                        raise UsageError(
-                            f"{where}: unknown key {inner!r} in {key}"
-                            f"{suggest(str(inner), NESTED_KEYS[key])}"
-                        )
-
-
-def _check_type(where: str, key: str, value: Any, default: Any) -> None:
-    """A value must look like its default: numbers for numbers, and so on."""
-    if default is None or (value is None and not isinstance(default, (bool, int, float))):
-        return
-    if isinstance(default, bool):
-        allowed, wanted = isinstance(value, bool), "true or false"
-    elif isinstance(default, int):
-        allowed = isinstance(value, int) and not isinstance(value, bool)
-        wanted = "a whole number"
-    elif isinstance(default, float):
-        allowed = isinstance(value, (int, float)) and not isinstance(value, bool)
-        wanted = "a number"
-    elif isinstance(default, dict):
-        allowed, wanted = isinstance(value, dict), "a mapping such as {a: b}"
-    elif isinstance(default, list):
-        allowed, wanted = not isinstance(value, dict), "a list"
-    elif isinstance(default, str) and key not in ("gpu_id", "dataset"):
-        allowed, wanted = isinstance(value, (str, list)), "text"
-    else:
-        return
-    if not allowed:
-        raise UsageError(
-            f"{where}: {key}: expected {wanted} (like its default {default!r}), "
-            f"found {value!r} ({type(value).__name__})"
-        )
+            default = self.internal_config_dict.get(key)
+            if key in IGNORED_KEYS and value and value != default:
+                raise UsageError(f"{where}: {key}: {IGNORED_KEYS[key]}")
+            check_value(where, key, value, default)

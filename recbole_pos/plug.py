@@ -16,7 +16,7 @@ import recbole.trainer
 from recbole.config import Config
 
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.properties import plugin_defaults
+from recbole_pos.properties import plugin_defaults, with_time_field
 from recbole_pos.registry import MODELS
 from recbole_pos.trainer import PosTrainer
 
@@ -40,5 +40,7 @@ def _with_plugin_defaults(load):
         if model in MODELS:
             position = self.external_config_dict.get("position")
             self.internal_config_dict.update(plugin_defaults(model, position))
+            both = {**self.internal_config_dict, **self.external_config_dict}
+            self.internal_config_dict["load_col"] = with_time_field(both)
 
     return wrapper

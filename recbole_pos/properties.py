@@ -21,7 +21,16 @@ ROOT = next(
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Safe yaml (plain values only) that also reads 1e-3 as a float, as RecBole's does."""
+    """Safe yaml (plain values only) that reads 1e-3 as a float and takes no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
 
 
 YamlLoader.add_implicit_resolver(
@@ -46,12 +55,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         UsageError: if the file is missing, not yaml, or not a mapping.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            content = yaml.load(file, Loader=YamlLoader)
     except OSError as error:
         raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
-    try:
-        content = yaml.load(text, Loader=YamlLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"config file {path} is not valid yaml: {error}") from error
     if content is None:
         return {}
@@ -87,6 +95,15 @@ def plugin_defaults(model: str, position: str | Iterable[str] | None = None) -> 
     return {**overall_defaults(), **schemes, **own}
 
 
+def with_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
+    """``load_col``, or where it is RecBole's default (user and item), also with the time field."""
+    load_col = config.get("load_col")
+    if load_col != {"inter": ["user_id", "item_id"]}:
+        return load_col
+    fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
+    return {"inter": [config[field] for field in fields]}
+
+
 def scheme_names(position: str | Iterable[str]) -> list[str]:
     """``position`` as a list of registered scheme names.
 
@@ -102,4 +119,6 @@ def scheme_names(position: str | Iterable[str]) -> list[str]:
                 f"position: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}"
             )
+        if names.count(name) > 1:
+            raise UsageError(f"position: {name!r} is given twice")
     return names

@@ -62,8 +62,6 @@ class Experiment:
 
 def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
     """Data, model and trainer for a configuration, seeded."""
-    logging.getLogger().setLevel(logging.WARNING)
-    keep_freed_memory()
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
@@ -81,17 +79,29 @@ def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
         )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
+    model = _build_model(config, dataset, loaders["train"]._dataset)
+    return Experiment(
+        config, dataset, loaders, model, PosTrainer(config, model, folder), data_seconds
+    )
+
+
+# How RecBole's models refuse options they cannot work with.
+_REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError)
+
+
+def _build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
     try:
-        model = config.model_class(config, loaders["train"]._dataset).to(config["device"])
-    except KeyError as error:  # how RecBole's models say that a field is missing
+        return config.model_class(config, train).to(config["device"])
+    except UsageError:
+        raise
+    except KeyError as error:  # a field is missing
         raise UsageError(
             f"{config['model']} needs {error}, but the fields loaded are "
             f"{', '.join(dataset.field2type)}; see load_col, and selected_features for models "
             "that embed attributes"
         ) from error
-    return Experiment(
-        config, dataset, loaders, model, PosTrainer(config, model, folder), data_seconds
-    )
+    except _REFUSALS as error:
+        raise UsageError(f"{config['model']} cannot be built: {error}") from error
 
 
 def run(
@@ -136,16 +146,22 @@ def run(
         config = PosConfig(model, dataset, config_file_list, config_dict)
         folder = None
     screen = Screen(verbose)
+    logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
+    keep_freed_memory()
     experiment = prepare(config, folder)
     trainer, loaders = experiment.trainer, experiment.loaders
     if folder is None:
         trainer.training_loader(loaders["train"])  # wrong options must not leave a folder behind
         folder = RunFolder.create(run_dir, config["dataset"], config["model"])
         trainer.use_folder(folder)
-        folder.write_config(config.plain)
     else:
         trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+    folder.write_config(config.plain)  # on resume too: epochs may have changed
     screen.line(_headline(experiment, folder))
+    if not loaders["valid"] or not config["eval_step"]:
+        screen.line("no validation: every epoch is trained and the last one is tested")
+    if not loaders["test"]:
+        screen.line("no test targets in this split")
     try:
         trainer.fit(
             loaders["train"],
@@ -153,10 +169,10 @@ def run(
             verbose=verbose,
             show_progress=verbose and config["show_progress"],
         )
+        started = time.perf_counter()
+        test = trainer.evaluate(loaders["test"])
     except KeyboardInterrupt:
         raise Interrupted(str(folder.path)) from None
-    started = time.perf_counter()
-    test = trainer.evaluate(loaders["test"])
     result = _result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
@@ -169,8 +185,8 @@ def load(path: str | Path) -> Experiment:
     """A trained model with its data, from a run folder; best weights, evaluation mode."""
     folder = RunFolder(path)
     experiment = prepare(PosConfig(None, None, [str(folder.config)]))
-    state = checkpoint.load(folder.checkpoint, experiment.config["device"])
-    experiment.trainer._load_weights(state["best_weights"] or state["weights"])
+    state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
+    experiment.trainer.load_weights(state["best_weights"] or state["weights"])
     experiment.model.eval()
     return experiment
 

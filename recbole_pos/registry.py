@@ -44,8 +44,15 @@ BUILTIN_SEQUENTIAL = (
 BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``nearest known: a, b, c``, however far."""
+    lower = {str(name).lower(): str(name) for name in known}
+    near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0)
+    return f"nearest known: {', '.join(lower[name] for name in near)}"
+
+
 def suggest(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """``, did you mean a or b?`` with the known words nearest to a misspelt one, or nothing."""
+    """``, did you mean a or b`` with the known words nearest to a misspelt one, or nothing."""
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=limit, cutoff=0.6)
-    return f", did you mean {' or '.join(lower[name] for name in near)}?" if near else ""
+    return f", did you mean {' or '.join(lower[name] for name in near)}" if near else ""

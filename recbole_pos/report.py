@@ -46,27 +46,35 @@ class RunFolder:
                 f"{folder.path} holds a run already; continue it with --resume {folder.path} or "
                 "choose another --run_dir"
             )
-        folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot create {folder.path}: {error.strerror}") from error
         return folder
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
-        self.config.write_text(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+        _write(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
-        self.metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
+        _write(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append one epoch."""
-        with open(self.metrics, "a") as file:
+        with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """result.json, atomically."""
-        temporary = self.result.with_suffix(".tmp")
-        temporary.write_text(json.dumps(result, indent=2) + "\n")
-        os.replace(temporary, self.result)
+        """The outcome, as json."""
+        _write(self.result, json.dumps(result, indent=2) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    """All of a file or nothing."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
 
 
 class Screen:

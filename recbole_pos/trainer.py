@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -24,9 +25,12 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT, gather_index
-from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.errors import CheckpointError, TrainingError, UsageError
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.report import RunFolder, Screen
+
+# What a checkpoint must hold to be resumed.
+RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
 
 
 @dataclass
@@ -92,15 +96,12 @@ class PosTrainer(Trainer):
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
         name = self.learner.lower()
-        known = ("adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam")
-        if name not in known:
-            raise UsageError(f"learner: {self.learner!r} is not one of {', '.join(known)}")
         if name not in ("adam", "adamw"):
             return super()._build_optimizer(**kwargs)
         return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](
             self.model.parameters(),
             lr=self.learning_rate,
-            betas=tuple(self.config["adam_betas"] or (0.9, 0.999)),
+            betas=tuple(self.config["adam_betas"]),
             weight_decay=self.weight_decay,
             fused=True,
         )
@@ -246,7 +247,7 @@ class PosTrainer(Trainer):
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
-            self.best_weights = self._weights()
+            self.best_weights = copy.deepcopy(self._weights())
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False
@@ -262,22 +263,30 @@ class PosTrainer(Trainer):
         )
         if improved:
             state.best_epoch, state.best_result = line["epoch"], result
-            self.best_weights = self._weights()
+            self.best_weights = copy.deepcopy(self._weights())
         state.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in result.items()}
         return improved
 
     def _weights(self) -> dict[str, Any]:
-        """A copy of everything the model predicts with."""
+        """Everything the model predicts with."""
         other = self.model.other_parameter()  # some models list sub-modules, which state_dict has
         other = {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
         return {
-            "state_dict": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
+            "state_dict": dict(self.model.state_dict()),
             "other": checkpoint.to_plain(other),
         }
 
-    def _load_weights(self, weights: dict[str, Any]) -> None:
-        self.model.load_state_dict(weights["state_dict"])
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """Put the weights of a checkpoint into the model.
+
+        Raises:
+            CheckpointError: if they are of another architecture.
+        """
+        try:
+            self.model.load_state_dict(weights["state_dict"])
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights do not fit the model: {error}") from error
         self.model.load_other_parameter(checkpoint.from_plain(weights["other"]))
 
     def _save_checkpoint(
@@ -298,13 +307,13 @@ class PosTrainer(Trainer):
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
-        state = checkpoint.load(resume_file, self.device)
+        state = checkpoint.load(resume_file, RESUMABLE)
         found = state["config"].get("model")
         if found != self.config["model"]:
             raise UsageError(f"{resume_file} is of model {found}, not {self.config['model']}")
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in state["progress"].items() if k in known})
-        self._load_weights(state["weights"])
+        self.load_weights(state["weights"])
         self.best_weights = state["best_weights"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -346,9 +355,9 @@ class PosTrainer(Trainer):
         if load_best_model:
             best = self.best_weights
             if model_file is not None or best is None:
-                state = checkpoint.load(model_file or self.saved_model_file, self.device)
+                state = checkpoint.load(model_file or self.saved_model_file, ("weights",))
                 best = state["best_weights"] or state["weights"]
-            self._load_weights(best)
+            self.load_weights(best)
         self.eval_log = eval_data._dataset.log
         with torch.inference_mode():
             return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)

@@ -36,7 +36,7 @@ def positional_attention(weight: list[list[float]], v: Tensor, n: int) -> Tensor
 
 def masked_after_softmax(r: Tensor, v: Tensor, n: int, d: int) -> Tensor:
     """FPARec paper, equation 6 to the letter: Mask(softmax(R / sqrt(d))) V."""
-    pad = n - len(v)
+    r, pad = r.detach(), n - len(v)
     out = torch.zeros_like(v)
     for i in range(len(v)):
         row = [math.exp(float(r[pad + i, j]) / math.sqrt(d)) for j in range(n)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config import PosConfig
-from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.loaders import WindowLoader, build_loaders
 from recbole_pos.data.splits import TEST, TRAIN, VALID, leave_one_out, ratio
@@ -199,21 +199,20 @@ def targets_of(model: str, tiny: Path, **options) -> dict[str, list[tuple[str, s
     return found
 
 
-@pytest.mark.parametrize("split", [{"LS": "valid_and_test"}, {"RS": [0.8, 0.1, 0.1]}], ids=str)
-def test_all_models_see_the_same_targets(tiny: Path, split: dict) -> None:
+def test_all_models_see_the_same_targets(tiny: Path) -> None:
     """Plugin, RecBole sequential and RecBole general models, item by item."""
-    options = {"eval_args": {"split": split}}
-    reference = targets_of("FPARec", tiny, **options)
-    if "LS" in split:
-        rows = brute_force_rows(make_log(), 50)
-        assert reference == {
-            phase: sorted((user, item) for user, _, item in rows[phase])
-            for phase in ("valid", "test")
-        }
-    assert targets_of("SASRec", tiny, **options) == reference
-    general = targets_of("Pop", tiny, **options)
-    # a general model ranks once per user; repeated targets of a user collapse into a set there
-    assert {p: sorted(set(v)) for p, v in reference.items()} == general
+    rows = brute_force_rows(make_log(), 50)
+    want = {
+        phase: sorted((user, item) for user, _, item in rows[phase]) for phase in ("valid", "test")
+    }
+    for model in ("FPARec", "SASRec", "GRU4Rec", "Pop", "BPR"):
+        assert targets_of(model, tiny) == want
+
+
+def test_ratio_split_is_the_same_for_plugin_and_builtin(tiny: Path) -> None:
+    options = {"eval_args": {"split": {"RS": [0.8, 0.1, 0.1]}}}
+    found = targets_of("FPARec", tiny, **options)
+    assert found == targets_of("SASRec", tiny, **options) and found["valid"]
 
 
 def test_plugin_and_builtin_train_on_the_same_targets(experiment) -> None:
@@ -274,23 +273,24 @@ def test_training_never_sees_held_out_events(experiment) -> None:
     assert not held_out & set(used)
 
 
-def test_popular_negatives_come_from_training_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["FPMC", "BPR"])
+def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) -> None:
     """An item that only occurs held out must never be drawn as a popular negative."""
     frame = pd.DataFrame(
         {
             "user_id": [f"u{u}" for u in range(30) for _ in range(5)],
-            "item_id": ["a", "b", "c", "valid-only", "test-only"] * 30,
+            "item_id": [i for u in range(30) for i in ("a", "bc"[u % 2], "d", "valid", "test")],
             "timestamp": list(range(5)) * 30,
         }
     )
     negatives = {"distribution": "popularity", "sample_num": 1}
     options = {"data_path": str(write_atomic(frame, tmp_path)), "train_neg_sample_args": negatives}
-    config = PosConfig("FPMC", "tiny", None, options)
-    dataset = PosSequentialDataset(config)
+    config = PosConfig(model, "tiny", None, options)
+    dataset = (PosSequentialDataset if model == "FPMC" else PosDataset)(config)
     train = build_loaders(config, dataset)["train"]
     drawn = torch.cat([batch["neg_item_id"] for _ in range(5) for batch in train])
     tokens = dataset.field2id_token["item_id"][drawn.unique()]
-    assert set(tokens) <= {"a", "b", "c"}
+    assert set(tokens) <= {"a", "b", "c", "d"}
 
 
 def test_lazy_rows_do_not_grow_with_the_window(tmp_path: Path) -> None:
@@ -338,6 +338,9 @@ def test_interaction_matrix_holds_the_training_events(experiment) -> None:
         ({"train_windows": "all"}, "train_windows"),
         ({"train_windows": "sliding", "window_stride": 0}, "window_stride"),
         ({"TIME_FIELD": "when"}, "when"),
+        ({"window_stride": 3}, "only read under train_windows: sliding"),
+        ({"ITEM_LIST_LENGTH_FIELD": "item_id"}, "exist already: item_id"),
+        ({"LIST_SUFFIX": ""}, "exist already"),
         ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -350,9 +353,9 @@ def test_wrong_data_options_say_what_is_wrong(experiment, options: dict, message
 
 def test_missing_times_are_an_error(tmp_path: Path) -> None:
     frame = make_log(users=10)
-    frame.loc[[3, 5], "timestamp"] = np.nan
+    frame.loc[[3, 5], "timestamp"] = np.nan, np.inf
     options = {"data_path": str(write_atomic(frame, tmp_path))}
-    with pytest.raises(UsageError, match="2 of .* no 'timestamp'"):
+    with pytest.raises(UsageError, match="2 of .* no finite 'timestamp'"):
         PosSequentialDataset(PosConfig("FPARec", "tiny", None, options))
 
 
@@ -378,6 +381,17 @@ def test_removing_duplicates_keeps_the_order_of_ties(tmp_path: Path, keep: str) 
     twice = pd.concat([frame, frame.assign(timestamp=9.0)])
     path = str(write_atomic(twice, tmp_path))
     assert order(rm_dup_inter=keep) == frame.item_id.tolist()
+
+
+def test_a_quotation_mark_that_swallows_lines(tmp_path: Path, experiment) -> None:
+    path = write_atomic(make_log(users=10), tmp_path)
+    file = path / "tiny" / "tiny.inter"
+    lines = file.read_text().splitlines()
+    for row, cell in ((5, '"x'), (9, 'y"')):
+        lines[row] = "\t".join([cell, *lines[row].split("\t")[1:]])
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UsageError, match="quotation mark|quotes must be closed"):
+        experiment("FPARec", data_path=str(path))
 
 
 def test_more_cutoffs_than_items_is_an_error(tmp_path: Path, experiment) -> None:

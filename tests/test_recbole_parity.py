@@ -64,21 +64,6 @@ def test_training_and_evaluation_mode_agree_without_dropout(experiment) -> None:
         torch.testing.assert_close(*scores)
 
 
-def stock_ml_100k(model: str, **options):
-    """RecBole's own pipeline, dataset to loaders; times cut to 2^24 so that float32 is exact."""
-    config = Config(
-        model,
-        "ml-100k",
-        config_dict={
-            "train_neg_sample_args": None,
-            "show_progress": False,
-            "MAX_ITEM_LIST_LENGTH": 20,
-            **options,
-        },
-    )
-    return config, data_preparation(config, create_dataset(config))
-
-
 def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny) -> None:
     """Metrics of RecBole's trainer on RecBole's data, against ours, for the same SASRec weights.
 
@@ -91,13 +76,12 @@ def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny) -> 
         "valid_metric": "NDCG@10",
         "metric_decimal_place": 6,
         "MAX_ITEM_LIST_LENGTH": 12,
-        "checkpoint_dir": str(tmp_path),
         "show_progress": False,
         "train_neg_sample_args": None,
         "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
     }
     # stable order of the file decides ties in both; float32 must not make new ones
-    config = Config("SASRec", "tiny", config_dict=dict(shared))
+    config = Config("SASRec", "tiny", config_dict={**shared, "checkpoint_dir": str(tmp_path)})
     dataset = create_dataset(config)
     exact = dataset.inter_feat["timestamp"] - dataset.inter_feat["timestamp"].min()
     dataset.inter_feat["timestamp"] = exact
@@ -169,3 +153,13 @@ def test_models_are_one_class_however_they_are_found() -> None:
 
     assert get_model("PosSASRec") is PosSASRec
     assert get_dataloader  # RecBole's public helpers stay its own
+
+
+def test_run_recbole_loads_the_time_field_of_other_data(tiny, tmp_path, monkeypatch) -> None:
+    """RecBole's default load_col leaves it out, and then no sequence can be ordered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    from recbole.quick_start import run_recbole
+
+    options = {"epochs": 1, "show_progress": False, "data_path": str(tiny)}
+    assert run_recbole(model="PARec", dataset="tiny", config_dict=options)["test_result"]

@@ -135,6 +135,7 @@ def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> N
     done = checkpoint.load(folder / "checkpoint.pt")["progress"]["next_epoch"]
     result = recbole_pos.run(resume=folder, config_dict={"epochs": done + 2}, verbose=False)
     assert result.epochs == done + 2
+    assert f"epochs: {done + 2}\n" in (folder / "config.yaml").read_text()
 
 
 def test_resume_of_a_finished_run_only_tests_again(tiny: Path, tmp_path: Path) -> None:
@@ -235,6 +236,12 @@ def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Pat
     assert result.test["hit@10"] >= 0
 
 
+def test_weights_of_another_architecture(experiment) -> None:
+    weights = experiment("FPARec").trainer._weights()
+    with pytest.raises(CheckpointError, match="do not fit"):
+        experiment("PARec").trainer.load_weights(weights)
+
+
 class _Evil:
     def __reduce__(self):
         return os.mkdir, ("evil-was-here",)
@@ -263,6 +270,14 @@ def test_truncated_and_foreign_checkpoints(tmp_path: Path) -> None:
         file.write_bytes(content[:size])
         with pytest.raises(CheckpointError, match="c.pt is truncated or damaged"):
             checkpoint.load(file)
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    file.write_bytes(bytes(flipped))
+    with pytest.raises(CheckpointError, match="checksum"):
+        checkpoint.load(file)
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="lacks optimizer"):
+        checkpoint.load(file, ["weights", "optimizer"])
     torch.save({"weights": torch.ones(1)}, file)
     with pytest.raises(CheckpointError, match="not written by this package"):
         checkpoint.load(file)

@@ -41,8 +41,6 @@ class _ExactTimeMixin:
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         file = Path(dataset_path) / f"{token}.inter"
-        if self.benchmark_filename_list is not None:
-            raise UsageError("benchmark_filename: files split beforehand are not supported")
         if not file.is_file():
             self._download()
         super()._load_inter_feat(token, dataset_path)
@@ -50,13 +48,27 @@ class _ExactTimeMixin:
 
     def _load_feat(self, filepath: str, source: Any) -> pd.DataFrame | None:
         try:
-            return super()._load_feat(filepath, source)
+            table = super()._load_feat(filepath, source)
         except (ValueError, IndexError, UnicodeError, pd.errors.ParserError) as error:
             raise UsageError(
                 f"{filepath}: {error}. The first line must name the columns as name:type (token, "
                 f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}; "
                 "float columns must hold numbers, and quotes must be closed"
             ) from error
+        self._require_all_lines(Path(filepath), table)
+        return table
+
+    def _require_all_lines(self, file: Path, table: pd.DataFrame | None) -> None:
+        """A quote that opens and is closed lines later makes one cell of them, without a word."""
+        if table is None:
+            return
+        with open(file, encoding=self.config["encoding"]) as lines:
+            written = sum(1 for line in lines if line.strip()) - 1
+        if written != len(table):
+            raise UsageError(
+                f"{file} has {written} lines of data but {len(table)} were read; a quotation mark "
+                'at the start of a cell joins lines: double it (""") or remove it'
+            )
 
     def _require_fields(self, file: Path) -> None:
         wanted = {
@@ -78,10 +90,10 @@ class _ExactTimeMixin:
                 raise UsageError(
                     f"field {field!r} ({key}) in {file} has type {found}, expected {ftype}"
                 )
-        missing = int(self.inter_feat[self.time_field].isna().sum())
+        missing = int((~np.isfinite(self.inter_feat[self.time_field])).sum())
         if missing:
             raise UsageError(
-                f"{file}: {missing} of {len(self.inter_feat)} interactions have no "
+                f"{file}: {missing} of {len(self.inter_feat)} interactions have no finite "
                 f"{self.time_field!r}; without a time they have no place in a sequence"
             )
 
@@ -99,8 +111,6 @@ class _ExactTimeMixin:
         keep = self.config["rm_dup_inter"]
         if keep is None:
             return
-        if keep not in ("first", "last"):
-            raise UsageError(f"rm_dup_inter: {keep!r} is not one of first, last")
         in_time = self.inter_feat.sort_values(self.time_field, kind="stable")
         kept = in_time.drop_duplicates([self.uid_field, self.iid_field], keep=keep)
         self.inter_feat = kept.sort_index()
@@ -173,7 +183,17 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self._check_field("uid_field", "time_field")
         self._aug_presets()
         self._build_log()
+        self._require_distinct_fields()
         self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
+
+    def _require_distinct_fields(self) -> None:
+        columns = self._prefix_rows(np.empty(0, dtype=np.int64)).columns
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise UsageError(
+                f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
+                f"{', '.join(twice)}"
+            )
 
     def _prefix_rows(self, targets: np.ndarray) -> PrefixRows:
         return PrefixRows(

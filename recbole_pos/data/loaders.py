@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.data.utils import create_samplers, get_dataloader
+from recbole.sampler import Sampler
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
-from recbole_pos.errors import UsageError
 
 
 class WindowLoader:
@@ -42,13 +42,12 @@ class WindowLoader:
         shuffle: bool,
         needs_time: bool,
     ) -> None:
-        if batch_size < 1 or pool < 1:
-            raise UsageError("train_batch_size and length_pool must be at least 1")
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
         self.shuffle, self.needs_time = shuffle, needs_time
         self.epoch = 0
+        self._made: tuple[int, list[np.ndarray]] | None = None
 
     @property
     def targets(self) -> int:
@@ -64,6 +63,11 @@ class WindowLoader:
 
     def _batches(self) -> list[np.ndarray]:
         """The windows of each batch of this epoch, in order."""
+        if self._made is None or self._made[0] != self.epoch:
+            self._made = self.epoch, self._make_batches()
+        return self._made[1]
+
+    def _make_batches(self) -> list[np.ndarray]:
         lengths = self.windows.lengths
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(lengths)) if self.shuffle else np.arange(len(lengths))
@@ -109,10 +113,14 @@ class WindowLoader:
 def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> dict[str, Any]:
     """RecBole's loader for each phase, over the plugin's datasets.
 
-    Popularity-weighted negatives are drawn from training events alone.
+    Popularity-weighted negatives are drawn from training events alone; RecBole counts all.
     """
     parts = dict(zip(PHASES, dataset.build(), strict=True))
-    samplers = create_samplers(config, parts["train"], list(parts.values()))
+    samplers = list(create_samplers(config, parts["train"], list(parts.values())))
+    negatives = config["train_neg_sample_args"]
+    if negatives["distribution"] == "popularity" and isinstance(dataset, PosDataset):
+        train_only = Sampler(["train"], [parts["train"]], "popularity", negatives["alpha"])
+        samplers[0] = train_only.set_phase("train")
     loaders = {}
     for (phase, part), sampler in zip(parts.items(), samplers, strict=True):
         if not len(part):

@@ -61,6 +61,8 @@ def training_windows(
             raise UsageError(
                 f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
             )
+    elif stride is not None:
+        raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
         stride = max_length
     trainable = user_end - user_start >= 2

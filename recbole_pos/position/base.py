@@ -28,7 +28,7 @@ class Dimensions:
     max_length: int
     hidden_size: int
     n_heads: int
-    initializer_range: float = 0.02
+    initializer_range: float
 
     @property
     def head_size(self) -> int:

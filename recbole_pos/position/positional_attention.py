@@ -34,7 +34,12 @@ class PositionalAttention(AttentionPosition):
         raise NotImplementedError
 
     def attend(self, query, key, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+        with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
+            return self._attend(value, ctx, dropout)
+
+    def _attend(self, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
         weights = self.weights(ctx.width)
+        value = value.to(weights.dtype)
         mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
         out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
         if not self.normalised:
@@ -44,7 +49,8 @@ class PositionalAttention(AttentionPosition):
         else:
             present = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
             total = (weights @ present).flatten(1)[:, ctx.slots("end", time_major=True)]
-        return out / total.t().unsqueeze(-1)
+        # a floor, because all weights of a short sequence may underflow beside a long one's
+        return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:

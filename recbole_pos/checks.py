@@ -1,0 +1,175 @@
+"""What values an option may have, so that a wrong one is a message and not a failure deep inside.
+
+Types come from the defaults in the yaml files; this module adds ranges, choices, and the types of
+options that are empty by default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from recbole.evaluator import metric_types
+from recbole.utils import InputType, ModelType
+
+from recbole_pos.errors import UsageError
+from recbole_pos.registry import nearest, suggest
+
+# smallest and largest value allowed; an open end is math.inf
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        ("epochs", "train_batch_size", "eval_batch_size", "length_pool"), (1, math.inf)
+    ),
+    **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "metric_decimal_place"), (1, math.inf)),
+    **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, math.inf)),
+    **dict.fromkeys(("n_layers", "n_heads", "num_layers"), (1, math.inf)),
+    **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
+    **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
+    **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
+    "learning_rate": (math.nextafter(0, 1), math.inf),
+    "seed": (0, 2**32 - 1),
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "train_windows": ("last", "chunk", "sliding"),
+    "augmentation": ("prefix", "none", "all_positions"),
+    "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
+    "rm_dup_inter": ("first", "last"),
+}
+# an example value of options whose default is empty
+EXAMPLES: dict[str, Any] = {
+    "mask_history": True,
+    "window_stride": 25,
+    "clip_grad_norm": {"max_norm": 1.0},
+    "rm_dup_inter": "first",
+    "unused_col": {"inter": ["rating"]},
+    "threshold": {"rating": 4},
+    "val_interval": {"rating": "[3,inf)"},
+    "normalize_all": True,
+    "normalize_field": ["price"],
+}
+NESTED_KEYS = {
+    "eval_args": ("split", "order", "group_by", "mode"),
+    "train_neg_sample_args": ("distribution", "sample_num", "alpha", "dynamic", "candidate_num"),
+    "clip_grad_norm": ("max_norm", "norm_type", "error_if_nonfinite"),
+}
+
+
+def check_value(where: str, key: str, value: Any, default: Any) -> None:
+    """One option on its own: type, range, choices, inner keys.
+
+    Raises:
+        UsageError: naming file, key, what was expected and what was found.
+    """
+    example = EXAMPLES.get(key) if default is None else default
+    if value is None and (default is None or not isinstance(default, (bool, int, float))):
+        return
+    _check_type(where, key, value, example)
+    if key in CHOICES and value not in CHOICES[key]:
+        choices = ", ".join(CHOICES[key])
+        raise UsageError(
+            f"{where}: {key}: {value!r} is not one of {choices}{suggest(str(value), CHOICES[key])}"
+        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    low, high = RANGES.get(key, (-math.inf, math.inf))
+    if key.endswith("dropout_prob"):
+        low, high = 0, math.nextafter(1, 0)
+    if is_number and not low <= value <= high:
+        bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        if key == "learning_rate":
+            bound = "above 0"
+        elif key.endswith("dropout_prob"):
+            bound = "in [0, 1)"
+        raise UsageError(f"{where}: {key} must be {bound}, found {value!r}")
+    for inner in value if key in NESTED_KEYS and isinstance(value, dict) else ():
+        if inner not in NESTED_KEYS[key]:
+            raise UsageError(
+                f"{where}: unknown key {inner!r} in {key}; {nearest(str(inner), NESTED_KEYS[key])}"
+            )
+
+
+def _check_type(where: str, key: str, value: Any, example: Any) -> None:
+    if isinstance(example, bool):
+        allowed, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(example, int):
+        allowed = isinstance(value, int) and not isinstance(value, bool)
+        wanted = "a whole number"
+    elif isinstance(example, float):
+        allowed = isinstance(value, (int, float)) and not isinstance(value, bool)
+        wanted = "a number"
+    elif isinstance(example, dict):
+        allowed, wanted = isinstance(value, dict), "a mapping such as {a: b}"
+    elif isinstance(example, list):
+        allowed, wanted = not isinstance(value, dict), "a list"
+    elif isinstance(example, str) and key not in ("gpu_id", "dataset"):
+        allowed, wanted = isinstance(value, str), "text"
+    else:
+        return
+    if not allowed:
+        raise UsageError(
+            f"{where}: {key}: expected {wanted} (such as {example!r}), "
+            f"found {value!r} ({type(value).__name__})"
+        )
+
+
+def check_together(config: dict[str, Any], plugin_model: bool) -> None:
+    """What several options must agree on: metrics, evaluation, loss.
+
+    Raises:
+        UsageError: if they do not.
+    """
+    _check_metrics(config)
+    betas = config["adam_betas"]
+    if not (isinstance(betas, list) and len(betas) == 2 and all(_is_rate(b) for b in betas)):
+        raise UsageError(f"adam_betas: expected two numbers in [0, 1), found {betas!r}")
+    mode = config["eval_args"]["mode"]
+    if set(mode.values() if isinstance(mode, dict) else [mode]) != {"full"}:
+        raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
+    general = config["MODEL_TYPE"] != ModelType.SEQUENTIAL
+    split = config["eval_args"]["split"]
+    if general and not (isinstance(split, dict) and "LS" in split):
+        raise UsageError(
+            f"eval_args.split: {split!r} gives a user several targets, which RecBole's general "
+            "models rank as one; compare them under {LS: valid_and_test}"
+        )
+    losses = ("CE",) if plugin_model else ("CE", "BPR")
+    if config.get("loss_type", "CE") not in losses:
+        raise UsageError(
+            f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"
+        )
+
+
+def check_negatives(config: dict[str, Any], model: str) -> None:
+    """A pairwise loss needs negatives (read after RecBole has derived the input type)."""
+    without = config["train_neg_sample_args"]["distribution"] == "none"
+    if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE and without:
+        raise UsageError(
+            f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
+            "example {distribution: uniform, sample_num: 1}"
+        )
+
+
+def _check_metrics(config: dict[str, Any]) -> None:
+    metrics, topk = _as_list(config["metrics"]), _as_list(config["topk"])
+    if not metrics:
+        raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
+    for metric in metrics:
+        if str(metric).lower() not in metric_types:
+            raise UsageError(f"metrics: unknown {metric!r}; {nearest(str(metric), metric_types)}")
+    whole = [isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in topk]
+    if not topk or not all(whole):
+        raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
+    computed = [f"{metric}@{k}" for metric in metrics for k in topk]
+    if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
+        raise UsageError(
+            f"valid_metric: {config['valid_metric']!r} is not computed; metrics and topk give "
+            f"{', '.join(computed)}"
+        )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
