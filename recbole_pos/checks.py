@@ -142,7 +142,8 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
 def check_negatives(config: dict[str, Any], model: str) -> None:
     """A pairwise loss needs negatives (read after RecBole has derived the input type)."""
     without = config["train_neg_sample_args"]["distribution"] == "none"
-    if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE and without:
+    pairwise = config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE
+    if pairwise and without and config.get("loss_type") != "CE":
         raise UsageError(
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"
