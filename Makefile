@@ -21,7 +21,7 @@ bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
 
-results: $(VENV)/installed  ## the table of results/ml-100k.md (about two hours on 2 cores)
+results: $(VENV)/installed  ## the table of results/ml-100k.md (about an hour on 2 cores)
 	$(BIN)/python benchmarks/results_ml_100k.py
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
