@@ -38,7 +38,7 @@ def run(name: str, model: str, seed: int, options: list[str]) -> dict[str, Any]:
         )
         subprocess.run([sys.executable, ROOT / "run_recbole_pos.py", *map(str, start)], check=True)
     result = json.loads((folder / "result.json").read_text())
-    # the median epoch, so that a run that was stopped or disturbed for a while is not charged for it
+    # the median epoch, so that a run that was stopped or disturbed is not charged for the pause
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result["epoch_seconds"] = statistics.median(epoch["seconds"] for epoch in epochs)
     return result

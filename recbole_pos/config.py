@@ -9,6 +9,7 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
+from recbole_pos.checkpoint import to_plain
 from recbole_pos.checks import check_negatives, check_together, check_value
 from recbole_pos.errors import UsageError
 from recbole_pos.properties import (
@@ -140,7 +141,7 @@ class PosConfig(Config):
         final["load_col"] = with_time_field(final)
         check_together(final, plugin_model=self.model in MODELS)
         left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
-        self.plain = {key: value for key, value in final.items() if key not in left_out}
+        self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -213,6 +214,11 @@ def test_plain_configuration_repeats_itself(tmp_path: Path) -> None:
     again = PosConfig(None, None, [str(file)])
     assert again.plain == first.plain
     assert again.final_config_dict == first.final_config_dict
+
+
+def test_numpy_values_are_written_as_plain_ones() -> None:
+    plain = make(learning_rate=np.float64(0.5), topk=(5, 10)).plain
+    assert yaml.safe_load(yaml.safe_dump(plain))["learning_rate"] == 0.5
 
 
 def test_a_copy_in_data_path_wins_over_the_wheel(tmp_path: Path) -> None:
