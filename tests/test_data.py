@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +10,15 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_log, write_atomic
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.loaders import WindowLoader, build_loaders
+from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.splits import TEST, TRAIN, VALID, leave_one_out, ratio
-from recbole_pos.data.windows import gather_index, training_windows
 from recbole_pos.errors import UsageError
 
 ML100K = {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 20}
@@ -107,46 +106,6 @@ def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
         assert ratio(np.full(n, n), np.arange(n), ratios).tolist() == want
 
 
-window_case = st.tuples(
-    st.lists(st.integers(0, 30), min_size=1, max_size=6),
-    st.integers(1, 9),
-    st.sampled_from(["last", "chunk", "sliding"]),
-)
-
-
-@settings(max_examples=200)
-@given(window_case, st.data())
-def test_windows_train_every_event_once(case, data) -> None:
-    sizes, longest, mode = case
-    stride = data.draw(st.integers(1, longest)) if mode == "sliding" else None
-    end = np.cumsum(sizes)
-    start = end - sizes
-    windows = training_windows(start, end, longest, mode, stride)
-    trained = Counter()
-    for s, first, e in zip(windows.start, windows.first, windows.end, strict=True):
-        user = int(np.searchsorted(end, s, "right"))
-        assert start[user] <= s <= first < e < end[user]  # inside one user, target e included
-        assert e - s <= longest
-        if mode == "sliding" and s > start[user]:
-            assert e - s == longest and first - s == longest - stride  # full context
-        trained.update(range(first + 1, e + 1))
-    if mode == "last":
-        want = {
-            t for s, e in zip(start, end, strict=True) for t in range(max(s + 1, e - longest), e)
-        }
-    else:
-        want = {t for s, e in zip(start, end, strict=True) for t in range(s + 1, e)}
-    assert set(trained) == want and max(trained.values(), default=1) == 1
-    assert windows.targets == len(want)
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 6)), min_size=1, max_size=8))
-def test_gather_index(windows: list[tuple[int, int]]) -> None:
-    start, length = (np.array(x) for x in zip(*windows, strict=True))
-    want = [s + k for s, n in windows for k in range(n)]
-    assert gather_index(start, length).tolist() == want
-
-
 def brute_force_rows(frame: pd.DataFrame, longest: int) -> dict[str, list[tuple]]:
     """(user, history, target) of each phase, from the frame in file order."""
     rows: dict[str, list[tuple]] = defaultdict(list)
@@ -215,62 +174,10 @@ def test_ratio_split_is_the_same_for_plugin_and_builtin(tiny: Path) -> None:
     assert found == targets_of("SASRec", tiny, **options) and found["valid"]
 
 
-def test_plugin_and_builtin_train_on_the_same_targets(experiment) -> None:
-    plugin, builtin = experiment("PosSASRec"), experiment("SASRec")
-    windows = plugin.trainer.training_loader(plugin.loaders["train"])
-    mine = Counter(t for batch in windows for t in batch.targets.tolist())
-    rows = builtin.loaders["train"]._dataset.inter_feat
-    assert mine == Counter(rows["item_id"].tolist())
-
-
 def test_general_models_train_on_all_events_before_the_held_out(experiment) -> None:
     pop = experiment("Pop")
     held_out = sum(len(pop.loaders[p]._dataset) for p in ("valid", "test"))
     assert len(pop.loaders["train"]._dataset) == len(make_log()) - held_out
-
-
-def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
-    rows = experiment("SASRec", augmentation="none").loaders["train"]._dataset.inter_feat
-    users = rows["user_id"].tolist()
-    assert len(users) == len(set(users)) > 50
-
-
-@pytest.mark.parametrize("pool", [1, 3])
-@pytest.mark.parametrize("mode", ["chunk", "sliding"])
-def test_window_loader_covers_an_epoch(experiment, mode: str, pool: int) -> None:
-    """Every window once; targets follow their inputs; another epoch has another order."""
-    made = experiment("PosSASRec", train_windows=mode, length_pool=pool, train_batch_size=7)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    assert isinstance(loader, WindowLoader)
-    batches = loader._batches()
-    assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
-    assert sum(len(batch) for batch in loader) == loader.targets
-    log = made.dataset.log
-    for window in batches[0]:
-        batch = loader.gather(np.array([window]))
-        s, f, e = (int(getattr(loader.windows, k)[window]) for k in ("start", "first", "end"))
-        assert batch.items.tolist() == log.items[s:e].tolist()
-        assert batch.targets.tolist() == log.items[f + 1 : e + 1].tolist()
-    loader.set_epoch(1)
-    assert not all(map(np.array_equal, batches, loader._batches()))
-    loader.set_epoch(0)
-    assert all(map(np.array_equal, batches, loader._batches()))
-
-
-def test_pooled_batches_hold_equal_numbers_of_events(experiment) -> None:
-    made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
-    assert max(events) - min(events) <= 2 * loader.windows.lengths.max()
-
-
-def test_training_never_sees_held_out_events(experiment) -> None:
-    """Neither as input nor as target, in windows and in rows."""
-    made = experiment("PosSASRec", train_windows="sliding")
-    loader = made.trainer.training_loader(made.loaders["train"])
-    held_out = set(np.flatnonzero(made.dataset.part != TRAIN))
-    used = gather_index(loader.windows.start, loader.windows.lengths + 1)
-    assert not held_out & set(used)
 
 
 @pytest.mark.parametrize("model", ["FPMC", "BPR"])
