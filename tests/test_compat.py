@@ -12,7 +12,7 @@ from recbole_pos import compat
 
 
 def test_anomaly_mode_stays_as_it_was() -> None:
-    """In a fresh process: importing RecBole's models switches it on, importing the plugin does not."""
+    """In a fresh process: importing RecBole's models switches it on, the plugin puts it back."""
     code = (
         "import torch; {}import recbole_pos; import recbole.model.sequential_recommender.sine; "
         "print(torch.is_anomaly_enabled())"
