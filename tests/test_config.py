@@ -217,7 +217,7 @@ def test_plain_configuration_repeats_itself(tmp_path: Path) -> None:
 
 
 def test_numpy_values_are_written_as_plain_ones() -> None:
-    plain = make(learning_rate=np.float64(0.5), topk=(5, 10)).plain
+    plain = make(learning_rate=np.float64(0.5)).plain
     assert yaml.safe_load(yaml.safe_dump(plain))["learning_rate"] == 0.5
 
 
