@@ -289,9 +289,8 @@ class PosTrainer(Trainer):
             raise CheckpointError(f"the weights do not fit the model: {error}") from error
         self.model.load_other_parameter(checkpoint.from_plain(weights["other"]))
 
-    def _save_checkpoint(
-        self, epoch: int | None = None, verbose: bool = True, **kwargs: Any
-    ) -> None:
+    def _save_checkpoint(self) -> None:
+        """Everything a resumed run needs to end with the same bits."""
         generator = getattr(self.loader, "generator", None)
         state = {
             "config": getattr(self.config, "plain", {"model": self.config["model"]}),
@@ -303,7 +302,7 @@ class PosTrainer(Trainer):
             "random": checkpoint.random_state(),
             "loader": None if generator is None else generator.get_state(),
         }
-        checkpoint.save(kwargs.get("saved_model_file", self.saved_model_file), state)
+        checkpoint.save(self.saved_model_file, state)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition
 
@@ -123,11 +123,6 @@ class MultiHeadAttention(nn.Module):
             q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )
         return ctx.unpad(out.transpose(1, 2), "start")
-
-
-def future_mask(t: int, device: torch.device) -> Tensor:
-    """[t, t] boolean, True where the key (column) is newer than the query (row)."""
-    return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
 
 
 class FeedForward(nn.Module):

@@ -102,3 +102,8 @@ class SequenceContext:
         if self.is_full and not time_major:
             return flat
         return flat.index_select(0, self.slots(align, time_major))
+
+
+def future_mask(t: int, device: torch.device) -> Tensor:
+    """[t, t] boolean, True where the key (column) is newer than the query (row)."""
+    return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)

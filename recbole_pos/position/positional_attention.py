@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition, Dimensions
 
@@ -92,8 +92,7 @@ class LearnedAttention(PositionalAttention):
         logits = self.logits(t)
         if not self.normalised:
             return logits.softmax(-1)[..., -t:].tril()
-        future = torch.ones(t, t, dtype=torch.bool, device=logits.device).triu_(1)
-        logits = logits.masked_fill(future, -torch.inf)
+        logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
         # softmax is invariant to a shift of each row; this one keeps exp in range
         return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
