@@ -1,12 +1,14 @@
 """``make results``: test metrics of the models on ml-100k with their default settings.
 
 Runs are kept in ``saved/results-ml-100k/``; finished ones are reused and interrupted ones resumed,
-so the command can be stopped and called again. Writes ``results/ml-100k.md``.
+so the command can be stopped and called again. Writes ``results/ml-100k.md`` and the picture of
+what FPARec learned, ``results/fparec-attention.png``.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -44,6 +46,13 @@ def run(name: str, model: str, seed: int, options: list[str]) -> dict[str, Any]:
     return result
 
 
+def draw(folder: Path, picture: Path) -> None:
+    """The learned attention of a run."""
+    command = [sys.executable, ROOT / "run_recbole_pos.py", "plot", folder]
+    subprocess.run(command, check=True)
+    shutil.copy(folder / "attention.png", picture)
+
+
 def cell(values: list[float]) -> str:
     """Mean, with the standard deviation where there are several seeds."""
     mean = f"{statistics.mean(values):.4f}"
@@ -70,6 +79,7 @@ def main() -> None:
         lines.append(f"| {name} | {len(seeds)} | {' | '.join(cells)} |")
     table = "\n".join(lines)
     print(table)
+    draw(RUNS / "FPARec-2020", ROOT / "results" / "fparec-attention.png")
     (ROOT / "results" / "ml-100k.md").write_text(
         f"""# ml-100k
 
