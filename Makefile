@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers results clean
+.PHONY: run test lint bench bench-peers bench-sce results clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -20,6 +20,9 @@ bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
+
+bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
+	$(BIN)/python benchmarks/sce.py
 
 results: $(VENV)/installed  ## the table of results/ml-100k.md (about an hour on 2 cores)
 	$(BIN)/python benchmarks/results_ml_100k.py

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from recbole.evaluator import metric_types
-from recbole.utils import InputType, ModelType
+from recbole.utils import InputType
 
+from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import nearest, suggest
 
@@ -25,6 +26,10 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, math.inf)),
     **dict.fromkeys(("n_layers", "n_heads", "num_layers"), (1, math.inf)),
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
+    **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
+    "t5_buckets": (2, math.inf),
+    "rope_base": (math.nextafter(1, 2), math.inf),
+    **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
@@ -35,11 +40,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "augmentation": ("prefix", "none", "all_positions"),
     "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
     "rm_dup_inter": ("first", "last"),
+    "position_from": ("newest", "oldest"),
+    "kerple_kind": ("log", "power"),
+    **dict.fromkeys(("kernel_u", "kernel_l"), ("toeplitz", "full", "identity")),
 }
 # an example value of options whose default is empty
 EXAMPLES: dict[str, Any] = {
     "mask_history": True,
     "window_stride": 25,
+    "cape_positions": 50,
+    "kernel_band": 20,
+    **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
     "clip_grad_norm": {"max_norm": 1.0},
     "rm_dup_inter": "first",
     "unused_col": {"inter": ["rating"]},
@@ -49,10 +60,11 @@ EXAMPLES: dict[str, Any] = {
     "normalize_field": ["price"],
 }
 NESTED_KEYS = {
-    "eval_args": ("split", "order", "group_by", "mode"),
+    "eval_args": ("split", "order", "group_by", "mode", "target", "cold_items"),
     "train_neg_sample_args": ("distribution", "sample_num", "alpha", "dynamic", "candidate_num"),
     "clip_grad_norm": ("max_norm", "norm_type", "error_if_nonfinite"),
 }
+NESTED_CHOICES = {"eval_args": {"target": TARGETS, "cold_items": COLD_ITEMS}}
 
 
 def check_value(where: str, key: str, value: Any, default: Any) -> None:
@@ -85,6 +97,12 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         if inner not in NESTED_KEYS[key]:
             raise UsageError(
                 f"{where}: unknown key {inner!r} in {key}; {nearest(str(inner), NESTED_KEYS[key])}"
+            )
+        known = NESTED_CHOICES.get(key, {}).get(inner)
+        if known and value[inner] not in known:
+            raise UsageError(
+                f"{where}: {key}.{inner}: {value[inner]!r} is not one of {', '.join(known)}"
+                f"{suggest(str(value[inner]), known)}"
             )
 
 
@@ -125,14 +143,7 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
     mode = config["eval_args"]["mode"]
     if set(mode.values() if isinstance(mode, dict) else [mode]) != {"full"}:
         raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
-    general = config["MODEL_TYPE"] != ModelType.SEQUENTIAL
-    split = config["eval_args"]["split"]
-    if general and not (isinstance(split, dict) and "LS" in split):
-        raise UsageError(
-            f"eval_args.split: {split!r} gives a user several targets, which RecBole's general "
-            "models rank as one; compare them under {LS: valid_and_test}"
-        )
-    losses = ("CE",) if plugin_model else ("CE", "BPR")
+    losses = ("CE", "SCE") if plugin_model else ("CE", "BPR")
     if config.get("loss_type", "CE") not in losses:
         raise UsageError(
             f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"
@@ -142,6 +153,10 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
 def check_negatives(config: dict[str, Any], model: str) -> None:
     """A pairwise loss needs negatives (read after RecBole has derived the input type)."""
     without = config["train_neg_sample_args"]["distribution"] == "none"
+    if config.get("loss_type") == "SCE":  # RecBole says it of CE
+        if not without:
+            raise UsageError("train_neg_sample_args: SCE chooses items itself; leave it out")
+        return
     pairwise = config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE
     if pairwise and without and config.get("loss_type") != "CE":
         raise UsageError(

@@ -38,9 +38,10 @@ def _with_plugin_defaults(load):
     def wrapper(self: Config, model: str, model_class: type, dataset: str) -> None:
         load(self, model, model_class, dataset)
         if model in MODELS:
-            position = self.external_config_dict.get("position")
-            self.internal_config_dict.update(plugin_defaults(model, position))
-            both = {**self.internal_config_dict, **self.external_config_dict}
+            given = self.external_config_dict
+            defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
+            self.internal_config_dict.update(defaults)
+            both = {**self.internal_config_dict, **given}
             self.internal_config_dict["load_col"] = with_time_field(both)
 
     return wrapper

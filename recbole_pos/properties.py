@@ -81,18 +81,23 @@ def overall_defaults() -> dict[str, Any]:
     return read_yaml(ROOT / "overall.yaml")
 
 
-def plugin_defaults(model: str, position: str | Iterable[str] | None = None) -> dict[str, Any]:
-    """Defaults of one plugin model: overall, its position schemes, then the model's own yaml.
+def plugin_defaults(
+    model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
+) -> dict[str, Any]:
+    """Defaults of one plugin model: overall, its position schemes and loss, then its own yaml.
 
     Args:
         model: name in the registry.
         position: scheme names that replace the model's own, or None.
+        loss_type: replaces the model's own, or None.
     """
     own = read_yaml(ROOT / "model" / f"{model}.yaml")
     schemes: dict[str, Any] = {}
     for name in scheme_names(own["position"] if position is None else position):
         schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    return {**overall_defaults(), **schemes, **own}
+    sampled = (loss_type or own["loss_type"]) == "SCE"
+    loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
+    return {**overall_defaults(), **schemes, **loss, **own}
 
 
 def with_time_field(config: dict[str, Any]) -> dict[str, Any] | None:

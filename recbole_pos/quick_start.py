@@ -14,10 +14,11 @@ from recbole_pos import checkpoint, report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
+from recbole_pos.data.targets import describe
 from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.report import RunFolder, Screen
-from recbole_pos.trainer import PosTrainer
+from recbole_pos.trainer import PosTrainer, masks_history
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Result:
     epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
     test together).
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
+    ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Result:
     candidates: str
     valid_targets: int
     test_targets: int
+    split: dict[str, Any]
     peak_rss_mb: float | None
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -80,9 +83,9 @@ def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
-    return Experiment(
-        config, dataset, loaders, model, PosTrainer(config, model, folder), data_seconds
-    )
+    trainer = PosTrainer(config, model, folder)
+    trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
+    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
 # How RecBole's models refuse options they cannot work with.
@@ -158,6 +161,8 @@ def run(
         trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     screen.line(_headline(experiment, folder))
+    if split := describe(experiment.dataset.split.summary):
+        screen.line(split)
     if not loaders["valid"] or not config["eval_step"]:
         screen.line("no validation: every epoch is trained and the last one is tested")
     if not loaders["test"]:
@@ -212,8 +217,6 @@ def _result(
     experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
     config, progress = experiment.config, experiment.trainer.progress
-    mask = config["mask_history"]
-    masked = config["MODEL_TYPE"] != ModelType.SEQUENTIAL if mask is None else mask
     return Result(
         model=config["model"],
         dataset=config["dataset"],
@@ -231,9 +234,10 @@ def _result(
             progress.trained_targets / max(progress.training_seconds, 1e-9), 1
         ),
         parameters=_parameters(experiment.model),
-        candidates="items not in the user's past" if masked else "all items",
+        candidates="items not in the user's past" if masks_history(config) else "all items",
         valid_targets=_targets(experiment.loaders["valid"]),
         test_targets=_targets(experiment.loaders["test"]),
+        split=experiment.dataset.split.summary,
         peak_rss_mb=report.peak_rss_mb(),
         seed=config["seed"],
         versions=report.versions(),

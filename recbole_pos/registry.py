@@ -6,9 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 from recbole_pos.model.fparec import FPARec, PARec
+from recbole_pos.model.kernel_attention import KernelAttention
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.position.additive import LearnedPosition
+from recbole_pos.position.additive import LearnedPosition, SinusoidalPosition
 from recbole_pos.position.base import PositionScheme
+from recbole_pos.position.bias import KERPLE, ALiBi, T5Bias
+from recbole_pos.position.contextual import ContextualPosition, NoPosition
+from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.mixing import LinearAttention, TokenMixing
 from recbole_pos.position.positional_attention import (
     AverageAttention,
@@ -17,16 +21,26 @@ from recbole_pos.position.positional_attention import (
     LinearAnnealing,
     PositionMatrix,
 )
+from recbole_pos.position.rotary import RotaryPosition
 
 MODELS: dict[str, type] = {
     "PosSASRec": PosSASRec,
+    "KernelAttention": KernelAttention,
     "FPARec": FPARec,
     "PARec": PARec,
 }
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
 SCHEMES: dict[str, type[PositionScheme]] = {
+    "nope": NoPosition,
     "learned": LearnedPosition,
+    "sinusoidal": SinusoidalPosition,
+    "rope": RotaryPosition,
+    "alibi": ALiBi,
+    "t5": T5Bias,
+    "kerple": KERPLE,
+    "cape": ContextualPosition,
+    "kernel": PositionalKernel,
     "parec": PositionMatrix,
     "fparec": FactorizedPositionMatrix,
     "average": AverageAttention,

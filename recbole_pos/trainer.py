@@ -49,6 +49,12 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+def masks_history(config: Any) -> bool:
+    """Whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
+    given = config["mask_history"]
+    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if given is None else given
+
+
 class PosTrainer(Trainer):
     """Trains plugin models and RecBole's general, sequential and traditional ones.
 
@@ -364,10 +370,9 @@ class PosTrainer(Trainer):
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""
         interaction, history, positive_u, positive_i = batched_data
-        mask = self.config["mask_history"]
-        if mask is False:
+        if not masks_history(self.config):
             history = None
-        elif mask and history is None:
+        elif history is None:
             history = self._history_index(interaction, positive_i)
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 

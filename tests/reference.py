@@ -106,3 +106,22 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         partition = sum(torch.exp(s) for s in scores)
         total = total - torch.log(torch.exp(h @ weight[int(target)]) / partition)
     return total / len(hidden)
+
+
+def bucket_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
+) -> tuple[Tensor, list[int]]:
+    """Mezentsev et al. 2024 for given directions; also which positions fell in a bucket."""
+    losses: dict[int, list[Tensor]] = {}
+    for bucket in buckets:
+        by_position = [-(bucket @ h).item() for h in hidden]
+        by_item = [-(bucket @ w).item() for w in weight]
+        positions = sorted(range(len(hidden)), key=by_position.__getitem__)[:size_x]
+        items = sorted(range(1, len(weight)), key=by_item.__getitem__)[:size_y]
+        for i in positions:
+            target = int(targets[i])
+            others = [torch.exp(hidden[i] @ weight[v]) for v in items if v != target]
+            own = torch.exp(hidden[i] @ weight[target])
+            losses.setdefault(i, []).append(torch.log(sum(others, start=own)) - torch.log(own))
+    largest = [max(found, key=Tensor.item) for found in losses.values()]
+    return sum(largest) / len(largest), sorted(losses)

@@ -28,7 +28,7 @@ def forward(model, items: Tensor, n: int) -> Tensor:
         v = (
             reference.layer_norm(f, norm.weight, norm.bias, norm.eps) @ attention.value.weight.T
         )  # 5
-        r = attention.position
+        r = next(iter(attention.position.schemes.values()))
         r = r.R1[0] @ r.R2[0].T if hasattr(r, "R1") else r.R[0]
         f = f + reference.positional_attention(reference.learned_weights(r, d), v, n)  # 6, 7
         norm = ffn.LayerNorm

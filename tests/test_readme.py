@@ -47,7 +47,7 @@ def test_the_new_scheme(tiny: Path, tmp_path: Path, monkeypatch) -> None:
     )["loss"]
     assert torch.isfinite(torch.tensor(loss))
     first = made.model.trm_encoder.layer[0].multi_head_attention.position
-    assert first.slopes.flatten().tolist() == [0.25, 0.0625]
+    assert first.schemes["distance_bias"].slopes.flatten().tolist() == [0.25, 0.0625]
 
 
 def test_the_count_of_recbole_models() -> None:

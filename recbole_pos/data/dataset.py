@@ -14,22 +14,22 @@ from recbole.data.interaction import Interaction
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.splits import PHASES, TRAIN, split_events
-from recbole_pos.data.windows import PrefixRows, Windows, training_windows
+from recbole_pos.data.splits import PHASES, TRAIN
+from recbole_pos.data.targets import Split, make_split
+from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
+from recbole_pos.properties import overall_defaults
 
 
 class _ExactTimeMixin:
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
     Attributes (after ``build``):
-        log: the :class:`EventLog`.
-        part: [events] label of every event, see ``splits.py``.
+        split: the log with the part of every event and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
     """
 
-    log: EventLog
-    part: np.ndarray
+    split: Split
     phase: str | None = None
 
     def _download(self) -> None:
@@ -129,20 +129,35 @@ class _ExactTimeMixin:
             interaction[self.time_field] = torch.from_numpy(exact)
         return interaction
 
+    @property
+    def log(self) -> EventLog:
+        """The events that are left after the split."""
+        return self.split.log
+
+    @property
+    def part(self) -> np.ndarray:
+        """[events] TRAIN, VALID or TEST."""
+        return self.split.part
+
     def _build_log(self) -> None:
-        """The event log and the label of every event; ``inter_feat`` becomes the sorted log."""
-        self.log = EventLog.build(
+        """Sort and split the events."""
+        log = EventLog.build(
             self.inter_feat.interaction,
             self.user_num,
             self.uid_field,
             self.iid_field,
             self.time_field,
         )
-        lengths = np.repeat(self.log.lengths, self.log.lengths)
-        self.part = split_events(lengths, self.log.ranks, self.config["eval_args"])
+        # RecBole's own Config replaces eval_args as a whole, and does not know all keys
+        eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
+        tokens = self.field2id_token[self.uid_field]
+        self.split = make_split(log, eval_args, tokens, self.item_num)
 
     def _events_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
+
+    def _targets_of(self, phase: str) -> np.ndarray:
+        return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
 
     def build(self) -> list[Any]:
         """[train, valid, test] datasets over the same log."""
@@ -152,6 +167,7 @@ class _ExactTimeMixin:
         if not len(parts[0]):
             raise UsageError(
                 f"{self.dataset_name!r} has no training target: no user has two events"
+                f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
         return parts
 
@@ -171,8 +187,11 @@ class PosDataset(_ExactTimeMixin, Dataset):
         self.inter_feat = Interaction(self.log.fields)
 
     def _rows(self, phase: str) -> Interaction:
-        events = torch.from_numpy(self._events_of(phase))
-        return Interaction({name: column[events] for name, column in self.log.fields.items()})
+        """All training events, or a row for each held-out target."""
+        chosen = self._events_of(phase) if phase == "train" else self._targets_of(phase)
+        events = torch.from_numpy(chosen)
+        columns = {name: column[events] for name, column in self.log.fields.items()}
+        return Interaction({**columns, TARGET_EVENT: events})
 
 
 class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
@@ -205,11 +224,10 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         )
 
     def _rows(self, phase: str) -> PrefixRows:
-        targets = self._events_of(phase)
-        targets = targets[self.log.ranks[targets] > 0]
+        targets = self._targets_of(phase)
         if phase == "train" and self.config["augmentation"] == "none":
             newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
-            targets = targets[newest]
+            targets = targets[newest[: len(targets)]]
         return self._prefix_rows(targets)
 
     def training_windows(self) -> Windows:

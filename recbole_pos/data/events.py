@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,6 +57,13 @@ class EventLog:
             item_field,
             time_field,
         )
+
+    def keep(self, mask: np.ndarray) -> EventLog:
+        """The log of the events where ``mask`` ([events] bool) is true; users keep their ids."""
+        events = torch.from_numpy(np.flatnonzero(mask))
+        before = np.concatenate(([0], np.cumsum(mask)))
+        fields = {name: column[events] for name, column in self.fields.items()}
+        return replace(self, fields=fields, offsets=before[self.offsets])
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

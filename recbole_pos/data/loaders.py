@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from recbole.data.utils import create_samplers, get_dataloader
-from recbole.sampler import Sampler
+from recbole.data.dataloader import AbstractDataLoader, FullSortEvalDataLoader
+from recbole.data.interaction import Interaction
+from recbole.data.utils import get_dataloader
+from recbole.sampler import RepeatableSampler, Sampler
+from torch import Tensor
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
+from recbole_pos.errors import UsageError
 
 
 class WindowLoader:
@@ -110,22 +114,54 @@ class WindowLoader:
         )
 
 
-def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> dict[str, Any]:
-    """RecBole's loader for each phase, over the plugin's datasets.
+class TargetLoader(FullSortEvalDataLoader):
+    """One row for each held-out event, for RecBole's general models too.
 
-    Popularity-weighted negatives are drawn from training events alone; RecBole counts all.
+    RecBole ranks once per user for them, with all targets of the user at once. Their rows here are
+    those of the sequential models, and what is left out of the ranking is said by ``mask_history``.
     """
+
+    def __init__(self, config: Any, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
+        self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
+        self.sample_size = len(dataset)
+        AbstractDataLoader.__init__(self, config, dataset, sampler, shuffle)
+
+    def _init_batch_size_and_step(self) -> None:
+        self.step = self.config["eval_batch_size"]
+        self.set_batch_size(self.step)
+
+    def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
+        """RecBole's batch of a sequential model: rows, no history, row and item of each target."""
+        rows = self.transform(self._dataset, self._dataset[np.array(index)])
+        return rows, None, torch.arange(len(rows)), rows[self.iid_field]
+
+
+def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> dict[str, Any]:
+    """A loader for each phase, over the plugin's datasets; None for a phase without targets."""
     parts = dict(zip(PHASES, dataset.build(), strict=True))
-    samplers = list(create_samplers(config, parts["train"], list(parts.values())))
-    negatives = config["train_neg_sample_args"]
-    if negatives["distribution"] == "popularity" and isinstance(dataset, PosDataset):
-        train_only = Sampler(["train"], [parts["train"]], "popularity", negatives["alpha"])
-        samplers[0] = train_only.set_phase("train")
-    loaders = {}
-    for (phase, part), sampler in zip(parts.items(), samplers, strict=True):
-        if not len(part):
-            loaders[phase] = None
-            continue
-        kind = get_dataloader(config, phase)
-        loaders[phase] = kind(config, part, sampler, shuffle=phase == "train" and config["shuffle"])
+    loaders: dict[str, Any] = dict.fromkeys(PHASES)
+    sampler = _training_sampler(config, parts["train"])
+    kind = get_dataloader(config, "train")
+    loaders["train"] = kind(config, parts["train"], sampler, shuffle=config["shuffle"])
+    for phase in PHASES[1:]:
+        if len(parts[phase]):
+            loaders[phase] = TargetLoader(config, parts[phase], None, shuffle=False)
     return loaders
+
+
+def _training_sampler(config: Any, train: PosDataset | PosSequentialDataset) -> Any:
+    """Negatives that know training events alone; RecBole counts the popularity in all parts."""
+    options = config["train_neg_sample_args"]
+    if options["distribution"] == "none":
+        return None
+    given = options["distribution"], options["alpha"]
+    if config["repeatable"]:
+        return RepeatableSampler(["train"], train, *given).set_phase("train")
+    sampler = Sampler(["train"], [train], *given).set_phase("train")
+    items = train.inter_feat[train.iid_field].unique().numel()
+    if given[0] == "popularity" and max(map(len, sampler.used_ids)) == items:
+        raise UsageError(  # RecBole would draw forever
+            f"train_neg_sample_args: a user has all {items} items that occur in training, which "
+            "leaves none to draw by popularity; use distribution: uniform"
+        )
+    return sampler

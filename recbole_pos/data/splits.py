@@ -1,8 +1,8 @@
-"""Which events are predicted for training, validation and test.
+"""Which part of the log every event belongs to: training, validation or test.
 
-A split labels every event. A labelled event is a *target*; its history is everything of the same
-user before it. Train events of a user always precede the held-out ones, so no history of a training
-target reaches into validation or test.
+``targets.py`` chooses the events of a part that are predicted, its *targets*. The history of a
+target is everything of the same user before it. Train events of a user always precede the held-out
+ones, so no history of a training target reaches into validation or test.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
 
 
-def split_events(lengths: np.ndarray, ranks: np.ndarray, eval_args: dict[str, Any]) -> np.ndarray:
-    """Label every event as RecBole does for sequential models.
-
-    Args:
-        lengths: [events] number of events of the event's user.
-        ranks: [events] place of the event among them, from 0.
-        eval_args: RecBole's option of that name.
-
-    Returns:
-        [events] int8 of TRAIN, VALID and TEST. A user's first event has no history; it is TRAIN.
+def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
+    """LS, RS or GT, and the value given with it.
 
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
@@ -39,14 +32,33 @@ def split_events(lengths: np.ndarray, ranks: np.ndarray, eval_args: dict[str, An
     split = eval_args["split"]
     if not isinstance(split, dict) or len(split) != 1:
         raise UsageError(
-            f"eval_args.split: expected one of {{LS: ...}}, {{RS: ...}}; found {split!r}"
+            "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}; "
+            f"found {split!r}"
         )
-    ((mode, value),) = split.items()
-    if mode == "LS":
-        return leave_one_out(lengths, ranks, value)
-    if mode == "RS":
-        return ratio(lengths, ranks, value)
-    raise UsageError(f"eval_args.split: unknown split {mode!r}; known are LS and RS")
+    ((kind, value),) = split.items()
+    if kind not in ("LS", "RS", "GT"):
+        raise UsageError(f"eval_args.split: unknown split {kind!r}; known are LS, RS and GT")
+    return kind, value
+
+
+def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
+    """Label every event.
+
+    Args:
+        log: the events.
+        eval_args: RecBole's option of that name.
+
+    Returns:
+        [events] int8 of TRAIN, VALID and TEST; and under GT the boundaries, as times.
+
+    Raises:
+        UsageError: for a split the plugin does not have, or one that leaves a part empty.
+    """
+    kind, value = split_kind(eval_args)
+    if kind == "GT":
+        return global_time(log.times.numpy(), value)
+    lengths = np.repeat(log.lengths, log.lengths)
+    return (leave_one_out if kind == "LS" else ratio)(lengths, log.ranks, value), []
 
 
 def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarray:
@@ -83,3 +95,50 @@ def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.nda
     labels[ranks > train] = VALID
     labels[ranks > train + valid] = TEST
     return labels
+
+
+def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
+    """All users cut at the same times (Gusak et al., "Time to Split", 2025).
+
+    Args:
+        times: [events] float64 times.
+        numbers: one or two quantiles of them. Train is everything up to the first boundary, the
+            boundary included; test everything after the last; validation what lies between.
+
+    Returns:
+        [events] int8 labels, equal times always under the same one; the boundaries.
+    """
+    known = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
+    edges = [0, *numbers, 1] if known and all(_is_number(n) for n in numbers) else []
+    if not edges or any(not low < high for low, high in zip(edges, edges[1:], strict=False)):
+        raise UsageError(
+            "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
+            f"the one before, such as [0.95, 0.97]; found {numbers!r}"
+        )
+    boundaries = np.quantile(times, numbers)
+    part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
+    shared = [int((times == b).sum()) for b in boundaries]
+    at = [f"{show_time(b)} (shared by {n} events)" for b, n in zip(boundaries, shared, strict=True)]
+    if not (part == len(numbers)).any():
+        raise UsageError(
+            f"eval_args.split.GT: {numbers!r} leaves no event for test: none is later than the "
+            f"last boundary, time {at[-1]}; give a smaller last number"
+        )
+    if not (part == 1).any():
+        raise UsageError(
+            f"eval_args.split.GT: {numbers!r} leaves no event for validation: none lies between "
+            f"the boundaries, times {' and '.join(at)}; move the numbers further apart, or give "
+            "one number to do without validation"
+        )
+    if len(numbers) == 1:
+        part[part == 1] = TEST
+    return part, boundaries.tolist()
+
+
+def show_time(time: float) -> str:
+    """All digits of a time and no others: 893286638, 0.1."""
+    return np.format_float_positional(time, trim="-")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

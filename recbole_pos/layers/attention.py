@@ -3,7 +3,7 @@
 One equation carries all schemes; a scheme fills some of its places (see ``position/base.py``):
 
     x0 = x + P                                       once per model   (InputPosition)
-    o  = softmax( M + B( R q . R (U^T k) ) ) . L v   in every layer   (AttentionPosition)
+    o  = softmax( M + B( R q . U^T (R k) ) ) . L v   in every layer   (AttentionPosition)
 
 Shapes as in ``context.py``. Modules carry RecBole's parameter names (``query``, ``key``, ``value``,
 ``dense``, ``LayerNorm``), so weights of its SASRec load strictly.
@@ -109,12 +109,12 @@ class MultiHeadAttention(nn.Module):
         return projected.get("query"), projected.get("key"), projected["value"]
 
     def _dot_product(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
-        """softmax(M + B(Rq . R(U^T k))) . L v, [m, h, e]."""
+        """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         position = self.position
         query, key = position.rotate(query, ctx), position.rotate(key, ctx)
+        key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
-        k, v = position.mix_keys(k, ctx), position.mix_values(v, ctx)
         bias = position.bias(q, k, ctx)
         if bias is not None:
             bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)

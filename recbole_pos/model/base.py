@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +15,18 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
+from recbole_pos.layers.sce import scalable_cross_entropy
+
+
+def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
+    kind = config["loss_type"]
+    if kind == "CE":
+        return full_cross_entropy
+    if kind == "SCE":
+        keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
+        return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
+    raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
 
 
 class PosRecommender(SequentialRecommender):
@@ -32,8 +46,7 @@ class PosRecommender(SequentialRecommender):
         super().__init__(config, dataset)
         self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        if config["loss_type"] != "CE":
-            raise UsageError(f"loss_type: {config['loss_type']!r} is not one of CE")
+        self.loss = loss_function(config)
         self.item_embedding = nn.Embedding(self.n_items, config["hidden_size"], padding_idx=0)
 
     def init_weights(self) -> None:
@@ -49,16 +62,16 @@ class PosRecommender(SequentialRecommender):
         raise NotImplementedError
 
     def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
-        """Mean cross-entropy over the batch's targets (FPARec, equation 11)."""
+        """Loss of the batch's targets, by default mean cross-entropy (FPARec, equation 11)."""
         if isinstance(interaction, SequenceBatch):
             batch = interaction
             ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, batch.times)
             hidden = self.encode(batch.items, ctx)
             if batch.positions is not None:
                 hidden = hidden[batch.positions]
-            return full_cross_entropy(hidden, self.item_embedding.weight, batch.targets)
+            return self.loss(hidden, self.item_embedding.weight, batch.targets)
         targets = interaction[self.POS_ITEM_ID]
-        return full_cross_entropy(self._last(interaction), self.item_embedding.weight, targets)
+        return self.loss(self._last(interaction), self.item_embedding.weight, targets)
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None):
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d]."""

@@ -10,8 +10,8 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.base import Dimensions, InputPosition
 
 
-class LearnedPosition(InputPosition):
-    """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018).
+class AbsolutePosition(InputPosition):
+    """Base: x + P, row by row of a table ``weight`` [n, d].
 
     Args:
         dimensions: sizes of the model.
@@ -21,18 +21,40 @@ class LearnedPosition(InputPosition):
     """
 
     options = ("position_from",)
+    weight: Tensor
 
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
         super().__init__()
         if position_from not in ("oldest", "newest"):
             raise UsageError(f"position_from must be oldest or newest, found {position_from!r}")
         self.position_from = position_from
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        rows = ctx.index if self.position_from == "oldest" else ctx.max_length - 1 - ctx.age
+        return x + nn.functional.embedding(rows, self.weight)
+
+
+class LearnedPosition(AbsolutePosition):
+    """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018)."""
+
+    def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
+        super().__init__(dimensions, position_from=position_from)
         self.weight = nn.Parameter(torch.empty(dimensions.max_length, dimensions.hidden_size))
         nn.init.normal_(self.weight, std=dimensions.initializer_range)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        if self.position_from == "oldest":
-            rows = ctx.index
-        else:
-            rows = ctx.max_length - 1 - ctx.age
-        return x + nn.functional.embedding(rows, self.weight)
+
+class SinusoidalPosition(AbsolutePosition):
+    """Fixed sines and cosines, x + P (Vaswani et al., Attention Is All You Need, 2017).
+
+    P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
+    so item vectors should be too: set ``embedding_scale: True``.
+    """
+
+    def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
+        super().__init__(dimensions, position_from=position_from)
+        n, d = dimensions.max_length, dimensions.hidden_size
+        column = torch.arange(d, dtype=torch.float64)
+        frequency = 10000.0 ** (-(column - column % 2) / d)
+        angle = torch.arange(n, dtype=torch.float64)[:, None] * frequency
+        table = torch.where(column % 2 == 0, angle.sin(), angle.cos())
+        self.register_buffer("weight", table.to(torch.get_default_dtype()), persistent=False)

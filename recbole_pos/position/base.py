@@ -2,15 +2,16 @@
 
 A scheme sees tensors and a :class:`SequenceContext`, never a config or RecBole's Interaction.
 The attention layer owns projections, causal mask, softmax and dropout, so a scheme that fills only
-``rotate``, ``mix_keys``, ``mix_values`` or ``bias`` works inside masked attention; one that mixes
-along the sequence or replaces attention must itself be causal (``tests/test_positions.py`` checks
+``rotate`` or ``bias`` works inside masked attention; one that mixes along the sequence or replaces
+attention must itself be causal (``tests/test_positions.py`` checks
 every registered scheme by gradient).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -48,6 +49,12 @@ class PositionScheme(nn.Module):
     options: ClassVar[tuple[str, ...]] = ()
     needs_time: ClassVar[bool] = False
 
+    def share_with(self, first: Any) -> None:
+        """Called for every layer but the first, with the first layer's scheme of the same name.
+
+        A scheme whose parameters serve all layers takes them over here.
+        """
+
 
 class InputPosition(PositionScheme):
     """The place before the first layer, once per model: x0 = x + P."""
@@ -72,15 +79,18 @@ class AttentionPosition(PositionScheme):
         return h
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """K to U^T K along the sequence; [b, h, t, e] aligned at the start, zero at padding."""
+        """K to U^T K along each sequence; packed [m, h, e], to the same shape."""
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        """V to L V along the sequence; [b, h, t, e] aligned at the start, zero at padding."""
+        """V to L V along each sequence; packed [m, h, e], to the same shape."""
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        """What is added to the scaled logits, broadcastable to [b, h, t, t]; None for nothing."""
+        """What is added to the scaled logits, broadcastable to [b, h, t, t]; None for nothing.
+
+        ``q`` and ``k`` are [b, h, t, e], rotated and mixed, aligned at the start, zero at padding.
+        """
         return None
 
     def attend(
@@ -98,59 +108,70 @@ class AttentionPosition(PositionScheme):
 class Compose(AttentionPosition):
     """Several attention schemes as one: hooks run in the order given, biases add up.
 
+    Args:
+        schemes: by their registered names.
+
     Raises:
         UsageError: if more than one of the schemes replaces attention, or one that does is combined
             with a scheme whose places (rotate, mix, bias) it would silently ignore.
     """
 
-    def __init__(self, schemes: list[AttentionPosition]) -> None:
+    def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
         super().__init__()
-        self.schemes = nn.ModuleList(schemes)
-        replacing = [s for s in schemes if type(s).attend is not AttentionPosition.attend]
+        self.schemes = nn.ModuleDict(schemes)
+        replacing = [n for n, s in schemes.items() if replaces_attention(type(s))]
         if replacing and len(schemes) > 1:
-            names = ", ".join(type(s).__name__ for s in schemes)
             raise UsageError(
-                f"{type(replacing[0]).__name__} replaces attention and cannot share a layer with "
-                f"other attention schemes (found {names})"
+                f"position: {replacing[0]} replaces attention and cannot share a layer with other "
+                f"attention schemes (found {', '.join(schemes)})"
             )
-        self.projections = replacing[0].projections if replacing else PROJECTIONS
+        self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
+
+    def share_with(self, first: Compose) -> None:
+        for name, scheme in self.schemes.items():
+            scheme.share_with(first.schemes[name])
 
     def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes:
+        for scheme in self.schemes.values():
             h = scheme.rotate(h, ctx)
         return h
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes:
+        for scheme in self.schemes.values():
             k = scheme.mix_keys(k, ctx)
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes:
+        for scheme in self.schemes.values():
             v = scheme.mix_values(v, ctx)
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes]
+        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes.values()]
         biases = [bias for bias in biases if bias is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
     def attend(self, query, key, value, ctx, dropout) -> Tensor | None:
-        for scheme in self.schemes:
+        for scheme in self.schemes.values():
             out = scheme.attend(query, key, value, ctx, dropout)
             if out is not None:
                 return out
         return None
 
 
+def replaces_attention(scheme: type[AttentionPosition]) -> bool:
+    """Whether a scheme stands in for dot-product attention as a whole."""
+    return scheme.attend is not AttentionPosition.attend
+
+
 class ComposeInput(InputPosition):
     """Several input encodings, applied in the order given."""
 
-    def __init__(self, schemes: list[InputPosition]) -> None:
+    def __init__(self, schemes: Mapping[str, InputPosition]) -> None:
         super().__init__()
-        self.schemes = nn.ModuleList(schemes)
+        self.schemes = nn.ModuleDict(schemes)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes:
+        for scheme in self.schemes.values():
             x = scheme(x, ctx)
         return x

@@ -18,7 +18,10 @@ from recbole_pos.position.base import (
 
 @dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model: one input encoding, and a factory called once per layer."""
+    """The schemes of one model: one input encoding, and a factory called once per layer.
+
+    What the schemes of different layers share is the first layer's (``share_with``).
+    """
 
     input: InputPosition
     attention: Callable[[], AttentionPosition]
@@ -41,15 +44,23 @@ def build_schemes(
     from recbole_pos.properties import scheme_names
     from recbole_pos.registry import SCHEMES
 
-    classes = [SCHEMES[name] for name in scheme_names(position)]
-    inputs = [c for c in classes if issubclass(c, InputPosition)]
-    inside = [c for c in classes if issubclass(c, AttentionPosition)]
+    classes = {name: SCHEMES[name] for name in scheme_names(position)}
 
-    def make(cls: type[PositionScheme]) -> Any:
-        return cls(dimensions, **{name: options[name] for name in cls.options})
+    def make(place: type[PositionScheme]) -> dict[str, Any]:
+        return {
+            name: cls(dimensions, **{key: options[key] for key in cls.options})
+            for name, cls in classes.items()
+            if issubclass(cls, place)
+        }
+
+    layers: list[Compose] = []
 
     def attention() -> AttentionPosition:
-        return make(inside[0]) if len(inside) == 1 else Compose([make(c) for c in inside])
+        layers.append(Compose(make(AttentionPosition)))
+        if len(layers) > 1:
+            layers[-1].share_with(layers[0])
+        return layers[-1]
 
-    first = make(inputs[0]) if len(inputs) == 1 else ComposeInput([make(c) for c in inputs])
-    return Schemes(first, attention, any(c.needs_time for c in classes))
+    inputs = make(InputPosition)
+    first = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
+    return Schemes(first, attention, any(c.needs_time for c in classes.values()))

@@ -1,0 +1,145 @@
+"""Which held-out events are predicted, and what becomes of items that training never saw.
+
+The protocol of Gusak et al., "Time to Split: Exploring Data Splitting Strategies for Offline
+Evaluation of Sequential Recommenders", 2025, over any split of ``splits.py``: every held-out event
+is a target of its own (successive evaluation), or one per user and phase.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.splits import PHASES, TRAIN, show_time, split_events, split_kind
+from recbole_pos.errors import UsageError
+
+TARGETS = ("all", "last", "first", "random")
+COLD_ITEMS = ("keep", "drop")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The events of a log, their parts and the targets among them: the same for all models.
+
+    Attributes:
+        log: the events; under ``cold_items: drop`` without the held-out events of cold items.
+        part: [events] int8 of TRAIN, VALID and TEST.
+        is_target: [events] bool; an event without history never is one.
+        summary: what was split, held out and left out, in plain values; see :func:`make_split`.
+    """
+
+    log: EventLog
+    part: np.ndarray
+    is_target: np.ndarray
+    summary: dict[str, Any]
+
+
+def make_split(
+    log: EventLog, eval_args: dict[str, Any], user_tokens: np.ndarray, item_num: int
+) -> Split:
+    """Cut the log, drop cold items if asked to, and choose the targets.
+
+    Args:
+        log: all events.
+        eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
+        user_tokens: [users] name of each user.
+        item_num: size of the catalogue, padding included.
+
+    Returns:
+        The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
+        cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
+        ``target``) and ``targets``, which add up; and ``cold_targets`` among the targets.
+
+    Raises:
+        UsageError: for a wrong value in ``eval_args``.
+    """
+    mode, cold_mode = eval_args["target"], eval_args["cold_items"]
+    for key, value, known in (("target", mode, TARGETS), ("cold_items", cold_mode, COLD_ITEMS)):
+        if value not in known:
+            raise UsageError(f"eval_args.{key}: {value!r} is not one of {', '.join(known)}")
+    part, boundaries = split_events(log, eval_args)
+    cold = np.bincount(log.items.numpy()[part == TRAIN], minlength=item_num) == 0
+    cut = part
+    if cold_mode == "drop":
+        keep = ~cold[log.items.numpy()]
+        log, part = log.keep(keep), part[keep]
+    has_history = log.ranks > 0
+    is_target = has_history & (part == TRAIN)
+    is_target[_choose(log, part, mode, user_tokens)] = True
+    kind, value = split_kind(eval_args)
+    summary = {
+        "split": {kind: list(value) if kind != "LS" else value},
+        "boundaries": boundaries,
+        "target": mode,
+        "cold_items": cold_mode,
+        "items_without_training": int(cold[1:].sum()),
+        "events": _per_phase(cut),
+        "dropped": _difference(_per_phase(cut), _per_phase(part)),
+        "without_history": _per_phase(part[~has_history]),
+        "not_chosen": _per_phase(part[has_history & ~is_target]),
+        "targets": _per_phase(part[is_target]),
+        "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
+    }
+    return Split(log, part, is_target, summary)
+
+
+def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
+    """[targets] the held-out events that count: all with a history, or one per user and phase."""
+    held_out = np.flatnonzero((part != TRAIN) & (log.ranks > 0))
+    if mode == "all":
+        return held_out
+    users = log.users.numpy()[held_out]
+    # events of a user are in time order, so those of a phase follow each other
+    group, start, count = np.unique(
+        users * len(PHASES) + part[held_out], return_index=True, return_counts=True
+    )
+    if mode == "first":
+        return held_out[start]
+    if mode == "last":
+        return held_out[start + count - 1]
+    names = user_tokens[group // len(PHASES)].tolist()
+    draws = [_draw(*pair) for pair in zip(names, (group % len(PHASES)).tolist(), strict=True)]
+    return held_out[start + np.array(draws, dtype=np.int64) % count]
+
+
+def _draw(user: str, phase: int) -> int:
+    """A number that looks random and depends on nothing but its arguments: no seed, no user id."""
+    digest = hashlib.blake2b(f"{PHASES[phase]} {user}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """A summary as one line for people; empty where nothing is worth a line."""
+    notes = {
+        "without_history": "without history",
+        "dropped": "dropped as cold",
+        "not_chosen": "not chosen",
+        "cold_targets": "with a cold item",
+    }
+    times = " and ".join(show_time(time) for time in summary["boundaries"])
+    parts, noted = [f"train {summary['events']['train']:,} events"], bool(times)
+    for phase in PHASES[1:]:
+        events = summary["events"][phase]
+        found = [f"{summary[key][phase]:,} {text}" for key, text in notes.items()]
+        found = [text for text in found if not text.startswith("0 ")]
+        noted |= bool(found)
+        if events:
+            note = f" ({', '.join(found)})" if found else ""
+            parts.append(
+                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"
+            )
+    where = f" at time {times}" if times else ""
+    return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if noted else ""
+
+
+def _per_phase(part: np.ndarray) -> dict[str, int]:
+    counts = np.bincount(part, minlength=len(PHASES))
+    return dict(zip(PHASES, counts.tolist(), strict=True))
+
+
+def _difference(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
+    return {phase: one[phase] - two[phase] for phase in one}

@@ -1,0 +1,181 @@
+"""Scalable cross-entropy: the loss of every position against the items that matter most to it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recbole_pos.layers.losses import CHUNK_ELEMENTS
+
+GROUP = 16  # products whose largest decides whether any of them is looked at
+
+
+def scalable_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    n_buckets: int | None,
+    bucket_size_x: int | None,
+    bucket_size_y: int,
+    mix_x: bool,
+) -> Tensor:
+    """Cross-entropy within buckets of positions and items that point the same way.
+
+    Mezentsev, Gusak, Oseledets and Frolov, "Scalable Cross-Entropy Loss for Sequential
+    Recommendations with Large Item Catalogs", RecSys 2024. The directions are drawn from torch's
+    default generator; sizes are cut to what exists.
+
+    Args:
+        hidden: [m, d] one vector per position that has a target.
+        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        targets: [m] int64 item of each position, in 1..items-1.
+        n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
+        bucket_size_x: positions a bucket takes; None for 2 sqrt(m), rounded up.
+        bucket_size_y: items a bucket takes.
+        mix_x: directions are random mixtures of ``hidden`` rather than random normal.
+
+    Returns:
+        Scalar, see :func:`bucket_cross_entropy`.
+    """
+    recommended = math.ceil(2 * math.sqrt(hidden.size(0)))
+    n = n_buckets or recommended
+    with torch.autocast(hidden.device.type, enabled=False):
+        x = hidden.detach().to(weight.dtype)
+        buckets = torch.randn(n, len(x) if mix_x else x.size(1), dtype=x.dtype, device=x.device)
+        if mix_x:
+            buckets = buckets @ x
+    return bucket_cross_entropy(
+        hidden, weight, targets, buckets, bucket_size_x or recommended, bucket_size_y
+    )
+
+
+def bucket_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
+) -> Tensor:
+    """Mean over the positions that fell in a bucket of their largest loss in one.
+
+    Args:
+        hidden, weight, targets: as in :func:`scalable_cross_entropy`.
+        buckets: [n_buckets, d] directions; a bucket takes the positions and the items of the
+            largest products with its direction.
+        size_x: positions a bucket takes.
+        size_y: items a bucket takes.
+
+    Returns:
+        Scalar; the loss of a position in a bucket is -log softmax of its target among the target
+        and the bucket's other items.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, candidates = hidden.to(weight.dtype), weight.detach()[1:]
+        positions = largest_products(buckets, hidden.detach(), size_x)
+        items = largest_products(buckets, candidates, size_y) + 1
+        return _BucketCrossEntropy.apply(hidden, weight, targets, positions, items)
+
+
+def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
+    """[n, min(k, rows)] which rows have the largest products with each of [n, d] buckets; exact.
+
+    Rows are taken in chunks. The k-th best so far is a threshold, and of a chunk only groups of
+    products whose maximum lies above it are looked at: few after the first chunk.
+    """
+    n, total = len(buckets), len(rows)
+    elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"])
+    groups = max(1, elements // n // GROUP)  # of a chunk
+    width = groups * GROUP
+    member = torch.arange(0, width, groups, device=rows.device)[:, None]  # a group has a stride
+    best, index = rows.new_empty(n, 0), torch.empty(n, 0, dtype=torch.int64, device=rows.device)
+    buffer = rows.new_empty(n, min(width, total))
+    for start in range(0, total, width):
+        chunk = rows[start : start + width]
+        found = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
+        if best.size(1) < k or len(chunk) < width:
+            where = torch.arange(start, start + len(chunk), device=rows.device).expand(n, -1)
+        else:
+            found = found.view(n, GROUP, groups)
+            highest = found.amax(1)
+            # "not below", so that values that are no numbers come through and end in the loss
+            count = int((~(highest <= best.amin(1, keepdim=True))).sum(1).amax())
+            if not count:
+                continue
+            group = highest.topk(count, 1, sorted=False).indices[:, None].expand(-1, GROUP, -1)
+            found = found.gather(2, group).flatten(1)
+            where = (group + member + start).flatten(1)
+        found, where = torch.cat([best, found], 1), torch.cat([index, where], 1)
+        best, kept = found.topk(min(k, found.size(1)), 1, sorted=False)
+        index = where.gather(1, kept)
+    return index
+
+
+class _BucketCrossEntropy(torch.autograd.Function):
+    """Losses of all buckets, then the gradient of those that are their position's largest.
+
+    Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
+    the items, and nothing of that size is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        positions: Tensor,
+        items: Tensor,
+    ) -> Tensor:
+        target_logit = (hidden * weight[targets]).sum(1)
+        losses = target_logit[positions]
+        for part in _parts(positions, items, hidden.size(1)):
+            _, _, logits = _others(hidden, weight, targets, positions[part], items[part])
+            losses[part] = logits.logsumexp(2) - losses[part]
+        losses = losses.logaddexp(losses.new_zeros(()))
+        largest = hidden.new_full((len(hidden),), -torch.inf)
+        largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
+        covered = largest != -torch.inf
+        count = covered.sum()
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            # equal largest losses share the gradient, as torch's amax does
+            chosen = (losses == largest[positions]).to(losses.dtype)
+            ties = torch.zeros_like(largest).index_add_(0, positions.flatten(), chosen.flatten())
+            share = chosen / ties.clamp(min=1)[positions] / count
+            of_target = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
+            grad_hidden = of_target * weight[targets]
+            grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
+            for part in _parts(positions, items, hidden.size(1)):
+                where, which = positions[part], items[part]
+                rows, columns, logits = _others(hidden, weight, targets, where, which)
+                log_sum_exp = losses[part] + target_logit[where]
+                logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
+                grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
+                grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad.device.type == "cpu" and grad.item() == 1:  # spares a copy of the catalogue
+            return grad_hidden, grad_weight, None, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None
+
+
+def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
+    """Slices of buckets whose logits and vectors are of about CHUNK_ELEMENTS at a time."""
+    n, x, y = *positions.shape, items.size(1)
+    elements = CHUNK_ELEMENTS.get(positions.device.type, CHUNK_ELEMENTS["cuda"])
+    step = max(1, elements // max(x * y, x * d, y * d))
+    return [slice(start, start + step) for start in range(0, n, step)]
+
+
+def _others(
+    hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions [c, x, d] and items [c, y, d] of c buckets; logits [c, x, y] of all but targets."""
+    rows, columns = hidden[positions], weight[items]
+    logits = rows @ columns.mT
+    logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)
+    return rows, columns, logits

@@ -1,0 +1,100 @@
+"""Products with lower-triangular matrices that do not pay for the zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+# rows of a block: smaller ones skip more zeros, larger ones make faster products
+BLOCK = 64
+# From this length on a Toeplitz product is cheaper by FFT (measured on CPU, benchmarks/kernel.py).
+FFT_LENGTH = 768
+
+
+class _TriangularProduct(torch.autograd.Function):
+    """matrix @ x in blocks of rows; only blocks that touch the band are read or written."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, matrix: Tensor, x: Tensor, band: int) -> Tensor:
+        ctx.save_for_backward(matrix, x)
+        ctx.band = band
+        out = torch.empty_like(x)
+        for rows, columns in _blocks(len(matrix), band):
+            torch.mm(matrix[rows, columns], x[columns], out=out[rows])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, x = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_matrix = torch.zeros_like(matrix)
+        grad_x = torch.zeros_like(x)
+        for rows, columns in _blocks(len(matrix), ctx.band):
+            grad_x[columns].addmm_(matrix[rows, columns].t(), grad[rows])
+            torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
+        return grad_matrix, grad_x, None
+
+
+def _blocks(t: int, band: int) -> Iterator[tuple[slice, slice]]:
+    """Row blocks, each with the columns that may be other than zero in it."""
+    for start in range(0, t, BLOCK):
+        end = min(start + BLOCK, t)
+        yield slice(start, end), slice(max(start - band + 1, 0), end)
+
+
+def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
+    """matrix @ x for a lower-triangular matrix that is zero from the ``band``-th subdiagonal on.
+
+    Args:
+        matrix: [t, t]; zero at [i, j] for j > i and for i - j >= band.
+        x: [t, c].
+        band: how many diagonals, the main one counted; t for a full triangle.
+
+    Returns:
+        [t, c]. Row i of the result, and of its derivative, depends on rows up to i alone. The
+        gradient to the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
+    """
+    return _TriangularProduct.apply(matrix, x, band)
+
+
+def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
+    """[t, t] with ``weight[i - j]`` at [i, j], zero above the diagonal and beyond the weights.
+
+    The weights between zeros, repeated for every row and read with rows one longer, move one column
+    a row: no index, so the gradient is a plain sum.
+    """
+    lags = weight[:t]
+    line = F.pad(lags, (t - 1, t - len(lags)))
+    shifted = F.pad(line.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
+    return shifted[:, :t].flip(1)
+
+
+def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
+    """Causal convolution: out[i] = sum over lags s of weight[s] x[i - s].
+
+    Long sequences are halved: both halves are convolved alike, and what the older half gives to the
+    newer one is an FFT of the older half alone. So no rounding carries anything back in time, which
+    one FFT over the whole sequence would do.
+
+    Args:
+        weight: [band].
+        x: [t, c].
+
+    Returns:
+        [t, c].
+    """
+    t, c = x.shape
+    if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
+        return triangular_product(toeplitz_matrix(weight, t), x, min(len(weight), t))
+    half = (t + 1) // 2
+    older, newer = x[:half], F.pad(x[half:], (0, 0, 0, 2 * half - t))
+    within = toeplitz_product(weight, torch.cat((older, newer), 1))
+    # circular, of length 2 half: what wraps around lands in rows below half, which are not read
+    spectrum = torch.fft.rfft(weight[:t], 2 * half)
+    crossed = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
+    return torch.cat((within[:, :c], within[: t - half, c:] + crossed[:, half:t].t()))

@@ -1,0 +1,118 @@
+"""Terms added to the logits that depend on the distance of two events alone.
+
+Distances count events: i - j for query i and key j. The causal mask comes later, so what stands
+above the diagonal does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+
+class DistanceBias(AttentionPosition):
+    """Base: B_ij = f_h(i - j) for one function per head."""
+
+    def curve(self, distance: Tensor) -> Tensor:
+        """[h, t] bias of each head at the distances 0 .. t - 1 ([t])."""
+        raise NotImplementedError
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        t = ctx.width
+        distance = torch.arange(t, device=q.device)
+        # rows of a Toeplitz matrix are windows of the reversed curve followed by its first value
+        curve = self.curve(distance).to(q.dtype)
+        lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
+        return curve[:, lag].unsqueeze(0)
+
+
+class ALiBi(DistanceBias):
+    """Linear decay with a fixed slope per head, -m_h (i - j) (Press et al., ALiBi, 2022).
+
+    Slopes are 2^(-8/h), 2^(-16/h), ... for a power of two heads; otherwise those of the next lower
+    power of two, followed by every other slope of twice as many heads.
+    """
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__()
+        h = dimensions.n_heads
+        lower = 2 ** int(math.log2(h))
+        slopes = [2 ** (-8 * i / lower) for i in range(1, lower + 1)]
+        slopes += [2 ** (-8 * i / (2 * lower)) for i in range(1, 2 * lower, 2)][: h - lower]
+        self.register_buffer("slopes", torch.tensor(slopes)[:, None], persistent=False)
+
+    def curve(self, distance: Tensor) -> Tensor:
+        return -self.slopes * distance
+
+
+class T5Bias(DistanceBias):
+    """A learned bias per head and bucket of distances (Raffel et al., T5, 2020).
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to
+    ``t5_max_distance``, and the last one takes all that is farther. Starts at zero.
+
+    Args:
+        dimensions: sizes of the model.
+        t5_buckets: number of buckets, at least 2.
+        t5_max_distance: where the last bucket begins to take everything.
+    """
+
+    options = ("t5_buckets", "t5_max_distance")
+
+    def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
+        super().__init__()
+        if t5_buckets < 2 or t5_max_distance <= t5_buckets // 2:
+            raise UsageError(
+                "t5_buckets must be at least 2 and t5_max_distance more than half of it, found "
+                f"{t5_buckets} and {t5_max_distance}"
+            )
+        self.weight = nn.Parameter(torch.zeros(dimensions.n_heads, t5_buckets))
+        exact = t5_buckets // 2
+        distance = torch.arange(dimensions.max_length)
+        grown = (distance.clamp(min=1).double() / exact).log() / math.log(t5_max_distance / exact)
+        far = exact + (grown * (t5_buckets - exact)).long()
+        bucket = torch.where(distance < exact, distance, far.clamp(max=t5_buckets - 1))
+        self.register_buffer("bucket", bucket, persistent=False)
+
+    def curve(self, distance: Tensor) -> Tensor:
+        return self.weight[:, self.bucket[distance]]
+
+
+class KERPLE(DistanceBias):
+    """Kernelised distance with two learned numbers per head (Chi et al., KERPLE, 2022).
+
+    ``log``: -r1 log(1 + r2 (i - j)) with r1, r2 > 0; ``power``: -r1 (i - j)^r2 with r1 > 0 and
+    0 < r2 <= 2. Both are kept in range by softplus, and twice a sigmoid; the authors clamp.
+
+    Args:
+        dimensions: sizes of the model.
+        kerple_kind: log or power.
+    """
+
+    options = ("kerple_kind",)
+
+    def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
+        super().__init__()
+        if kerple_kind not in ("log", "power"):
+            raise UsageError(f"kerple_kind must be log or power, found {kerple_kind!r}")
+        self.kind = kerple_kind
+        h = dimensions.n_heads
+        # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
+        start = (torch.arange(h) + 0.5) / h
+        self.raw_r1 = nn.Parameter(start.expm1().log())
+        self.raw_r2 = nn.Parameter(start.expm1().log() if self.kind == "log" else (start / 2).logit())
+
+    def curve(self, distance: Tensor) -> Tensor:
+        r1, raw = F.softplus(self.raw_r1)[:, None], self.raw_r2[:, None]
+        if self.kind == "log":
+            return -r1 * torch.log1p(F.softplus(raw) * distance)
+        # 0^r2 is 0 whatever r2 is; its gradient to r2 is kept finite by starting at 1
+        power = distance.clamp(min=1).to(r1.dtype) ** (2 * raw.sigmoid())
+        return -r1 * power.masked_fill(distance == 0, 0)

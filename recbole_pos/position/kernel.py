@@ -1,0 +1,135 @@
+"""The positional kernel C = UL inside attention (Nabiev and Frolov, section 3).
+
+Equation 9 reads softmax((Q K^T U) / sqrt(d) under the causal mask) L V, with U upper and L lower
+triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V), and
+both factors are the same kind of thing: a lower-triangular matrix that mixes a sequence with its
+past (U^T for keys, L for values).
+
+Rows and columns count from the newest event, as the authors' padding on the left has it: a sequence
+of t events meets the last t rows and columns. For a Toeplitz factor that makes no difference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+FACTORS = ("toeplitz", "full", "identity")
+
+
+class Factor(nn.Module):
+    """A learned lower-triangular [n, n] matrix; the identity when fresh."""
+
+    def matrix(self, t: int) -> Tensor:
+        """The last t rows and columns, [t, t]."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor) -> Tensor:
+        """The last t rows and columns times [t, c]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Mix packed [m, h, e] along each sequence (equations 10 and 11)."""
+        with torch.autocast(x.device.type, enabled=False):
+            block = ctx.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
+            mixed = self.product(block.flatten(1)).view(block.shape)
+            return ctx.unpad(mixed, "end", time_major=True).to(x.dtype)
+
+
+class FullFactor(Factor):
+    """One weight for every pair of positions: n (n + 1) / 2 parameters, row by row."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+        row, column = torch.tril_indices(n, n)
+        self.register_buffer("place", row * n + column, persistent=False)
+        self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
+
+    def matrix(self, t: int) -> Tensor:
+        first = self.n - t  # row r begins at r (r + 1) / 2 of the weights
+        begin = first * (first + 1) // 2
+        rows = self.weight.new_zeros(t * self.n)
+        rows = rows.index_copy(0, self.place[begin:] - first * self.n, self.weight[begin:])
+        return rows.view(t, self.n)[:, first:]
+
+    def product(self, x: Tensor) -> Tensor:
+        return triangular_product(self.matrix(len(x)), x, len(x))
+
+
+class ToeplitzFactor(Factor):
+    """One weight for every lag, ``band`` of them (equation 10 with u_ik = w_(k-i))."""
+
+    def __init__(self, n: int, band: int | None) -> None:
+        super().__init__()
+        band = n if band is None else band
+        if not 1 <= band <= n:
+            raise UsageError(
+                f"kernel_band must be from 1 to MAX_ITEM_LIST_LENGTH ({n}), found {band}"
+            )
+        self.weight = nn.Parameter((torch.arange(band) == 0).to(torch.get_default_dtype()))
+
+    def matrix(self, t: int) -> Tensor:
+        return toeplitz_matrix(self.weight, t)
+
+    def product(self, x: Tensor) -> Tensor:
+        return toeplitz_product(self.weight, x)
+
+
+class PositionalKernel(AttentionPosition):
+    """Learned kernel C = UL over positions, on logits and values (Nabiev and Frolov, equation 9).
+
+    Fresh factors are the identity, so a new model equals its backbone. Section 3.4 gives each layer
+    its U and shares one L; section 6.3 and Table 4 call a variant with both per layer the default.
+    Both are here: the defaults are those of section 3.4, with BK + K(K + 1)/2 parameters for B
+    layers of length K.
+
+    Args:
+        dimensions: sizes of the model; all heads of a layer have the same factors.
+        kernel_u: U, acting on the logits: toeplitz, full, or identity for none.
+        kernel_l: L, acting on the values: the same choices.
+        kernel_u_shared: one U for all layers.
+        kernel_l_shared: one L for all layers.
+        kernel_band: lags that a Toeplitz factor has; all when None.
+    """
+
+    options = ("kernel_u", "kernel_l", "kernel_u_shared", "kernel_l_shared", "kernel_band")
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        kernel_u: str,
+        kernel_l: str,
+        kernel_u_shared: bool,
+        kernel_l_shared: bool,
+        kernel_band: int | None,
+    ) -> None:
+        super().__init__()
+        self.U = _factor("kernel_u", kernel_u, dimensions.max_length, kernel_band)
+        self.L = _factor("kernel_l", kernel_l, dimensions.max_length, kernel_band)
+        self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
+
+    def share_with(self, first: PositionalKernel) -> None:
+        for name, shared in self.shared.items():
+            if shared:
+                setattr(self, name, getattr(first, name))
+
+    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
+        return k if self.U is None else self.U(k, ctx)
+
+    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
+        return v if self.L is None else self.L(v, ctx)
+
+
+def _factor(key: str, kind: str, n: int, band: int | None) -> Factor | None:
+    if kind == "toeplitz":
+        return ToeplitzFactor(n, band)
+    if kind not in FACTORS:
+        raise UsageError(f"{key}: {kind!r} is not one of {', '.join(FACTORS)}")
+    return FullFactor(n) if kind == "full" else None

@@ -1,0 +1,54 @@
+"""Encodings that rotate query and key, so that their product depends on how far apart they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+
+def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (h_i, h_(i + e/2)) of every vector.
+
+    Args:
+        h: [..., e].
+        cos, sin: [..., e / 2], broadcastable: of the angle of each pair.
+
+    Returns:
+        [..., e]. RoFormer pairs neighbours (h_2i, h_(2i+1)) instead: the same up to a fixed order of
+        the columns of the projections.
+    """
+    first, second = h.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+class RotaryPosition(AttentionPosition):
+    """Rotary positions, (R_i q_i) . (R_j k_j) (Su et al., RoFormer, 2021).
+
+    The pair number l of a head turns by position * base^(-2l/e).
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        rope_base: the base.
+    """
+
+    options = ("rope_base",)
+
+    def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
+        super().__init__()
+        e = dimensions.head_size
+        if e % 2:
+            raise UsageError(
+                f"rope rotates pairs and needs heads of even size; hidden_size "
+                f"{dimensions.hidden_size} over {dimensions.n_heads} heads gives {e}"
+            )
+        frequency = rope_base ** (-torch.arange(0, e, 2, dtype=torch.float64) / e)
+        angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
+        for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
+            self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
+
+    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
+        return rotate_pairs(h, self.cos[ctx.index, None], self.sin[ctx.index, None])
