@@ -14,5 +14,6 @@ plug.into_recbole()
 
 from recbole_pos.quick_start import Result, load, run  # noqa: E402
 from recbole_pos.version import __version__  # noqa: E402
+from recbole_pos.warm_start import attach  # noqa: E402
 
-__all__ = ["Result", "__version__", "load", "run"]
+__all__ = ["Result", "__version__", "attach", "load", "run"]

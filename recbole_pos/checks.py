@@ -48,6 +48,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 EXAMPLES: dict[str, Any] = {
     "mask_history": True,
     "window_stride": 25,
+    "init_from": "saved/ml-100k/PosSASRec/20260101-120000",
+    "train_only": ["kernel"],
     "cape_positions": 50,
     "kernel_band": 20,
     **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
@@ -137,6 +139,9 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
         UsageError: if they do not.
     """
     _check_metrics(config)
+    for key in ("init_from", "train_only"):
+        if config[key] and not plugin_model:
+            raise UsageError(f"{key}: only the plugin's models can start from another run")
     betas = config["adam_betas"]
     if not (isinstance(betas, list) and len(betas) == 2 and all(_is_rate(b) for b in betas)):
         raise UsageError(f"adam_betas: expected two numbers in [0, 1), found {betas!r}")

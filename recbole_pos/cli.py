@@ -1,4 +1,4 @@
-"""The command line: ``recbole-pos run | models | plot``."""
+"""The command line: ``recbole-pos run | attach | models | schemes | plot``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
   recbole-pos run -m SASRec -d ml-100k --epochs=20 --learning_rate=5e-4
   recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
+  recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
 """
 
 
@@ -68,8 +69,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
     run.add_argument("--resume", metavar="RUN_DIR", help="continue an interrupted run")
     run.set_defaults(command=_run)
+    attach = commands.add_parser(
+        "attach",
+        parents=[debug],
+        help="add position schemes to a trained model and fine-tune only them",
+        description="Start from the best weights of a run, add position schemes, and train their "
+        "parameters alone. Options are those of the run; --key=value changes them.",
+        allow_abbrev=False,
+    )
+    attach.add_argument("trained", metavar="RUN_DIR", help="the folder of a finished run")
+    attach.add_argument("schemes", nargs="+", metavar="SCHEME", help="such as kernel")
+    attach.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
+    attach.set_defaults(command=_attach)
     models = commands.add_parser("models", parents=[debug], help="list what can be run")
     models.set_defaults(command=_models)
+    schemes = commands.add_parser("schemes", parents=[debug], help="list position schemes")
+    schemes.set_defaults(command=_schemes)
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
@@ -127,6 +142,40 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
         table.add_row(name, "RecBole", "sequential")
     for name in BUILTIN_GENERAL:
         table.add_row(name, "RecBole", "general")
+    Console().print(table)
+    return 0
+
+
+def _attach(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.warm_start import attach
+
+    attach(args.trained, args.schemes, parse_overrides(rest), run_dir=args.run_dir)
+    return 0
+
+
+def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from recbole_pos.position.build import describe
+    from recbole_pos.registry import SCHEMES
+
+    _no_more(rest)
+    columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
+    table = Table(
+        *columns, caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers"
+    )
+    for name in SCHEMES:
+        row = describe(name)
+        table.add_row(
+            name,
+            row.place,
+            "time" if row.needs_time else "order",
+            f"{row.parameters:,}",
+            ", ".join(row.options) or "-",
+            escape(row.summary),
+        )
     Console().print(table)
     return 0
 

@@ -19,6 +19,7 @@ from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.trainer import PosTrainer, masks_history
+from recbole_pos.warm_start import start_from
 
 
 @dataclass
@@ -63,8 +64,11 @@ class Experiment:
     data_seconds: float
 
 
-def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
-    """Data, model and trainer for a configuration, seeded."""
+def prepare(config: PosConfig, folder: RunFolder | None = None, fresh: bool = True) -> Experiment:
+    """Data, model and trainer for a configuration, seeded.
+
+    ``fresh`` is false where weights come from a checkpoint anyhow, so ``init_from`` is not read.
+    """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
@@ -83,6 +87,7 @@ def prepare(config: PosConfig, folder: RunFolder | None = None) -> Experiment:
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
+    start_from(model, config, weights=fresh)
     trainer = PosTrainer(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
@@ -151,7 +156,7 @@ def run(
     screen = Screen(verbose)
     logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
     keep_freed_memory()
-    experiment = prepare(config, folder)
+    experiment = prepare(config, folder, fresh=folder is None)
     trainer, loaders = experiment.trainer, experiment.loaders
     if folder is None:
         trainer.training_loader(loaders["train"])  # wrong options must not leave a folder behind
@@ -189,7 +194,7 @@ def run(
 def load(path: str | Path) -> Experiment:
     """A trained model with its data, from a run folder; best weights, evaluation mode."""
     folder = RunFolder(path)
-    experiment = prepare(PosConfig(None, None, [str(folder.config)]))
+    experiment = prepare(PosConfig(None, None, [str(folder.config)]), fresh=False)
     state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
     experiment.trainer.load_weights(state["best_weights"] or state["weights"])
     experiment.model.eval()

@@ -102,10 +102,11 @@ class PosTrainer(Trainer):
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
         name = self.learner.lower()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
         if name not in ("adam", "adamw"):
-            return super()._build_optimizer(**kwargs)
+            return super()._build_optimizer(**{"params": trained, **kwargs})
         return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](
-            self.model.parameters(),
+            trained,
             lr=self.learning_rate,
             betas=tuple(self.config["adam_betas"]),
             weight_decay=self.weight_decay,

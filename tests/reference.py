@@ -125,3 +125,76 @@ def bucket_cross_entropy(
             losses.setdefault(i, []).append(torch.log(sum(others, start=own)) - torch.log(own))
     largest = [max(found, key=Tensor.item) for found in losses.values()]
     return sum(largest) / len(largest), sorted(losses)
+
+
+def kernel_attention(q: Tensor, k: Tensor, v: Tensor, u: Tensor, low: Tensor) -> Tensor:
+    """Kernel attention paper, equations 9 to 11; u and low are the last t rows and columns."""
+    out = torch.zeros_like(v)
+    t, e = q.shape
+    z = [sum(u[s, j] * k[s] for s in range(j + 1)) for j in range(t)]  # eq. 10
+    y = [sum(low[j, s] * v[s] for s in range(j + 1)) for j in range(t)]  # eq. 11
+    for i in range(t):
+        sim = [math.exp(float(q[i] @ z[j]) / math.sqrt(e)) for j in range(i + 1)]
+        for j in range(i + 1):
+            out[i] += sim[j] / sum(sim) * y[j]
+    return out
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: list[list[float]]) -> Tensor:
+    """softmax(q k / sqrt(e) + bias) v over the past; one head."""
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        sim = [
+            math.exp(float(q[i] @ k[j]) / math.sqrt(q.size(1)) + bias[i][j]) for j in range(i + 1)
+        ]
+        for j in range(i + 1):
+            out[i] += sim[j] / sum(sim) * v[j]
+    return out
+
+
+def rotate(x: Tensor, base: float) -> Tensor:
+    """RoFormer, equation 15, with the pairs (i, i + e/2)."""
+    t, e = x.shape
+    out = torch.zeros_like(x)
+    for p in range(t):
+        for pair in range(e // 2):
+            angle = p * base ** (-2 * pair / e)
+            a, b = float(x[p, pair]), float(x[p, pair + e // 2])
+            out[p, pair] = a * math.cos(angle) - b * math.sin(angle)
+            out[p, pair + e // 2] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def alibi_slope(head: int, heads: int) -> float:
+    """ALiBi, section 3 and the authors' rule for other numbers of heads; heads count from 0."""
+    lower = 1
+    while lower * 2 <= heads:
+        lower *= 2
+    if head < lower:
+        return 2.0 ** (-8.0 * (head + 1) / lower)
+    return 2.0 ** (-8.0 * (2 * (head - lower) + 1) / (2 * lower))
+
+
+def t5_bucket(distance: int, buckets: int, farthest: int) -> int:
+    """T5's buckets for a causal decoder."""
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    grown = math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact)
+    return min(exact + int(grown), buckets - 1)
+
+
+def cape_bias(q: Tensor, k: Tensor, table: Tensor) -> list[list[float]]:
+    """CAPE: gates of dissimilarity summed from j to i, position clamped, table interpolated."""
+    bias = []
+    for i in range(len(q)):
+        row = []
+        for j in range(i + 1):
+            gates = [1 - 1 / (1 + math.exp(-float(q[i] @ k[s]))) for s in range(j, i + 1)]
+            p = min(sum(gates), len(table) - 1)
+            lower, upper = math.floor(p), math.ceil(p)
+            row.append(
+                float(q[i] @ ((1 - (p - lower)) * table[lower] + (p - lower) * table[upper]))
+            )
+        bias.append(row)
+    return bias

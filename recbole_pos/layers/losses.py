@@ -22,12 +22,12 @@ class _FullCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         m, items = hidden.size(0), weight.size(0)
-        want_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        want_hidden, want_weight = ctx.needs_input_grad[:2]
         elements = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"])
         rows = max(MIN_ROWS, min(m, elements // items))
         buffer = hidden.new_empty(min(rows, m), items)
-        grad_hidden = torch.empty_like(hidden) if want_grad else None
-        grad_weight = torch.zeros_like(weight) if want_grad else None
+        grad_hidden = torch.empty_like(hidden) if want_hidden else None
+        grad_weight = torch.zeros_like(weight) if want_weight else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for start in range(0, m, rows):
             chunk = hidden[start : start + rows]
@@ -41,21 +41,24 @@ class _FullCrossEntropy(torch.autograd.Function):
             # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
             log_sum_exp = highest - probability.amax(1, keepdim=True).log()
             total += (log_sum_exp - target_logit).sum(dtype=torch.float64)
-            if want_grad:
+            if want_hidden or want_weight:
                 probability.scatter_add_(1, target, torch.full_like(target_logit, -1.0))
+            if want_hidden:
                 torch.mm(probability, weight, out=grad_hidden[start : start + rows])
+            if want_weight:
                 grad_weight.addmm_(probability.t(), chunk / m)
-        if want_grad:
-            ctx.save_for_backward(grad_hidden.div_(m), grad_weight)
+        if want_hidden:
+            grad_hidden.div_(m)
+        ctx.save_for_backward(grad_hidden, grad_weight)
         return (total / m).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        if grad.device.type == "cpu" and grad.item() == 1:  # spares a copy of the catalogue
-            return grad_hidden, grad_weight, None
-        return grad_hidden * grad, grad_weight * grad, None
+        grads = ctx.saved_tensors
+        if not (grad.device.type == "cpu" and grad.item() == 1):  # spares a copy of the catalogue
+            grads = [None if saved is None else saved * grad for saved in grads]
+        return *grads, None
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

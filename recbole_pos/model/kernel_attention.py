@@ -15,9 +15,9 @@ equation    code
 10, 11      ``Factor``, ``ToeplitzFactor``, ``FullFactor``, same file
 =========== ===================================================================
 
-Its baselines are the backbone with another ``position``: nope, learned (Classic), rope and cape. Table
-4's variants are ``kernel_u``, ``kernel_l``, ``kernel_u_shared`` and ``kernel_l_shared``. Fine-tuning
-only the kernel of a trained model (section 6.1) is ``recbole-pos attach``.
+Its baselines are the backbone with another ``position``: nope, learned (Classic), rope and cape.
+Table 4's variants are ``kernel_u``, ``kernel_l``, ``kernel_u_shared`` and ``kernel_l_shared``.
+Fine-tuning only the kernel of a trained model (section 6.1) is ``recbole-pos attach``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ class DistanceBias(AttentionPosition):
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         t = ctx.width
         distance = torch.arange(t, device=q.device)
-        # rows of a Toeplitz matrix are windows of the reversed curve followed by its first value
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
         return curve[:, lag].unsqueeze(0)
@@ -106,8 +105,9 @@ class KERPLE(DistanceBias):
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
         start = (torch.arange(h) + 0.5) / h
-        self.raw_r1 = nn.Parameter(start.expm1().log())
-        self.raw_r2 = nn.Parameter(start.expm1().log() if self.kind == "log" else (start / 2).logit())
+        raw = start.expm1().log()  # softplus of it is start
+        self.raw_r1 = nn.Parameter(raw)
+        self.raw_r2 = nn.Parameter(raw.clone() if kerple_kind == "log" else (start / 2).logit())
 
     def curve(self, distance: Tensor) -> Tensor:
         r1, raw = F.softplus(self.raw_r1)[:, None], self.raw_r2[:, None]

@@ -13,6 +13,7 @@ from recbole_pos.position.base import (
     Dimensions,
     InputPosition,
     PositionScheme,
+    replaces_attention,
 )
 
 
@@ -64,3 +65,45 @@ def build_schemes(
     inputs = make(InputPosition)
     first = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
     return Schemes(first, attention, any(c.needs_time for c in classes.values()))
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``recbole-pos schemes`` tells about a scheme."""
+
+    place: str
+    needs_time: bool
+    parameters: int
+    options: tuple[str, ...]
+    summary: str
+
+
+def describe(name: str, n_layers: int = 2) -> Description:
+    """Describe a registered scheme, with its parameters counted in a model of common size.
+
+    A scheme that replaces attention also saves projections of the layer, which are not counted.
+    """
+    from recbole_pos.properties import ROOT, read_yaml
+    from recbole_pos.registry import SCHEMES
+
+    cls = SCHEMES[name]
+    dimensions = Dimensions(max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02)
+    schemes = build_schemes(name, dimensions, read_yaml(ROOT / "position" / f"{name}.yaml"))
+    layers = [schemes.attention() for _ in range(n_layers)]
+    distinct = {p for module in (schemes.input, *layers) for p in module.parameters()}
+    if issubclass(cls, InputPosition):
+        place = "input"
+    elif replaces_attention(cls):
+        place = "replaces attention"
+    else:
+        hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
+        base = AttentionPosition
+        filled = [hooks[h] for h in hooks if getattr(cls, h) is not getattr(base, h)]
+        place = ", ".join(filled) or "none"
+    return Description(
+        place,
+        cls.needs_time,
+        sum(p.numel() for p in distinct),
+        cls.options,
+        (cls.__doc__ or "").splitlines()[0],
+    )

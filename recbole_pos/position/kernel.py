@@ -1,9 +1,9 @@
 """The positional kernel C = UL inside attention (Nabiev and Frolov, section 3).
 
 Equation 9 reads softmax((Q K^T U) / sqrt(d) under the causal mask) L V, with U upper and L lower
-triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V), and
-both factors are the same kind of thing: a lower-triangular matrix that mixes a sequence with its
-past (U^T for keys, L for values).
+triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V),
+and both factors are the same kind of thing: a lower-triangular matrix that mixes a sequence with
+its past (U^T for keys, L for values).
 
 Rows and columns count from the newest event, as the authors' padding on the left has it: a sequence
 of t events meets the last t rows and columns. For a Toeplitz factor that makes no difference.

@@ -18,8 +18,8 @@ def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin: [..., e / 2], broadcastable: of the angle of each pair.
 
     Returns:
-        [..., e]. RoFormer pairs neighbours (h_2i, h_(2i+1)) instead: the same up to a fixed order of
-        the columns of the projections.
+        [..., e]. RoFormer pairs neighbours (h_2i, h_(2i+1)) instead: the same up to a fixed order
+        of the columns of the projections.
     """
     first, second = h.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
