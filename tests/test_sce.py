@@ -78,6 +78,16 @@ def test_sce_of_one_position_by_hand() -> None:
     assert (torch.autograd.grad(alone, hidden)[0] == 0).all()
 
 
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_only_the_gradient_that_is_asked_for(frozen: int) -> None:
+    inputs, (targets, buckets) = list(example()[:2]), example()[2:]
+    loss = sce.bucket_cross_entropy(*inputs, targets, buckets, 9, 4)
+    want = torch.autograd.grad(3 * loss, inputs)[1 - frozen]
+    inputs[frozen] = inputs[frozen].detach()
+    loss = sce.bucket_cross_entropy(*inputs, targets, buckets, 9, 4)
+    assert torch.equal(torch.autograd.grad(3 * loss, inputs[1 - frozen])[0], want)
+
+
 def test_padding_is_never_a_candidate() -> None:
     """Not even when its product is the largest by far."""
     hidden, weight, targets, buckets = example()

@@ -11,7 +11,7 @@ from test_positions import LENGTHS, D, N, _double, _rows, block, context, qkv, s
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import triangular
+from recbole_pos.layers import biased_attention, triangular
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
 from recbole_pos.position.base import AttentionPosition, Compose, Dimensions
@@ -116,7 +116,7 @@ def test_kerple(kind: str) -> None:
     shake(position)
 
     def want(q, k, v, head):
-        r1 = math.log1p(math.exp(position.raw_r1[head]))
+        r1 = math.log1p(math.exp(position.raw_r1[head].item()))
         raw = position.raw_r2[head].item()
         r2 = math.log1p(math.exp(raw)) if kind == "log" else 2 / (1 + math.exp(-raw))
 
@@ -345,6 +345,26 @@ def test_biases_add_up() -> None:
     q = torch.randn(2, 1, N, D)
     both = Compose({"alibi": alibi, "t5": t5}).bias(q, q, context([N, N]))
     torch.testing.assert_close(both, sum(s.bias(q, q, context([N, N])) for s in (alibi, t5)))
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple"])
+def test_a_learned_bias_needs_no_tensor_of_batch_times_pairs(monkeypatch, name: str) -> None:
+    """In chunks: the same output and gradients, and nothing of size [b, h, t, t]."""
+    b, t, heads = 16, 40, 2
+    position = scheme(name, heads, n=t)
+    shake(position)
+    layer = MultiHeadAttention(block(), position)
+    inputs = [x.requires_grad_() for x in qkv(b * t, heads)]
+    ctx, g = context([t] * b, t), torch.randn(b * t, heads, D // heads)
+    wanted = [*inputs, *position.parameters()]
+    want = torch.autograd.grad((layer._dot_product(*inputs, ctx) * g).sum(), wanted)
+    monkeypatch.setitem(biased_attention.CHUNK_ELEMENTS, "cpu", 2 * heads * t * t)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        got = torch.autograd.grad((layer._dot_product(*inputs, ctx) * g).sum(), wanted)
+    for a, b_ in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b_)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert 0 < largest < b * heads * t * t * 8 / 2
 
 
 def test_kernel_gradient() -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recbole_pos.layers.biased_attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition
@@ -119,6 +120,8 @@ class MultiHeadAttention(nn.Module):
         if bias is not None:
             bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)
         dropout = self.attn_dropout.p if self.training else 0.0
+        if bias is not None and bias.requires_grad and bias.size(0) == 1 and dropout == 0:
+            return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )

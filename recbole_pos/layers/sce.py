@@ -136,31 +136,37 @@ class _BucketCrossEntropy(torch.autograd.Function):
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
         covered = largest != -torch.inf
         count = covered.sum()
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+        want_hidden, want_weight = ctx.needs_input_grad[:2]
+        grad_hidden = grad_weight = None
+        if want_hidden or want_weight:
             # equal largest losses share the gradient, as torch's amax does
             chosen = (losses == largest[positions]).to(losses.dtype)
             ties = torch.zeros_like(largest).index_add_(0, positions.flatten(), chosen.flatten())
             share = chosen / ties.clamp(min=1)[positions] / count
             of_target = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
-            grad_hidden = of_target * weight[targets]
-            grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
+            if want_hidden:
+                grad_hidden = of_target * weight[targets]
+            if want_weight:
+                grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
             for part in _parts(positions, items, hidden.size(1)):
                 where, which = positions[part], items[part]
                 rows, columns, logits = _others(hidden, weight, targets, where, which)
                 log_sum_exp = losses[part] + target_logit[where]
                 logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
-                grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
-                grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
-            ctx.save_for_backward(grad_hidden, grad_weight)
+                if want_hidden:
+                    grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
+                if want_weight:
+                    grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
+        ctx.save_for_backward(grad_hidden, grad_weight)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        if grad.device.type == "cpu" and grad.item() == 1:  # spares a copy of the catalogue
-            return grad_hidden, grad_weight, None, None, None
-        return grad_hidden * grad, grad_weight * grad, None, None, None
+        grads = ctx.saved_tensors
+        if grad.device.type != "cpu" or grad.item() != 1:  # spares a copy of the catalogue
+            grads = [None if g is None else g * grad for g in grads]
+        return *grads, None, None, None
 
 
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:

@@ -39,6 +39,7 @@ class PosSASRec(PosRecommender):
             n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
         )
+        self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)
         self.needs_time = schemes.needs_time
         self.position_embedding = schemes.input

@@ -1,0 +1,64 @@
+"""Attention with a learned bias that all sequences of a batch share, without [b, h, t, t]."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+# Weights of about this many pairs are alive at a time; see losses.py on the two kinds of device.
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+
+
+class _BiasedAttention(torch.autograd.Function):
+    """Fused attention forward; backward in chunks of sequences, since fused kernels have no
+    gradient to a bias and torch would keep the weights of the whole batch for it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        # detached: torch takes the fused kernel only for a mask that wants no gradient
+        q, k, v, bias = (x.detach() for x in (q, k, v, bias))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        ctx.save_for_backward(q, k, v, bias, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, bias, out = ctx.saved_tensors
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        grad_bias = torch.zeros_like(bias)
+        scale = q.size(-1) ** -0.5
+        rows = max(1, _elements(q) // bias.numel())
+        for start in range(0, q.size(0), rows):
+            part = slice(start, start + rows)
+            query, dout = q[part] * scale, grad[part]
+            weight = (query @ k[part].transpose(-1, -2)).add_(bias).softmax(-1)
+            grads[2][part] = weight.transpose(-1, -2) @ dout
+            dlogits = dout @ v[part].transpose(-1, -2)
+            dlogits -= (dout * out[part]).sum(-1, keepdim=True)
+            dlogits *= weight
+            grads[0][part] = (dlogits @ k[part]) * scale
+            grads[1][part] = dlogits.transpose(-1, -2) @ query
+            grad_bias += dlogits.sum(0, keepdim=True)
+        return *grads, grad_bias
+
+
+def _elements(q: Tensor) -> int:
+    return CHUNK_ELEMENTS.get(q.device.type, CHUNK_ELEMENTS["cuda"])
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(e) + bias) v.
+
+    Args:
+        q, k, v: [b, h, t, e].
+        bias: [1, h, t, t], -inf where a query must not look; it gets a gradient.
+
+    Returns:
+        [b, h, t, e].
+    """
+    if q.size(0) * bias.numel() <= _elements(q):  # one chunk: torch's own is faster
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return _BiasedAttention.apply(q, k, v, bias)
