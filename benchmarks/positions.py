@@ -1,7 +1,8 @@
 """``make bench-positions``: the cost of position schemes, as epochs against PosSASRec's.
 
-All sides live in one process and take turns epoch by epoch, so that what disturbs one disturbs all;
-each figure is the best of ROUNDS epochs. Prints the table and writes ``results/speed_positions.md``.
+All sides live in one process and take turns epoch by epoch, so that what disturbs one disturbs
+all; each figure is the best of ROUNDS epochs. Prints the table and writes
+``results/speed_positions.md``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every scheme runs on the same backbone, split and search: each dropout of ``SEARCH`` once, the best
 on validation then with all seeds. Runs are kept and reused, interrupted ones resumed. Test ranks of
-every target are kept too, so that schemes are compared target by target. Writes
-``results/kernel_attention-<dataset>.md`` (a part of results/kernel_attention.md).
+every target are kept too, so that schemes are compared target by target. Writes the part of
+``results/kernel_attention.md`` between the marks of the dataset; ``--table`` only does that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ import numpy as np
 import yaml
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "results" / "kernel_attention.md"
 SEEDS = [2020, 2021, 2022]
 SEARCH = [0.3, 0.5]
 PROTOCOL: dict[str, Any] = {
@@ -62,6 +64,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for kind, (u, values) in KINDS.items()
     for shared in (False, True)
 }
+# the paper's Table 2 (NDCG@10 / HR@10 / COV@10 on beauty) and Table 4 (NDCG@10)
+PAPER = {
+    "NoPE": "0.0316 / 0.0571 / 0.6302",
+    "Classic": "0.0328 / 0.0627 / 0.5079",
+    "RoPE": "0.0347 / 0.0650 / 0.6347",
+    "CAPE": "0.0377 / 0.0670 / 0.6376",
+    "Ours": "0.0394 / 0.0683 / 0.6201",
+    "T-T per layer": "0.0322",
+    "T-T shared": "0.0359",
+    "T-F per layer": "0.0394",
+    "T-F shared": "0.0378",
+    "F-T per layer": "0.0351",
+    "F-T shared": "0.0331",
+}
 
 
 @dataclass
@@ -76,9 +92,13 @@ class Study:
     threads: int
     tuned: dict[str, float] = field(default_factory=dict)
 
+    def path(self, name: str, dropout: float, seed: int) -> Path:
+        """Where a run is kept."""
+        return self.folder / f"{name.replace(' ', '-')}-{dropout}-{seed}"
+
     def run(self, name: str, scheme: dict[str, Any], dropout: float, seed: int) -> Path:
         """Train, unless done; the run folder."""
-        run = self.folder / f"{name.replace(' ', '-')}-{dropout}-{seed}"
+        run = self.path(name, dropout, seed)
         if (run / "result.json").exists():
             return run
         command = ["--resume", run]
@@ -92,7 +112,7 @@ class Study:
             }
             if self.data_path:
                 options["data_path"] = self.data_path
-            file = run.with_suffix(".yaml")
+            file = run.with_name(f"{run.name}.yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(yaml.safe_dump(options))
             command = ["-m", "PosSASRec", "-d", self.dataset, "--config_files", file]
@@ -116,24 +136,25 @@ class Study:
         with ThreadPoolExecutor(self.processes) as pool:
             list(pool.map(lambda job: self.run(*job), jobs))
 
-    def tune(self) -> None:
-        """The dropout of every scheme, by validation, with the same trials for each."""
+    def search(self) -> None:
+        """The same trials for every scheme."""
         self.all([(n, s, p, SEEDS[0]) for p in SEARCH for n, s in SCHEMES.items()])
-        for name, scheme in SCHEMES.items():
-            scores = {
-                p: result(self.run(name, scheme, p, SEEDS[0]))["best_valid"]["ndcg@10"]
-                for p in SEARCH
-            }
+
+    def tune(self) -> None:
+        """The dropout of every scheme, by validation."""
+        for name in SCHEMES:
+            runs = {p: self.path(name, p, SEEDS[0]) for p in SEARCH}
+            scores = {p: result(run)["best_valid"]["ndcg@10"] for p, run in runs.items()}
             self.tuned[name] = max(scores, key=scores.__getitem__)
 
     def dropout(self, name: str) -> float:
         """Variants of the kernel take the kernel's."""
         return self.tuned[name if name in SCHEMES else "Ours"]
 
-    def runs(self, name: str, seeds: list[int]) -> list[Path]:
-        """Finished runs of a row."""
-        scheme = {**SCHEMES, **VARIANTS}[name]
-        return [self.run(name, scheme, self.dropout(name), seed) for seed in seeds]
+    def finished(self, name: str) -> dict[int, Path]:
+        """The runs of a row that are done, by seed."""
+        folders = {seed: self.path(name, self.dropout(name), seed) for seed in SEEDS}
+        return {s: folder for s, folder in folders.items() if (folder / "result.json").exists()}
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -189,6 +210,71 @@ def difference(
     return float(delta[:, keep].mean()), float(low), float(high)
 
 
+def score(runs: dict[int, Path], metric: str, phase: str = "test") -> str:
+    """Mean and standard deviation over seeds."""
+    values = [result(run)[phase][metric] for run in runs.values()]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
+
+
+def paired(runs: dict[int, Path], others: dict[int, Path], **given: Any) -> str:
+    """Difference over the seeds that both have, in units of 0.0001, with its interval."""
+    seeds = sorted(set(runs) & set(others))
+    if not seeds or runs == others:
+        return ""
+    mean, low, high = difference([runs[s] for s in seeds], [others[s] for s in seeds], **given)
+    mark = "" if low <= 0 <= high else " *"
+    return f"{1e4 * mean:+.0f} [{1e4 * low:+.0f}, {1e4 * high:+.0f}]{mark}"
+
+
+def tables(study: Study) -> str:
+    """What the finished runs say."""
+    paper = PAPER if study.dataset == "amazon-beauty" else {}
+    done = {name: study.finished(name) for name in [*SCHEMES, *VARIANTS]}
+    lines = [
+        "| scheme | dropout | seeds | valid NDCG@10 | NDCG@10 | HR@10 | COV@10 | paper | epochs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in SCHEMES:
+        runs = done[name]
+        epochs = statistics.median(result(run)["epochs"] for run in runs.values())
+        cells = [name, f"{study.dropout(name)}", f"{len(runs)}"]
+        cells.append(score(runs, "ndcg@10", "best_valid"))
+        cells += [score(runs, metric) for metric in ("ndcg@10", "hit@10", "itemcoverage@10")]
+        cells += [paper.get(name, ""), f"{epochs:g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    length = gains(next(iter(done["Ours"].values())))[1]
+    bins = {"1 to 5": length <= 5, "6 to 15": (length > 5) & (length <= 15), "over 15": length > 15}
+    header = ["difference in NDCG@10, in 0.0001", "all targets"]
+    header += [f"history {name} ({where.sum():,})" for name, where in bins.items()]
+    lines += ["", f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    pairs = [("Ours", name) for name in SCHEMES if name != "Ours"]
+    pairs += [("RoPE", "NoPE"), ("CAPE", "NoPE"), ("Classic", "NoPE")]
+    for one, other in pairs:
+        cells = [paired(done[one], done[other])]
+        cells += [paired(done[one], done[other], where=where) for where in bins.values()]
+        lines.append(f"| {one} - {other} | {' | '.join(cells)} |")
+    variants = {name: runs for name, runs in done.items() if name in VARIANTS and runs}
+    if variants:
+        lines += ["", "| variant | seeds | NDCG@10 | HR@10 | paper NDCG@10 | - Ours |"]
+        lines.append("|---|---|---|---|---|---|")
+        for name, runs in variants.items():
+            cells = [f"{len(runs)}", score(runs, "ndcg@10"), score(runs, "hit@10")]
+            cells += [paper.get(name, ""), paired(runs, done["Ours"])]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(study: Study) -> None:
+    """Replace the dataset's part of the results page."""
+    begin, end = (f"<!-- {mark} {study.dataset} -->" for mark in ("begin", "end"))
+    page = PAGE.read_text()
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n{tables(study)}\n{end}{after}")
+    print(tables(study))
+
+
 def main() -> None:
     """Run what is missing, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -198,6 +284,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "saved" / "results-kernel-attention")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--table", action="store_true", help="only write what is finished")
     given = parser.parse_args()
     study = Study(
         given.dataset,
@@ -207,9 +294,15 @@ def main() -> None:
         given.processes,
         given.threads,
     )
+    if not given.table:
+        study.search()
     study.tune()
-    study.all([(n, s, study.dropout(n), seed) for seed in SEEDS for n, s in SCHEMES.items()])
-    study.all([(n, s, study.dropout(n), seed) for seed in SEEDS for n, s in VARIANTS.items()])
+    for number, seed in enumerate([*SEEDS, None]) if not given.table else ():
+        rows = [] if seed is None else [(n, s, seed) for n, s in SCHEMES.items()]
+        if number:  # variants one seed behind: first of all the main table
+            rows += [(n, s, SEEDS[number - 1]) for n, s in VARIANTS.items()]
+        study.all([(n, s, study.dropout(n), seed) for n, s, seed in rows])
+    write(study)
 
 
 if __name__ == "__main__":

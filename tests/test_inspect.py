@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import recbole_pos
 from recbole_pos.cli import main
 from recbole_pos.inspect.attention import positional_weights
+from recbole_pos.inspect.kernel import attention_maps, kernel_factors
+from recbole_pos.layers.context import SequenceContext
 
 
 def test_positional_weights_are_the_attention_of_the_model(experiment) -> None:
@@ -23,8 +26,61 @@ def test_positional_weights_are_the_attention_of_the_model(experiment) -> None:
     assert positional_weights(experiment("PosSASRec").model) == []
 
 
+def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
+    model = experiment("KernelAttention", kernel_u="full").model
+    kernels = [
+        layer.multi_head_attention.position.schemes["kernel"] for layer in model.trm_encoder.layer
+    ]
+    with torch.no_grad():
+        for parameter in (*kernels[0].parameters(), *kernels[1].U.parameters()):
+            parameter += torch.randn_like(parameter)
+    factors = kernel_factors(model)
+    assert list(factors) == ["U, layer 1", "U, layer 2", "L, all layers"]
+    low, at = factors["L, all layers"], 0
+    for i in range(12):
+        for j in range(i + 1):
+            assert low[i, j] == kernels[1].L.weight[at]
+            assert factors["U, layer 2"][j, i] == kernels[1].U.weight[at]
+            at += 1
+    assert (np.triu(low, 1) == 0).all() and (np.tril(factors["U, layer 1"], -1) == 0).all()
+    assert kernel_factors(experiment("PosSASRec").model) == {}
+
+
+@pytest.mark.parametrize("position", [["kernel"], ["cape", "rope"]], ids=str)
+def test_attention_maps_average_the_weights(experiment, position: list[str]) -> None:
+    """Against each history on its own, in loops over the newest events."""
+    made = experiment("PosSASRec", position=position)
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    model, loader, newest = made.model.eval(), made.loaders["test"], 5
+    maps = attention_maps(model, loader, newest)
+    assert [m.shape for m in maps] == [(2, newest, newest)] * 2
+    total, count = np.zeros((newest, newest)), 0
+    layer = model.trm_encoder.layer[0].multi_head_attention
+    for batch in loader:
+        for row in range(len(batch[0])):
+            length = int(batch[0][model.ITEM_SEQ_LEN][row])
+            if length < newest:
+                continue
+            items = batch[0][model.ITEM_SEQ][row][:length]
+            ctx = SequenceContext.from_lengths(torch.tensor([length]), 12)
+            weights = layer.weights(model.item_embedding(items), ctx)[0, 1].detach().numpy()
+            np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+            total += weights[-newest:, -newest:]
+            count += 1
+    np.testing.assert_allclose(maps[0][1], total / count, rtol=1e-4, atol=1e-6)
+    assert (np.triu(maps[0], 1) == 0).all()
+    assert attention_maps(experiment("FPARec").model, loader) == []
+
+
 @pytest.mark.parametrize(
-    ("model", "files"), [("FPARec", ["curves.png", "attention.png"]), ("Pop", ["curves.png"])]
+    ("model", "files"),
+    [
+        ("FPARec", ["curves.png", "attention.png"]),
+        ("KernelAttention", ["curves.png", "attention.png", "kernel.png"]),
+        ("Pop", ["curves.png"]),
+    ],
 )
 def test_plot_writes_pictures(tiny: Path, tmp_path: Path, capsys, model, files) -> None:
     options = {"data_path": str(tiny), "epochs": 2}

@@ -10,6 +10,8 @@ import numpy as np
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import positional_weights
+from recbole_pos.inspect.kernel import attention_maps, kernel_factors
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.quick_start import load
 from recbole_pos.report import RunFolder
 
@@ -18,7 +20,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 
 def plot_run(path: str | Path) -> list[Path]:
-    """Draw what a run has to show: curves.png, and attention.png for positional attention.
+    """Draw what a run has to show: curves.png, attention.png for plugin models, kernel.png.
 
     Args:
         path: a run folder.
@@ -38,9 +40,20 @@ def plot_run(path: str | Path) -> list[Path]:
     experiment = load(path)
     metric = experiment.config["valid_metric"].lower()
     files = [_curves(history, metric, folder.path / "curves.png")]
-    weights = positional_weights(experiment.model)
-    if weights:
-        files.append(_attention(weights, folder.path / "attention.png"))
+    model = experiment.model
+    weights = positional_weights(model)
+    loader = experiment.loaders["test"] or experiment.loaders["valid"]
+    if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
+        shown = [matrix / matrix.max(-1, keepdims=True) for matrix in weights]
+        label = "weight / largest of its row"
+        files.append(_attention(shown, label, folder.path / "attention.png"))
+    elif isinstance(model, PosRecommender) and loader:
+        shown = attention_maps(model, loader)
+        label = "weight, mean over histories"
+        files.append(_attention(shown, label, folder.path / "attention.png"))
+    factors = kernel_factors(model)
+    if factors:
+        files.append(_kernel(factors, folder.path / "kernel.png"))
     return files
 
 
@@ -64,9 +77,9 @@ def _curves(history: list[dict], metric: str, file: Path) -> Path:
     return file
 
 
-def _attention(weights: list[np.ndarray], file: Path) -> Path:
-    """One panel per layer and head; each row divided by its largest weight, as in Figure 3."""
-    heads = weights[0].shape[0]
+def _attention(weights: list[np.ndarray], label: str, file: Path) -> Path:
+    """One panel per layer and head of [h, t, t] weights; the last row is the newest event."""
+    heads, top = weights[0].shape[0], max(layer.max() for layer in weights)
     size = (3.6 * len(weights) + 0.8, 3.4 * heads)
     figure, panels = plt.subplots(
         heads, len(weights), figsize=size, squeeze=False, layout="constrained"
@@ -74,11 +87,29 @@ def _attention(weights: list[np.ndarray], file: Path) -> Path:
     for column, layer in enumerate(weights):
         for head, matrix in enumerate(layer):
             panel = panels[head, column]
-            shown = matrix / matrix.max(-1, keepdims=True)
-            image = panel.imshow(shown, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+            image = panel.imshow(matrix, cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
             name = f"layer {column + 1}" + (f", head {head + 1}" if heads > 1 else "")
             panel.set(title=name, xlabel="attends to position", ylabel="position")
-    figure.colorbar(image, ax=panels, shrink=0.8, label="weight / largest of its row")
+    figure.colorbar(image, ax=panels, shrink=0.8, label=label)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return file
+
+
+def _kernel(factors: dict[str, np.ndarray], file: Path) -> Path:
+    """One panel per factor, as in the kernel paper's Figure 1; fresh ones are the identity."""
+    figure, panels = plt.subplots(
+        1,
+        len(factors),
+        figsize=(3.6 * len(factors) + 0.8, 3.4),
+        squeeze=False,
+        layout="constrained",
+    )
+    top = max(np.abs(matrix).max() for matrix in factors.values())
+    for panel, (name, matrix) in zip(panels[0], factors.items(), strict=True):
+        image = panel.imshow(matrix, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
+        panel.set(title=name, xlabel="position", ylabel="position (last: newest)")
+    figure.colorbar(image, ax=panels, shrink=0.8, label="weight")
     figure.savefig(file, dpi=120)
     plt.close(figure)
     return file

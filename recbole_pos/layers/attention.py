@@ -109,8 +109,8 @@ class MultiHeadAttention(nn.Module):
         projected = dict(zip(names, parts, strict=True))
         return projected.get("query"), projected.get("key"), projected["value"]
 
-    def _dot_product(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
-        """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
+    def _places(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
+        """Rq, U^T(R k), L v as [b, h, t, e], and B under the causal mask, or None without B."""
         position = self.position
         query, key = position.rotate(query, ctx), position.rotate(key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
@@ -119,6 +119,11 @@ class MultiHeadAttention(nn.Module):
         bias = position.bias(q, k, ctx)
         if bias is not None:
             bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)
+        return q, k, v, bias
+
+    def _dot_product(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
+        """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
+        q, k, v, bias = self._places(query, key, value, ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
         if bias is not None and bias.requires_grad and bias.size(0) == 1 and dropout == 0:
             return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
@@ -126,6 +131,16 @@ class MultiHeadAttention(nn.Module):
             q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )
         return ctx.unpad(out.transpose(1, 2), "start")
+
+    def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """The softmax of dot-product attention, [b, h, t, t] aligned at the start; to look at."""
+        q, k, _, bias = self._places(*self._project(self.LayerNorm(x) if self.pre_norm else x), ctx)
+        logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
+        if bias is None:
+            logits = logits.masked_fill(future_mask(ctx.width, x.device), -torch.inf)
+        else:
+            logits = logits + bias
+        return logits.softmax(-1)
 
 
 class FeedForward(nn.Module):

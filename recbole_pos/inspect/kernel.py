@@ -1,0 +1,86 @@
+"""What a positional kernel has learned, and where attention looks.
+
+Figures 1 and 2 of the kernel attention paper (Nabiev and Frolov).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recbole_pos.layers.attention import MultiHeadAttention
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import replaces_attention
+from recbole_pos.position.kernel import PositionalKernel
+
+
+@torch.no_grad()
+def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
+    """The factors of every layer, [n, n] each: ``U, layer 1`` upper triangular, ``L, ...`` lower.
+
+    A factor that all layers share stands once, as ``L, all layers``. Empty without a kernel.
+    """
+    kernels = [m for m in model.modules() if isinstance(m, PositionalKernel)]
+    n = getattr(model, "max_seq_length", 0)
+    found: dict[str, np.ndarray] = {}
+    for name in ("U", "L"):
+        factors = [getattr(kernel, name) for kernel in kernels]
+        shared = len({id(factor) for factor in factors}) == 1 and len(factors) > 1
+        for number, factor in enumerate(factors[:1] if shared else factors):
+            if factor is None:
+                continue
+            matrix = factor.matrix(n)
+            where = "all layers" if shared else f"layer {number + 1}"
+            found[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
+    return found
+
+
+@torch.no_grad()
+def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.ndarray]:
+    """Attention weights of every dot-product layer, averaged over histories.
+
+    Args:
+        model: a trained plugin model.
+        loader: RecBole's loader of validation or test rows.
+        newest: how many of the newest events to show; histories with fewer are left out, and if
+            there are none the longest is taken.
+
+    Returns:
+        One [h, newest, newest] array per layer: row i is a query, the last row the newest event.
+        Empty if attention is replaced, see ``positional_weights`` in ``inspect/attention.py``.
+    """
+    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    layers = [m for m in layers if not any(map(replaces_attention, _schemes(m)))]
+    if not layers:
+        return []
+    lengths = torch.cat([batch[0][model.ITEM_SEQ_LEN] for batch in loader])
+    newest = min(newest, int(lengths.max()))
+    sums, count = [0.0 for _ in layers], 0
+    seen: list[tuple[torch.Tensor, SequenceContext]] = []
+    hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given)) for m in layers]
+    try:
+        for batch in loader:
+            rows = batch[0]
+            rows = rows[rows[model.ITEM_SEQ_LEN] >= newest]
+            if not len(rows):
+                continue
+            seen.clear()
+            model.full_sort_predict(rows.to(model.device))
+            for number, (layer, (x, ctx)) in enumerate(zip(layers, seen, strict=True)):
+                weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
+                end = ctx.lengths[:, None] - newest + torch.arange(newest, device=x.device)
+                row = torch.arange(len(end), device=x.device)[:, None, None]
+                cut = weights[row, end[:, :, None], :, end[:, None, :]]  # [b, newest, newest, h]
+                sums[number] += cut.sum(0).permute(2, 0, 1)
+            count += len(rows)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [(total / count).cpu().numpy() for total in sums]
+
+
+def _schemes(layer: MultiHeadAttention) -> list[type]:
+    return [type(scheme) for scheme in layer.position.schemes.values()]
