@@ -25,7 +25,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "results" / "kernel_attention.md"
 SEEDS = [2020, 2021, 2022]
-SEARCH = [0.3, 0.5]
+SEARCH = [0.3, 0.2]
 PROTOCOL: dict[str, Any] = {
     "eval_args": {"split": {"GT": [0.95, 0.97]}},
     "metrics": ["NDCG", "Hit", "ItemCoverage"],

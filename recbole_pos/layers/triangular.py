@@ -32,11 +32,15 @@ class _TriangularProduct(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix, x = ctx.saved_tensors
         grad = grad.contiguous()
+        t = len(matrix)
         grad_matrix = torch.zeros_like(matrix)
-        grad_x = torch.zeros_like(x)
-        for rows, columns in _blocks(len(matrix), ctx.band):
-            grad_x[columns].addmm_(matrix[rows, columns].t(), grad[rows])
+        grad_x = torch.empty_like(x)
+        for rows, columns in _blocks(t, ctx.band):
             torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
+        for start in range(0, t, BLOCK):
+            columns = slice(start, min(start + BLOCK, t))
+            rows = slice(start, min(columns.stop + ctx.band - 1, t))
+            torch.mm(matrix[rows, columns].t(), grad[rows], out=grad_x[columns])
         return grad_matrix, grad_x, None
 
 
