@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 # the models here are tiny: a second thread only waits, the more so beside other test processes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -73,3 +74,12 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
         return prepare(PosConfig(model, dataset, None, given))
 
     return build
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Float64 by default, and a fixed seed."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

@@ -7,65 +7,21 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schemes import LENGTHS, D, N, attend, block, context, qkv, rows_of, scheme
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerEncoder
+from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition, Compose, Dimensions, InputPosition
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.positional_attention import PositionalAttention
 from recbole_pos.properties import ROOT, read_yaml
 from recbole_pos.registry import SCHEMES
 
-N, D = 9, 8
-LENGTHS = [4, 9, 1, 6]
+pytestmark = pytest.mark.usefixtures("double")
 ATTENTION = [n for n, c in SCHEMES.items() if issubclass(c, AttentionPosition)]
 POSITIONAL = [n for n, c in SCHEMES.items() if issubclass(c, PositionalAttention)]
-
-
-@pytest.fixture(autouse=True)
-def _double() -> None:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def scheme(name: str, heads: int = 1, n: int = N, **options):
-    """A scheme with the defaults of its yaml."""
-    defaults = read_yaml(ROOT / "position" / f"{name}.yaml")
-    dimensions = Dimensions(max_length=n, hidden_size=D, n_heads=heads, initializer_range=1.0)
-    return SCHEMES[name](dimensions, **{**defaults, **options})
-
-
-def context(lengths: list[int] = LENGTHS, n: int = N) -> SequenceContext:
-    return SequenceContext.from_lengths(torch.tensor(lengths), n)
-
-
-def attend(position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext):
-    return position.attend(q, k, v, ctx, Dropout(0.0))
-
-
-def block(**changes) -> BlockOptions:
-    given = {
-        "hidden_size": D,
-        "inner_size": D,
-        "n_heads": 2,
-        "hidden_dropout": 0.0,
-        "attn_dropout": 0.0,
-        "activation": "gelu",
-        "norm": "pre",
-        "bias": True,
-        "output": True,
-        "layer_norm_eps": 1e-8,
-    }
-    return BlockOptions(**{**given, **changes})
-
-
-def qkv(m: int, heads: int = 1) -> list[Tensor]:
-    return [torch.randn(m, heads, D // heads) for _ in range(3)]
 
 
 def expected(name: str, position, q: Tensor, k: Tensor, v: Tensor, head: int, n: int) -> Tensor:
@@ -122,13 +78,8 @@ def test_linear_attention_across_chunks() -> None:
     n = 150
     q, k, v = qkv(n + 70)
     out = attend(scheme("linear_attention", n=n), q, k, v, context([n, 70], n))
-    want = [reference.linear_attention(*(x[r, 0] for x in (q, k, v))) for r in _rows([n, 70])]
+    want = [reference.linear_attention(*(x[r, 0] for x in (q, k, v))) for r in rows_of([n, 70])]
     torch.testing.assert_close(out[:, 0], torch.cat(want), rtol=1e-9, atol=1e-9)
-
-
-def _rows(lengths: list[int]) -> list[slice]:
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
 @pytest.mark.parametrize("position_from", ["oldest", "newest"])
@@ -136,7 +87,7 @@ def test_learned_positions(position_from: str) -> None:
     position = scheme("learned", position_from=position_from)
     x = torch.randn(sum(LENGTHS), D)
     out = position(x, context())
-    for rows, length in zip(_rows(LENGTHS), LENGTHS, strict=True):
+    for rows, length in zip(rows_of(LENGTHS), LENGTHS, strict=True):
         first = 0 if position_from == "oldest" else N - length
         torch.testing.assert_close(out[rows], x[rows] + position.weight[first : first + length])
 
@@ -204,7 +155,7 @@ def test_neighbours_in_the_batch_change_nothing(names: list[str]) -> None:
     first, layers = encoder(names)
     x = torch.randn(sum(LENGTHS), D)
     together = layers(first(x, context()), context())
-    for rows, length in zip(_rows(LENGTHS), LENGTHS, strict=True):
+    for rows, length in zip(rows_of(LENGTHS), LENGTHS, strict=True):
         ctx = context([length])
         torch.testing.assert_close(layers(first(x[rows], ctx), ctx), together[rows])
 
@@ -258,7 +209,7 @@ def test_every_place_is_where_the_equation_says(compose: bool) -> None:
     x = torch.randn(sum(LENGTHS), D)
     out = layer(x, context()) - x
     h = reference.layer_norm(x, layer.LayerNorm.weight, layer.LayerNorm.bias, 1e-8)
-    for rows in _rows(LENGTHS):
+    for rows in rows_of(LENGTHS):
         q, k, v = (p(h[rows]) for p in (layer.query, layer.key, layer.value))
         t = len(q)
         scale = torch.arange(1, t + 1)[:, None]
@@ -282,7 +233,7 @@ def test_dot_product_attention_equals_its_formula() -> None:
     x = torch.randn(sum(LENGTHS), D)
     q, k, v = layer._project(x)
     out = layer._dot_product(q, k, v, context())
-    for rows in _rows(LENGTHS):
+    for rows in rows_of(LENGTHS):
         for head in range(2):
             want = reference.dot_product_attention(q[rows, head], k[rows, head], v[rows, head])
             torch.testing.assert_close(out[rows, head], want)
@@ -296,7 +247,7 @@ def test_pad_and_unpad_are_inverse(lengths: list[int], at_end: bool, time_major:
     block = ctx.pad(x, align, time_major)
     assert torch.equal(ctx.unpad(block, align, time_major), x)
     block = block.transpose(0, 1) if time_major else block
-    for b, (rows, length) in enumerate(zip(_rows(lengths), lengths, strict=True)):
+    for b, (rows, length) in enumerate(zip(rows_of(lengths), lengths, strict=True)):
         first = ctx.width - length if at_end else 0
         assert torch.equal(block[b, first : first + length], x[rows])
     assert block.abs().sum() == pytest.approx(x.abs().sum().item())  # padding is zero

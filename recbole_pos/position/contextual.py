@@ -37,6 +37,11 @@ class ContextualPosition(AttentionPosition):
         self.weight = nn.Parameter(torch.zeros(rows, dimensions.head_size))
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
+            dtype = self.weight.dtype
+            return self._bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
+
+    def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid; future ones count 0
         position = gate.flip(-1).cumsum(-1).flip(-1)
         rows = min(len(self.weight), ctx.width + 1)  # t gates below one: no position reaches t

@@ -51,4 +51,4 @@ class RotaryPosition(AttentionPosition):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
 
     def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
-        return rotate_pairs(h, self.cos[ctx.index, None], self.sin[ctx.index, None])
+        return rotate_pairs(h, self.cos[ctx.index, None], self.sin[ctx.index, None]).to(h.dtype)
