@@ -52,6 +52,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "CAPE": {"position": ["cape"]},
     "Ours": {"position": ["kernel"]},
 }
+ATTACHED = ["RoPE", "CAPE"]
 KINDS = {"T-T": ("toeplitz", "toeplitz"), "T-F": ("toeplitz", "full"), "F-T": ("full", "toeplitz")}
 VARIANTS: dict[str, dict[str, Any]] = {
     f"{kind} {'shared' if shared else 'per layer'}": {
@@ -117,6 +118,11 @@ class Study:
             file.write_text(yaml.safe_dump(options))
             command = ["-m", "PosSASRec", "-d", self.dataset, "--config_files", file]
             command += ["--run_dir", run]
+        self.command(run, command)
+        return run
+
+    def command(self, run: Path, command: list[Any]) -> None:
+        """One call of the command line, on this study's share of the cores."""
         threads = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
         done = subprocess.run(
             [sys.executable, ROOT / "run_recbole_pos.py", *map(str, command)],
@@ -129,12 +135,16 @@ class Study:
         result = json.loads((run / "result.json").read_text())
         valid = result["best_valid"]["ndcg@10"]
         print(f"{run.name}: valid {valid:.4f}", result["test"], flush=True)
-        return run
 
     def all(self, jobs: list[tuple[str, dict[str, Any], float, int]]) -> None:
         """Run jobs, a few processes at a time."""
         with ThreadPoolExecutor(self.processes) as pool:
             list(pool.map(lambda job: self.run(*job), jobs))
+
+    def attach_all(self, seed: int) -> None:
+        """The kernel attached to each of ``ATTACHED``."""
+        with ThreadPoolExecutor(self.processes) as pool:
+            list(pool.map(lambda name: self.attach(name, seed), ATTACHED))
 
     def search(self) -> None:
         """The same trials for every scheme."""
@@ -151,9 +161,21 @@ class Study:
         """Variants of the kernel take the kernel's."""
         return self.tuned[name if name in SCHEMES else "Ours"]
 
+    def attach(self, name: str, seed: int) -> Path:
+        """The kernel attached to a trained scheme, only it fine-tuned (section 6.1)."""
+        run = self.path(f"{name}+kernel", self.dropout(name), seed)
+        if not (run / "result.json").exists():
+            trained = self.path(name, self.dropout(name), seed)
+            command = ["attach", trained, "kernel", "--run_dir", run]
+            if (run / "checkpoint.pt").exists():
+                command = ["run", "--resume", run]
+            self.command(run, command)
+        return run
+
     def finished(self, name: str) -> dict[int, Path]:
         """The runs of a row that are done, by seed."""
-        folders = {seed: self.path(name, self.dropout(name), seed) for seed in SEEDS}
+        dropout = self.dropout(name.removesuffix("+kernel"))
+        folders = {seed: self.path(name, dropout, seed) for seed in SEEDS}
         return {s: folder for s, folder in folders.items() if (folder / "result.json").exists()}
 
 
@@ -254,6 +276,14 @@ def tables(study: Study) -> str:
         cells = [paired(done[one], done[other])]
         cells += [paired(done[one], done[other], where=where) for where in bins.values()]
         lines.append(f"| {one} - {other} | {' | '.join(cells)} |")
+    attached = {name: study.finished(f"{name}+kernel") for name in ATTACHED}
+    if any(attached.values()):
+        lines += ["", "| fine-tuned kernel only | seeds | NDCG@10 | HR@10 | COV@10 | - before |"]
+        lines.append("|---|---|---|---|---|---|")
+        for name, runs in attached.items():
+            cells = [score(runs, metric) for metric in ("ndcg@10", "hit@10", "itemcoverage@10")]
+            cells.append(paired(runs, done[name]))
+            lines.append(f"| {name} + kernel | {len(runs)} | {' | '.join(cells)} |")
     variants = {name: runs for name, runs in done.items() if name in VARIANTS and runs}
     if variants:
         lines += ["", "| variant | seeds | NDCG@10 | HR@10 | paper NDCG@10 | - Ours |"]
@@ -302,6 +332,8 @@ def main() -> None:
         if number:  # variants one seed behind: first of all the main table
             rows += [(n, s, SEEDS[number - 1]) for n, s in VARIANTS.items()]
         study.all([(n, s, study.dropout(n), seed) for n, s, seed in rows])
+        if seed is not None:
+            study.attach_all(seed)
     write(study)
 
 

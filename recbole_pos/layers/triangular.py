@@ -11,7 +11,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 # Rows of a block: smaller ones skip more zeros, larger ones make faster products.
 BLOCK = {"cpu": 64, "cuda": 512}
-# From this length on a Toeplitz product is cheaper by FFT (measured on CPU, benchmarks/kernel.py).
+# Above this length a Toeplitz product is cheaper by FFT (results/speed_positions.md, on CPU).
 FFT_LENGTH = 768
 
 
