@@ -141,10 +141,11 @@ class Study:
         with ThreadPoolExecutor(self.processes) as pool:
             list(pool.map(lambda job: self.run(*job), jobs))
 
-    def attach_all(self, seed: int) -> None:
+    def attach_all(self, seeds: list[int]) -> None:
         """The kernel attached to each of ``ATTACHED``."""
+        jobs = [(name, seed) for seed in seeds for name in ATTACHED]
         with ThreadPoolExecutor(self.processes) as pool:
-            list(pool.map(lambda name: self.attach(name, seed), ATTACHED))
+            list(pool.map(lambda job: self.attach(*job), jobs))
 
     def search(self) -> None:
         """The same trials for every scheme."""
@@ -314,6 +315,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "saved" / "results-kernel-attention")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the schemes")
+    parser.add_argument("--variant_seeds", type=int, default=len(SEEDS), help="of Table 4")
     parser.add_argument("--table", action="store_true", help="only write what is finished")
     given = parser.parse_args()
     study = Study(
@@ -327,13 +330,12 @@ def main() -> None:
     if not given.table:
         study.search()
     study.tune()
-    for number, seed in enumerate([*SEEDS, None]) if not given.table else ():
-        rows = [] if seed is None else [(n, s, seed) for n, s in SCHEMES.items()]
-        if number:  # variants one seed behind: first of all the main table
-            rows += [(n, s, SEEDS[number - 1]) for n, s in VARIANTS.items()]
-        study.all([(n, s, study.dropout(n), seed) for n, s, seed in rows])
-        if seed is not None:
-            study.attach_all(seed)
+    plan = [(SCHEMES, given.seeds), (VARIANTS, given.variant_seeds)] if not given.table else []
+    for rows, seeds in plan:
+        jobs = [(n, s, study.dropout(n), seed) for seed in SEEDS[:seeds] for n, s in rows.items()]
+        study.all(jobs)
+        if rows is SCHEMES:
+            study.attach_all(SEEDS[:seeds])
     write(study)
 
 
