@@ -26,25 +26,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "results" / "kernel_attention.md"
 SEEDS = [2020, 2021, 2022]
 SEARCH = [0.3, 0.2]
-PROTOCOL: dict[str, Any] = {
-    "eval_args": {"split": {"GT": [0.95, 0.97]}},
-    "metrics": ["NDCG", "Hit", "ItemCoverage"],
-    "topk": [10],
-    "valid_metric": "NDCG@10",
-    "n_layers": 2,
-    "n_heads": 1,
-    "hidden_size": 64,
-    "inner_size": 256,
-    "norm": "pre",
-    "embedding_scale": True,
-    "attn_dropout_prob": 0.0,
-    "learning_rate": 1e-3,
-    "adam_betas": [0.9, 0.98],
-    "train_batch_size": 128,
-    "epochs": 40,
-    "stopping_step": 5,
-    "show_progress": False,
-}
+PRESET = "kernel_attention/beauty.yaml"  # what all runs have in common
 SCHEMES: dict[str, dict[str, Any]] = {
     "NoPE": {"position": ["nope"]},
     "Classic": {"position": ["learned"]},
@@ -105,18 +87,18 @@ class Study:
         command = ["--resume", run]
         if not (run / "checkpoint.pt").exists():
             options = {
-                **PROTOCOL,
                 **scheme,
                 "hidden_dropout_prob": dropout,
                 "seed": seed,
                 "MAX_ITEM_LIST_LENGTH": self.length,
+                "show_progress": False,
             }
             if self.data_path:
                 options["data_path"] = self.data_path
             file = run.with_name(f"{run.name}.yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(yaml.safe_dump(options))
-            command = ["-m", "PosSASRec", "-d", self.dataset, "--config_files", file]
+            command = ["-m", "PosSASRec", "-d", self.dataset, "--config_files", PRESET, file]
             command += ["--run_dir", run]
         self.command(run, command)
         return run
