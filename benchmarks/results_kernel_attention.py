@@ -136,9 +136,14 @@ class Study:
     def tune(self) -> None:
         """The dropout of every scheme, by validation."""
         for name in SCHEMES:
-            runs = {p: self.path(name, p, SEEDS[0]) for p in SEARCH}
-            scores = {p: result(run)["best_valid"]["ndcg@10"] for p, run in runs.items()}
-            self.tuned[name] = max(scores, key=scores.__getitem__)
+            scores = self.searched(name)
+            self.tuned[name] = max(scores, key=scores.__getitem__) if scores else SEARCH[0]
+
+    def searched(self, name: str) -> dict[float, float]:
+        """Validation NDCG@10 of the finished trials of a scheme, by dropout."""
+        runs = {p: self.path(name, p, SEEDS[0]) for p in SEARCH}
+        done = {p: run for p, run in runs.items() if (run / "result.json").exists()}
+        return {p: result(run)["best_valid"]["ndcg@10"] for p, run in done.items()}
 
     def dropout(self, name: str) -> float:
         """Variants of the kernel take the kernel's."""
@@ -168,7 +173,7 @@ def result(run: Path) -> dict[str, Any]:
 
 
 def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """User, position of the target (from 0) and NDCG@10 of every test target of a run."""
+    """User, length of the history (up to the window) and NDCG@10 of every test target of a run."""
     file = run / "test_ranks.npz"
     if not file.exists():
         import torch
@@ -179,7 +184,7 @@ def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for batch in made.loaders["test"]:
             rows, _, _, target = batch
             with torch.inference_mode():
-                scores = made.model.full_sort_predict(rows)
+                scores = made.model.full_sort_predict(rows.to(made.model.device)).cpu()
             scores[:, 0] = -torch.inf
             own = scores.gather(1, target[:, None])
             ranks.append((scores > own).sum(1))
@@ -237,17 +242,25 @@ def tables(study: Study) -> str:
     paper = PAPER if study.dataset == "amazon-beauty" else {}
     done = {name: study.finished(name) for name in [*SCHEMES, *VARIANTS]}
     lines = [
-        "| scheme | dropout | seeds | valid NDCG@10 | NDCG@10 | HR@10 | COV@10 | paper | epochs |",
+        "| scheme | search: dropout, valid NDCG@10 | seeds | valid NDCG@10 | NDCG@10 | HR@10 "
+        "| COV@10 | paper | epochs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in SCHEMES:
         runs = done[name]
+        if not runs:
+            continue
         epochs = statistics.median(result(run)["epochs"] for run in runs.values())
-        cells = [name, f"{study.dropout(name)}", f"{len(runs)}"]
-        cells.append(score(runs, "ndcg@10", "best_valid"))
+        search = [
+            f"**{p}** {value:.4f}" if p == study.dropout(name) else f"{p} {value:.4f}"
+            for p, value in study.searched(name).items()
+        ]
+        cells = [name, ", ".join(search), f"{len(runs)}", score(runs, "ndcg@10", "best_valid")]
         cells += [score(runs, metric) for metric in ("ndcg@10", "hit@10", "itemcoverage@10")]
         cells += [paper.get(name, ""), f"{epochs:g}"]
         lines.append(f"| {' | '.join(cells)} |")
+    if not done["Ours"]:
+        return "\n".join(lines)
     length = gains(next(iter(done["Ours"].values())))[1]
     bins = {"1 to 5": length <= 5, "6 to 15": (length > 5) & (length <= 15), "over 15": length > 15}
     header = ["difference in NDCG@10, in 0.0001", "all targets"]
@@ -264,6 +277,8 @@ def tables(study: Study) -> str:
         lines += ["", "| fine-tuned kernel only | seeds | NDCG@10 | HR@10 | COV@10 | - before |"]
         lines.append("|---|---|---|---|---|---|")
         for name, runs in attached.items():
+            if not runs:
+                continue
             cells = [score(runs, metric) for metric in ("ndcg@10", "hit@10", "itemcoverage@10")]
             cells.append(paired(runs, done[name]))
             lines.append(f"| {name} + kernel | {len(runs)} | {' | '.join(cells)} |")
@@ -304,7 +319,7 @@ def main() -> None:
     study = Study(
         given.dataset,
         given.length,
-        given.runs / given.dataset,
+        given.runs / (given.dataset if given.length == 50 else f"{given.dataset}-{given.length}"),
         given.data_path,
         given.processes,
         given.threads,

@@ -87,6 +87,19 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     return state
 
 
+def require_same_data(state: dict[str, Any], fingerprint: str, path: str | Path) -> None:
+    """Refuse weights that were trained on other data, or under another split.
+
+    Raises:
+        CheckpointError: if the checkpoint carries another fingerprint.
+    """
+    if state.get("data") not in (None, fingerprint):
+        raise CheckpointError(
+            f"{path} was trained on other data or another split: items, events or what is held out "
+            "have changed since, so its weights do not fit"
+        )
+
+
 def to_plain(value: Any) -> Any:
     """Tensors and plain values that ``weights_only=True`` accepts, recursively."""
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):

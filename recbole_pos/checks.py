@@ -28,11 +28,11 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
     **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
     "t5_buckets": (2, math.inf),
-    "rope_base": (math.nextafter(1, 2), math.inf),
     **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
+    "rope_base": (math.nextafter(1, 2), math.inf),
     "seed": (0, 2**32 - 1),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -76,6 +76,8 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         UsageError: naming file, key, what was expected and what was found.
     """
     example = EXAMPLES.get(key) if default is None else default
+    if key == "position" and value is None:
+        raise UsageError(f"{where}: position is empty; [nope] stands for no position")
     if value is None and (default is None or not isinstance(default, (bool, int, float))):
         return
     _check_type(where, key, value, example)
@@ -85,13 +87,15 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
             f"{where}: {key}: {value!r} is not one of {choices}{suggest(str(value), CHOICES[key])}"
         )
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and not math.isfinite(value):
+        raise UsageError(f"{where}: {key} must be finite, found {value!r}")
     low, high = RANGES.get(key, (-math.inf, math.inf))
     if key.endswith("dropout_prob"):
         low, high = 0, math.nextafter(1, 0)
     if is_number and not low <= value <= high:
         bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        if key == "learning_rate":
-            bound = "above 0"
+        if key in ("learning_rate", "rope_base"):
+            bound = f"above {round(low)}"
         elif key.endswith("dropout_prob"):
             bound = "in [0, 1)"
         raise UsageError(f"{where}: {key} must be {bound}, found {value!r}")
@@ -140,13 +144,15 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
     """
     _check_metrics(config)
     for key in ("init_from", "train_only"):
-        if config[key] and not plugin_model:
+        if config[key] is not None and not plugin_model:
             raise UsageError(f"{key}: only the plugin's models can start from another run")
+    if config["train_only"] is not None and not (config["train_only"] and config["init_from"]):
+        raise UsageError("train_only: names schemes to train on top of the run in init_from")
     betas = config["adam_betas"]
     if not (isinstance(betas, list) and len(betas) == 2 and all(_is_rate(b) for b in betas)):
         raise UsageError(f"adam_betas: expected two numbers in [0, 1), found {betas!r}")
     mode = config["eval_args"]["mode"]
-    if set(mode.values() if isinstance(mode, dict) else [mode]) != {"full"}:
+    if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
         raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
     losses = ("CE", "SCE") if plugin_model else ("CE", "BPR")
     if config.get("loss_type", "CE") not in losses:

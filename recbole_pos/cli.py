@@ -21,7 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
-    args, rest = _parser().parse_known_args(argv)
+    # argparse would take a --key=value with a space in it for a name of a file or scheme
+    overrides = [word for word in argv if _is_override(word)]
+    args, rest = _parser().parse_known_args([word for word in argv if word not in overrides])
+    rest += overrides
     try:
         return args.command(args, rest)
     except KeyboardInterrupt as interrupt:
@@ -40,6 +43,12 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _is_override(word: str) -> bool:
+    key, equals, _ = word.removeprefix("--").partition("=")
+    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug")
+    return word.startswith("--") and bool(equals) and key not in own
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -163,20 +172,23 @@ def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
 
     _no_more(rest)
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
-    table = Table(
-        *columns, caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers"
-    )
+    table = Table(caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
+    for column in columns:
+        table.add_column(column, overflow="fold")  # a name may be broken, but not cut
     for name in SCHEMES:
         row = describe(name)
         table.add_row(
             name,
             row.place,
-            "time" if row.needs_time else "order",
+            row.needs,
             f"{row.parameters:,}",
             ", ".join(row.options) or "-",
             escape(row.summary),
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
     return 0
 
 

@@ -36,11 +36,21 @@ IGNORED_KEYS = {
 }
 
 
+def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Options of two sources, the higher one winning; ``eval_args`` key by key."""
+    both = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
+    merged = {**low, **high}
+    if len(both) == 2 and all(isinstance(value, dict) for value in both):
+        merged["eval_args"] = {**both[0], **both[1]}
+    return merged
+
+
 class PosConfig(Config):
     """Configuration of one run, for the plugin's models and RecBole's.
 
     Priority, lowest first: RecBole's yaml files, ``properties/`` of the plugin, ``<dataset>.yaml``
-    beside the atomic files, ``config_file_list`` in order, ``config_dict``.
+    beside the atomic files, ``config_file_list`` in order, ``config_dict``; ``eval_args`` is merged
+    key by key.
 
     Args:
         model: name of a plugin model or of a usable model of RecBole; None to read it from a file.
@@ -83,7 +93,7 @@ class PosConfig(Config):
         self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
         for file in file_list or []:
             found = read_yaml(preset_or_file(file))
-            merged.update(found)
+            merged = merge_options(merged, found)
             self.sources.update(dict.fromkeys(found, str(file)))
         return merged
 
@@ -91,6 +101,9 @@ class PosConfig(Config):
         for key in config_dict or {}:  # typed already; RecBole would eval strings
             self.sources.pop(key, None)
         return dict(config_dict or {})
+
+    def _merge_external_config_dict(self) -> None:
+        self.external_config_dict = merge_options(self.file_config_dict, self.variable_config_dict)
 
     def _get_model_and_dataset(self, model: str | None, dataset: str | None):
         model = model or self.external_config_dict.get("model")
@@ -117,10 +130,7 @@ class PosConfig(Config):
             found = read_yaml(file)
             new = [key for key in found if key not in given]
             self.sources.update(dict.fromkeys(new, str(file)))
-            both = [v for v in (found.get("eval_args"), given.get("eval_args")) if v]
-            self.external_config_dict = {**found, **given}
-            if all(isinstance(v, dict) for v in both) and both:
-                self.external_config_dict["eval_args"] = {k: v for d in both for k, v in d.items()}
+            self.external_config_dict = merge_options(found, given)
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)

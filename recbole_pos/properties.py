@@ -109,21 +109,23 @@ def with_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
     return {"inter": [config[field] for field in fields]}
 
 
-def scheme_names(position: str | Iterable[str]) -> list[str]:
-    """``position`` as a list of registered scheme names.
+def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
+    """The value of the option ``key`` as a list of registered scheme names.
 
     Raises:
-        UsageError: for an unknown name.
+        UsageError: for an unknown name, or anything but names.
     """
     from recbole_pos.registry import SCHEMES
 
-    names = [position] if isinstance(position, str) else list(position or [])
+    names = [position] if isinstance(position, str) else position
+    if not isinstance(names, (list, tuple)):
+        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {position!r}")
     for name in names:
-        if name not in SCHEMES:
+        if not isinstance(name, str) or name not in SCHEMES:
             raise UsageError(
-                f"position: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
+                f"{key}: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}"
             )
         if names.count(name) > 1:
-            raise UsageError(f"position: {name!r} is given twice")
-    return names
+            raise UsageError(f"{key}: {name!r} is given twice")
+    return list(names)

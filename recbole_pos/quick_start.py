@@ -87,7 +87,7 @@ def prepare(config: PosConfig, folder: RunFolder | None = None, fresh: bool = Tr
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
-    start_from(model, config, weights=fresh)
+    start_from(model, config, dataset.fingerprint, weights=fresh)
     trainer = PosTrainer(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
@@ -196,6 +196,7 @@ def load(path: str | Path) -> Experiment:
     folder = RunFolder(path)
     experiment = prepare(PosConfig(None, None, [str(folder.config)]), fresh=False)
     state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
+    checkpoint.require_same_data(state, experiment.dataset.fingerprint, folder.checkpoint)
     experiment.trainer.load_weights(state["best_weights"] or state["weights"])
     experiment.model.eval()
     return experiment

@@ -10,77 +10,116 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from recbole.utils.argument_list import dataset_arguments
-from torch import nn
+from torch import Tensor, nn
 
 from recbole_pos import checkpoint
-from recbole_pos.errors import UsageError
-from recbole_pos.properties import read_yaml, scheme_names
-from recbole_pos.registry import SCHEMES
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.position.base import ComposeInput, InputPosition
+from recbole_pos.properties import ROOT, read_yaml, scheme_names
+from recbole_pos.registry import MODELS, SCHEMES
 from recbole_pos.report import RunFolder
 
-# What must be the same, or item ids differ, or weights have seen events that are held out here.
-SAME_DATA = ("dataset", "eval_args", *dataset_arguments)
+# Keys of a model's yaml that say how it is trained, not what it computes.
+TRAINING_KEYS = {
+    "position",  # may grow
+    *("hidden_dropout_prob", "attn_dropout_prob", "initializer_range", "loss_type"),
+    *("augmentation", "train_batch_size", "eval_batch_size", "train_neg_sample_args"),
+}
+OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
 
-def start_from(model: nn.Module, config: Any, weights: bool = True) -> None:
+def start_from(model: nn.Module, config: Any, fingerprint: str, weights: bool = True) -> None:
     """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
 
     Args:
         model: a fresh model.
         config: its configuration.
+        fingerprint: of its data.
         weights: whether to load those of ``init_from``.
 
     Raises:
-        UsageError: if the run is of other data, its weights do not fit, or a scheme to train is not
-            there or has nothing to train.
+        UsageError: if the run is of other data or another function, was never trained, or a scheme
+            to train is not there or has nothing to train.
     """
     if weights and config["init_from"]:
-        _load_weights(model, RunFolder(config["init_from"]), config)
+        _load_weights(model, RunFolder(config["init_from"]), config, fingerprint)
     if config["train_only"]:
-        train_only(model, scheme_names(config["train_only"]))
+        train_only(model, scheme_names(config["train_only"], "train_only"))
 
 
-def train_only(model: nn.Module, names: Iterable[str]) -> None:
+def train_only(model: nn.Module, names: list[str]) -> None:
     """Freeze every parameter but those of the named schemes."""
-    chosen = set()
+    chosen: set[nn.Parameter] = set()
     for name in names:
-        found = {p for m in model.modules() if type(m) is SCHEMES[name] for p in m.parameters()}
-        if not found:
-            raise UsageError(f"train_only: the model has no parameters of a scheme {name!r}")
-        chosen |= found
+        modules = [m for m in model.modules() if type(m) is SCHEMES[name]]
+        if not modules:
+            raise UsageError(f"train_only: the model has no scheme {name!r}")
+        chosen |= {parameter for module in modules for parameter in module.parameters()}
+    if not chosen:
+        raise UsageError(f"train_only: {', '.join(names)} has no parameters to train")
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in chosen)
 
 
-def _load_weights(model: nn.Module, source: RunFolder, config: Any) -> None:
+def _load_weights(model: nn.Module, source: RunFolder, config: Any, fingerprint: str) -> None:
     if not source.checkpoint.is_file() or not source.config.is_file():
         raise UsageError(
             f"init_from: {source.path} is not a run folder: no config.yaml with checkpoint.pt"
         )
-    theirs, ours = read_yaml(source.config), config.plain
-    different = [key for key in SAME_DATA if theirs.get(key) != ours.get(key)]
-    if different:
-        key = different[0]
-        raise UsageError(
-            f"init_from: {source.path} was trained with {key}: {theirs.get(key)!r}, this run has "
-            f"{ours.get(key)!r}; weights fit only the same data under the same split"
-        )
-    state = checkpoint.load(source.checkpoint, ("weights", "best_weights"))
-    weights = (state["best_weights"] or state["weights"])["state_dict"]
-    present = {*scheme_names(theirs.get("position"))}
+    theirs = read_yaml(source.config)
+    _require_same_function(theirs, config, source.path)
+    state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
+    try:
+        checkpoint.require_same_data(state, fingerprint, source.checkpoint)
+    except CheckpointError as error:
+        raise UsageError(f"init_from: {error}") from error
+    if state["best_weights"] is None:
+        raise UsageError(f"init_from: {source.path} has no trained epoch yet")
+    present = scheme_names(theirs["position"])
+    weights = _renamed(state["best_weights"]["state_dict"], present, model)
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
     new = tuple(f"{name}." for name, module in model.named_modules() if type(module) in added)
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise UsageError(f"init_from: weights of {source.path} do not fit: {error}") from error
+        reason = str(error).splitlines()[1:2] or [error]
+        raise UsageError(f"init_from: {source.path} does not fit: {reason[0]}") from error
     wrong = [*unexpected, *(key for key in missing if not key.startswith(new))]
     if wrong:
         raise UsageError(
             f"init_from: {source.path} is of another architecture; the first of {len(wrong)} "
             f"weights without a counterpart is {wrong[0]}"
         )
+
+
+def _require_same_function(theirs: dict[str, Any], ours: Any, path: Path) -> None:
+    """Weights mean what they meant: the same data, model options and options of the schemes."""
+    if theirs.get("model") not in MODELS:
+        raise UsageError(f"init_from: {path} is of {theirs.get('model')}, not a plugin model")
+    one, other = theirs["dataset"], ours["dataset"]
+    if one != other:
+        raise UsageError(f"init_from: {path} was trained on {one}, this run is on {other}")
+    present = scheme_names(theirs["position"])
+    lost = set(present) - {*scheme_names(ours["position"]), "nope"}
+    if lost:
+        raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
+    own = set(read_yaml(ROOT / "model" / f"{theirs['model']}.yaml")) - TRAINING_KEYS
+    own.update(*(SCHEMES[name].options for name in present), ["MAX_ITEM_LIST_LENGTH"])
+    for key in sorted(own):
+        if theirs[key] != ours[key]:
+            raise UsageError(
+                f"init_from: {path} was trained with {key}: {theirs[key]}, this run has {ours[key]}"
+            )
+
+
+def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
+    """A single input encoding stands bare in a model, several stand under their names."""
+    inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
+    place = "position_embedding."
+    if len(inputs) != 1 or not isinstance(model.position_embedding, ComposeInput):
+        return weights
+    inner = f"{place}schemes.{inputs[0]}."
+    return {key.replace(place, inner, 1): value for key, value in weights.items()}
 
 
 def attach(
@@ -92,7 +131,8 @@ def attach(
 ) -> Any:
     """Add position schemes to a trained model and fine-tune their parameters alone.
 
-    A kernel starts as the identity, so training starts from the trained model itself.
+    A kernel starts as the identity and a bias at zero, so training starts from the trained model
+    itself; schemes that have no such start (``learned``, ``rope``) change it at once.
 
     Args:
         trained: run folder of a plugin model.
@@ -111,13 +151,17 @@ def attach(
 
     source = RunFolder(trained)
     config = read_yaml(source.config)
+    for key in OWN_KEYS:
+        if key in (config_dict or {}):
+            raise UsageError(f"{key}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config.get('model')} takes no position schemes")
-    added = scheme_names(schemes)
+    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
+    kept = [name for name in scheme_names(config["position"]) if name != "nope"]
     options = {
-        "position": [*scheme_names(config["position"]), *added],
+        **(config_dict or {}),
+        "position": [*kept, *added],
         "init_from": str(source.path.resolve()),
         "train_only": added,
-        **(config_dict or {}),
     }
     return run(None, None, [str(source.config)], options, run_dir, verbose=verbose)

@@ -11,7 +11,7 @@ import pytest
 
 from recbole_pos.cli import main, parse_overrides
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, SCHEMES
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = ["--epochs=1", "--hidden_size=16", "--inner_size=16", "--show_progress=false"]
@@ -56,6 +56,18 @@ def test_config_files_and_the_default_folder(tiny: Path, tmp_path: Path, monkeyp
         (["-m", "PosSASRec", "-d", "ml-100k", "--norm=middle"], "pre, post"),
         (["-m", "PosSASRec", "-d", "ml-100k", "--loss_type=BPR"], "loss_type"),
         (["-m", "PosSASRec", "-d", "ml-100k", "--position=[parec, fparec]"], "replaces attention"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--position=[nope, rope]"], "nope stands alone"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--position="], "[nope] stands for no position"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--position=[[rope]]"], "unknown scheme ['rope']"),
+        (["-m", "KernelAttention", "-d", "ml-100k", "--kernel_band=51"], "from 1 to"),
+        (["-m", "KernelAttention", "-d", "ml-100k", "--kernel_l=band"], "toeplitz, full, identity"),
+        (["-m", "PosSASRec", "-d", "ml-100k", "--position=rope", "--rope_base=1"], "above 1"),
+        (["-m", "FPARec", "-d", "ml-100k", "--learning_rate=.inf"], "finite"),
+        (["-m", "FPARec", "-d", "ml-100k", "--train_only=[learned]"], "init_from"),
+        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {LS: [1]}}"], "valid_and_test"),
+        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {RS: [a, 1, 1]}}"], "three ratios"),
+        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {RS: [8, 1, .inf]}}"], "three"),
+        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={mode: [full]}"], "eval_args.mode"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -86,6 +98,23 @@ def test_models_lists_everything(capsys) -> None:
     printed = capsys.readouterr().out
     for name in [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]:
         assert name in printed
+
+
+def test_schemes_lists_everything(capsys) -> None:
+    assert main(["schemes"]) == 0
+    printed = capsys.readouterr().out
+    for name, scheme in SCHEMES.items():
+        assert name in printed and all(option in printed for option in scheme.options)
+    assert "1,375" in printed  # the kernel's, at n = 50 in two layers
+
+
+def test_values_with_spaces_may_follow_lists(tmp_path: Path, monkeypatch) -> None:
+    """argparse would take such a value for one more file."""
+    seen = {}
+    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: seen.update(given=a))
+    files = ["--config_files", "a.yaml", "b.yaml", "--eval_args={target: last}"]
+    assert main(["-m", "Pop", "-d", "x", *files]) == 0
+    assert seen["given"][2:] == (["a.yaml", "b.yaml"], {"eval_args": {"target": "last"}})
 
 
 def test_overrides_are_yaml() -> None:

@@ -276,6 +276,16 @@ def test_presets_name_known_keys(preset: Path) -> None:
         PosConfig(model, "ml-100k", [str(preset)])
 
 
+def test_eval_args_are_merged_from_every_source(tmp_path: Path) -> None:
+    """A key given later leaves the others as they are, instead of falling back to a default."""
+    for name, text in (("a", "{split: {GT: [0.9, 0.95]}}"), ("b", "{cold_items: drop}")):
+        (tmp_path / f"{name}.yaml").write_text(f"eval_args: {text}\n")
+    files = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+    config = PosConfig("FPARec", "ml-100k", files, {"eval_args": {"target": "last"}})
+    got = {key: config["eval_args"][key] for key in ("split", "cold_items", "target")}
+    assert got == {"split": {"GT": [0.9, 0.95]}, "cold_items": "drop", "target": "last"}
+
+
 def test_suggestions_ignore_case() -> None:
     assert "NDCG" in suggest("ndgc", ["NDCG", "Hit"])
     assert suggest("zzzz", ["NDCG"]) == ""

@@ -80,10 +80,13 @@ def test_attention_maps_average_the_weights(experiment, position: list[str]) -> 
         ("FPARec", ["curves.png", "attention.png"]),
         ("KernelAttention", ["curves.png", "attention.png", "kernel.png"]),
         ("Pop", ["curves.png"]),
+        ("PosSASRec", ["curves.png"]),
     ],
 )
 def test_plot_writes_pictures(tiny: Path, tmp_path: Path, capsys, model, files) -> None:
     options = {"data_path": str(tiny), "epochs": 2}
+    if model == "PosSASRec":
+        options["position"] = ["token_mixing"]  # has no attention to show
     recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
     assert main(["plot", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "run" / f) for f in files]

@@ -6,14 +6,14 @@ import pytest
 import reference
 import torch
 
-from recbole_pos.layers import losses
+from recbole_pos.layers import chunks, losses
 from recbole_pos.layers.dropout import Dropout
 
 
 @pytest.mark.parametrize("chunk", [64, 2**20])
 def test_full_cross_entropy_equals_equation_11(monkeypatch, chunk: int) -> None:
     """Value and both gradients, with several chunks and with one."""
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     torch.manual_seed(0)
     m, items, d = 150, 23, 6
     hidden = torch.randn(m, d, dtype=torch.float64, requires_grad=True)

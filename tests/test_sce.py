@@ -16,7 +16,7 @@ import recbole_pos
 from recbole_pos.config import PosConfig
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import losses, sce
+from recbole_pos.layers import chunks, losses, sce
 from recbole_pos.properties import ROOT, read_yaml
 
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
@@ -46,7 +46,7 @@ def compare(got: torch.Tensor, want: torch.Tensor, *inputs: torch.Tensor) -> lis
 )
 def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int, fell: str) -> None:
     """Positions in none, one and several buckets; in one chunk and in many."""
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets, buckets = example()
     want, covered = reference.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert (len(covered) == len(targets)) == (fell == "all")
@@ -115,7 +115,7 @@ def test_ties() -> None:
 @pytest.mark.parametrize("chunk", [64, 1000, 5000, 2**20])
 def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str) -> None:
     """Against a full sort, for every way of meeting the large products."""
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     torch.manual_seed(0)
     values = torch.randn(5000, dtype=torch.float64)
     values = {
@@ -137,7 +137,7 @@ def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str)
 
 @pytest.mark.parametrize("chunk", [1000, 2**20])
 def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch, chunk: int) -> None:
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets, buckets = example(items=5000)
     weight.data[1000:] = 0  # no product that would draw the eye to the chunk
     for tensor, row in ((hidden, 3), (weight, 2500)):
@@ -178,7 +178,7 @@ def test_sce_holds_neither_positions_nor_buckets_by_items() -> None:
         targets = torch.randint(1, items, (m,))
         sce.scalable_cross_entropy(hidden, weight, targets, **options).backward()
     sizes = sorted(event.cpu_memory_usage for event in profile.events())
-    catalogue, chunk = items * d * 4, 4 * losses.CHUNK_ELEMENTS["cpu"]
+    catalogue, chunk = items * d * 4, 4 * chunks.CHUNK_ELEMENTS["cpu"]
     logits = 128 * 128 * 512 * 4
     assert sizes[-1] <= max(catalogue, 2 * chunk) < logits / 2 < 128 * items * 4 / 4
 

@@ -8,11 +8,13 @@ import pytest
 import reference
 import torch
 from schemes import LENGTHS, D, N, block, compare, context, dot_product, qkv, rows_of, scheme, shake
+from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers import biased_attention
+from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import MultiHeadAttention
-from recbole_pos.position.base import Compose, Dimensions
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import AttentionPosition, Compose, Dimensions
 from recbole_pos.registry import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -152,6 +154,39 @@ def test_biases_add_up() -> None:
     torch.testing.assert_close(both, sum(s.bias(q, q, context([N, N])) for s in (alibi, t5)))
 
 
+class _PlainBias(AttentionPosition):
+    """A learned bias of a given shape, as a scheme of a user's own may have."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(shape))
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        return self.weight
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (1, 5, 5), (1, 1, 5, 5), (2, 1, 5), (1, 2, 5, 5)])
+def test_learned_biases_of_any_shape(monkeypatch, shape: tuple[int, ...]) -> None:
+    """Whatever is broadcastable to [b, h, t, t], in one chunk and in several."""
+    layer, ctx = MultiHeadAttention(block(), Compose({"own": _PlainBias(*shape)})), context([5] * 8)
+    inputs = qkv(40, 2)
+    found = []
+    for elements in (2**20, 1):
+        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+        out = layer._dot_product(*inputs, ctx)
+        found.append((out, torch.autograd.grad(out.pow(2).sum(), layer.position.parameters())))
+    torch.testing.assert_close(*found)
+
+
+def test_rotated_keys_with_a_learned_bias_in_half_precision(monkeypatch) -> None:
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 1)
+    torch.set_default_dtype(torch.float32)
+    layer = MultiHeadAttention(block(), Compose({n: scheme(n, 2) for n in ("rope", "t5")}))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(torch.randn(sum(LENGTHS), D), context()).float().pow(2).sum().backward()
+    assert layer.position.schemes["t5"].weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "kerple", "cape", "kernel"])
 def test_half_precision_comes_close(name: str) -> None:
     """Under autocast, as ``enable_amp`` trains."""
@@ -178,7 +213,7 @@ def test_a_learned_bias_needs_no_tensor_of_batch_times_pairs(monkeypatch, name: 
     ctx, g = context([t] * b, t), torch.randn(b * t, heads, D // heads)
     wanted = [*inputs, *position.parameters()]
     want = torch.autograd.grad((layer._dot_product(*inputs, ctx) * g).sum(), wanted)
-    monkeypatch.setitem(biased_attention.CHUNK_ELEMENTS, "cpu", 2 * heads * t * t)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 2 * heads * t * t)  # two sequences
     with torch.profiler.profile(profile_memory=True) as profile:
         got = torch.autograd.grad((layer._dot_product(*inputs, ctx) * g).sum(), wanted)
     for a, b_ in zip(got, want, strict=True):
@@ -192,6 +227,7 @@ def test_a_learned_bias_needs_no_tensor_of_batch_times_pairs(monkeypatch, name: 
     [
         ("kernel", {"kernel_u": "banded"}, "kernel_u"),
         ("kernel", {"kernel_band": N + 1}, "kernel_band"),
+        ("kernel", {"kernel_band": 2, "kernel_u": "full"}, "neither"),
         ("kerple", {"kerple_kind": "cubic"}, "kerple_kind"),
         ("t5", {"t5_buckets": 32, "t5_max_distance": 16}, "t5_max_distance"),
         ("sinusoidal", {"position_from": "middle"}, "position_from"),

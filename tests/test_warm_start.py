@@ -9,9 +9,10 @@ import torch
 from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
+from recbole_pos import checkpoint
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.quick_start import load, prepare
 
 SCHEMES = [["cape"], ["rope"], ["learned", "rope"]]
@@ -77,7 +78,8 @@ def test_a_finished_fine_tuning_needs_its_source_no_more(tiny: Path, tmp_path: P
 def test_the_command_attaches(tiny: Path, tmp_path: Path, capsys) -> None:
     first = train(tiny, tmp_path / "first", position=["rope"])
     arguments = ["attach", str(first), "kernel", "--run_dir", str(tmp_path / "second")]
-    assert main([*arguments, "--epochs=1", "--kernel_band=4"]) == 0
+    options = ["--clip_grad_norm={max_norm: 1.0, norm_type: 2}", "--epochs=1", "--kernel_band=4"]
+    assert main([*arguments[:3], *options, *arguments[3:]]) == 0
     assert weights(tmp_path / "second")[
         "trm_encoder.layer.0.multi_head_attention.position.schemes.kernel.U.weight"
     ].shape == (4,)
@@ -88,15 +90,22 @@ def test_the_command_attaches(tiny: Path, tmp_path: Path, capsys) -> None:
 def test_what_cannot_be_attached(tiny: Path, tmp_path: Path) -> None:
     first = train(tiny, tmp_path / "first", position=["rope"], epochs=1)
     other = write_atomic(make_log(seed=1), tmp_path / "data", "other")
+    shuffled = write_atomic(make_log().iloc[::-1], tmp_path / "shuffled")  # other ids, same sizes
     cases = [
         ({"schemes": "rope"}, "given twice"),
         ({"schemes": "kernal"}, "kernal"),
         ({"schemes": "fparec"}, "replaces attention"),
-        ({"schemes": "nope"}, "no parameters of a scheme 'nope'"),
-        ({"config_dict": {"hidden_size": 8}}, "do not fit"),
-        ({"config_dict": {"n_layers": 3}}, "another architecture"),
-        ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "same data"),
-        ({"config_dict": {"eval_args": {"split": {"GT": [0.8, 0.9]}}}}, "same data"),
+        ({"schemes": "nope"}, "nope stands alone"),
+        ({"schemes": "alibi"}, "no parameters to train"),
+        ({"config_dict": {"hidden_size": 8}}, "was trained with hidden_size: 16"),
+        ({"config_dict": {"n_heads": 2}}, "was trained with n_heads: 1"),
+        ({"config_dict": {"norm": "post"}}, "was trained with norm: pre"),
+        ({"config_dict": {"rope_base": 100.0}}, "was trained with rope_base"),
+        ({"config_dict": {"n_layers": 3}}, "was trained with n_layers"),
+        ({"config_dict": {"train_only": ["rope"]}}, "attach decides"),
+        ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "was trained on tiny"),
+        ({"config_dict": {"data_path": str(shuffled)}}, "other data or another split"),
+        ({"config_dict": {"eval_args": {"split": {"GT": [0.8, 0.9]}}}}, "another split"),
         ({"trained": tmp_path / "nowhere"}, "cannot read config file"),
     ]
     for change, message in cases:
@@ -104,6 +113,68 @@ def test_what_cannot_be_attached(tiny: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             recbole_pos.attach(**given, verbose=False)
         assert not (tmp_path / "x").exists(), message
+
+
+def test_weights_are_not_loaded_into_another_function(tiny: Path, tmp_path: Path) -> None:
+    """Shapes alone would let these pass."""
+    first = train(tiny, tmp_path / "first", position=["learned", "rope"], epochs=1)
+    given = {**SMALL, "data_path": str(tiny), "init_from": str(first), "n_heads": 1}
+    for change, message in [
+        ({"position": ["learned", "kernel"]}, "has the scheme rope"),
+        ({"position": ["learned", "rope"], "position_from": "oldest"}, "position_from"),
+        ({"position": ["learned", "rope"], "hidden_act": "tanh"}, "hidden_act"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            prepare(PosConfig("PosSASRec", "tiny", None, {**given, **change}))
+    with pytest.raises(UsageError, match="embedding_scale"):  # another default of the same option
+        given["position"] = ["learned", "rope", "kernel"]
+        prepare(PosConfig("KernelAttention", "tiny", None, given))
+
+
+def test_several_inputs_on_top_of_one(tiny: Path, tmp_path: Path) -> None:
+    """One input encoding stands bare in a model, two under their names."""
+    first = train(tiny, tmp_path / "first", position=["learned"], epochs=1)
+    options = {"epochs": 1}
+    recbole_pos.attach(first, ["sinusoidal", "kernel"], options, tmp_path / "x", verbose=False)
+    before, after = weights(first), weights(tmp_path / "x")
+    assert torch.equal(
+        before["position_embedding.weight"], after["position_embedding.schemes.learned.weight"]
+    )
+
+
+def test_an_untrained_run_is_no_start(tiny: Path, tmp_path: Path) -> None:
+    first = train(tiny, tmp_path / "first", position=["rope"], epochs=1)
+    state = checkpoint.load(first / "checkpoint.pt")
+    checkpoint.save(first / "checkpoint.pt", {**state, "best_weights": None})
+    with pytest.raises(UsageError, match="no trained epoch"):
+        recbole_pos.attach(first, "kernel", run_dir=tmp_path / "x", verbose=False)
+
+
+def test_changed_data_are_noticed(tiny: Path, tmp_path: Path) -> None:
+    """A run is neither loaded nor resumed on other events than it was trained on."""
+    folder = write_atomic(make_log(), tmp_path / "data")
+    first = train(folder, tmp_path / "first", position=["rope"], epochs=1)
+    write_atomic(make_log().iloc[::-1], tmp_path / "data")
+    with pytest.raises(CheckpointError, match="other data"):
+        load(first)
+    with pytest.raises(CheckpointError, match="other data"):
+        recbole_pos.run(resume=first, config_dict={"epochs": 2}, verbose=False)
+
+
+def test_another_choice_of_targets_is_no_other_data(tiny: Path, tmp_path: Path) -> None:
+    gt = {"eval_args": {"split": {"GT": [0.7, 0.85]}}}
+    first = train(tiny, tmp_path / "first", position=["rope"], epochs=1, **gt)
+    options = {"epochs": 1, "eval_args": {"target": "last"}}
+    result = recbole_pos.attach(first, "kernel", options, tmp_path / "x", verbose=False)
+    assert result.split["target"] == "last" and "GT" in result.split["split"]
+
+
+def test_recboles_own_entry_does_not_ignore_the_options(tiny: Path) -> None:
+    from recbole.quick_start import run_recbole
+
+    options = {**SMALL, "data_path": str(tiny), "init_from": "saved/x"}
+    with pytest.raises(UsageError, match="recbole_pos.run"):
+        run_recbole(model="PosSASRec", dataset="tiny", config_dict=options, saved=False)
 
 
 def test_builtin_models_do_not_start_from_runs(tiny: Path, tmp_path: Path) -> None:

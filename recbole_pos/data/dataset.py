@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,15 @@ class _ExactTimeMixin:
         eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
         tokens = self.field2id_token[self.uid_field]
         self.split = make_split(log, eval_args, tokens, self.item_num)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of items, sequences and split: weights fit, and know, only these data."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update("\n".join(self.field2id_token[self.iid_field]).encode())
+        for column in (self.log.items.numpy(), self.log.offsets, self.part):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()
 
     def _events_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))

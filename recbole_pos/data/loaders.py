@@ -155,10 +155,15 @@ def _training_sampler(config: Any, train: PosDataset | PosSequentialDataset) -> 
     if options["distribution"] == "none":
         return None
     given = options["distribution"], options["alpha"]
+    items = train.inter_feat[train.iid_field].unique().numel()
     if config["repeatable"]:
+        if given[0] == "popularity" and items == 1:
+            raise UsageError(  # RecBole would draw forever
+                "train_neg_sample_args: only one item occurs in training, which leaves none to "
+                "draw by popularity; use distribution: uniform"
+            )
         return RepeatableSampler(["train"], train, *given).set_phase("train")
     sampler = Sampler(["train"], [train], *given).set_phase("train")
-    items = train.inter_feat[train.iid_field].unique().numel()
     if given[0] == "popularity" and max(map(len, sampler.used_ids)) == items:
         raise UsageError(  # RecBole would draw forever
             f"train_neg_sample_args: a user has all {items} items that occur in training, which "

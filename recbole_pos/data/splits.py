@@ -7,6 +7,7 @@ ones, so no history of a training target reaches into validation or test.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarr
     none is validation, with 2 or fewer nothing is held out.
     """
     held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
-    if mode not in held_out:
+    if not isinstance(mode, str) or mode not in held_out:
         raise UsageError(f"eval_args.split.LS: {mode!r} is not one of {', '.join(held_out)}")
     phases = held_out[mode]
     part = np.full(len(ranks), TRAIN, dtype=np.int8)
@@ -81,7 +82,8 @@ def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarr
 
 def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.ndarray:
     """Each user's targets in time order, cut by ratios as RecBole's ``split_by_ratio`` does."""
-    if not (isinstance(ratios, list) and len(ratios) == 3 and min(ratios) >= 0 and sum(ratios) > 0):
+    three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(_is_number, ratios))
+    if not (three and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {ratios!r}")
     share = np.asarray(ratios, dtype=float) / sum(ratios)
     targets = np.maximum(lengths - 1, 0)
@@ -141,4 +143,5 @@ def show_time(time: float) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

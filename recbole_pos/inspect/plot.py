@@ -50,7 +50,8 @@ def plot_run(path: str | Path) -> list[Path]:
     elif isinstance(model, PosRecommender) and loader:
         shown = attention_maps(model, loader)
         label = "weight, mean over histories"
-        files.append(_attention(shown, label, folder.path / "attention.png"))
+        if shown:
+            files.append(_attention(shown, label, folder.path / "attention.png"))
     factors = kernel_factors(model)
     if factors:
         files.append(_kernel(factors, folder.path / "kernel.png"))

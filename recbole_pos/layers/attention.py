@@ -125,7 +125,8 @@ class MultiHeadAttention(nn.Module):
         """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         q, k, v, bias = self._places(query, key, value, ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
-        if bias is not None and bias.requires_grad and bias.size(0) == 1 and dropout == 0:
+        if bias is not None and bias.requires_grad and dropout == 0 and _of_all_sequences(bias):
+            bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
             return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
@@ -141,6 +142,11 @@ class MultiHeadAttention(nn.Module):
         else:
             logits = logits + bias
         return logits.softmax(-1)
+
+
+def _of_all_sequences(bias: Tensor) -> bool:
+    """Whether a bias, broadcastable to [b, h, t, t], is the same for all sequences."""
+    return bias.dim() < 4 or bias.size(0) == 1
 
 
 class FeedForward(nn.Module):

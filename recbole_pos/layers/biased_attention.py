@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Weights of about this many pairs are alive at a time; see losses.py on the two kinds of device.
-CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+from recbole_pos.layers.chunks import chunk_elements
 
 
 class _BiasedAttention(torch.autograd.Function):
@@ -28,9 +27,9 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, bias, out = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
-        grad_bias = torch.zeros_like(bias)
+        grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
         scale = q.size(-1) ** -0.5
-        rows = max(1, _elements(q) // bias.numel())
+        rows = max(1, chunk_elements(q.device) // bias.numel())
         for start in range(0, q.size(0), rows):
             part = slice(start, start + rows)
             query, dout = q[part] * scale, grad[part]
@@ -42,11 +41,7 @@ class _BiasedAttention(torch.autograd.Function):
             grads[0][part] = (dlogits @ k[part]) * scale
             grads[1][part] = dlogits.transpose(-1, -2) @ query
             grad_bias += dlogits.sum(0, keepdim=True)
-        return *grads, grad_bias
-
-
-def _elements(q: Tensor) -> int:
-    return CHUNK_ELEMENTS.get(q.device.type, CHUNK_ELEMENTS["cuda"])
+        return *grads, grad_bias.to(bias.dtype)
 
 
 def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -59,6 +54,7 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     Returns:
         [b, h, t, e].
     """
-    if q.size(0) * bias.numel() <= _elements(q):  # one chunk: torch's own is faster
+    if q.size(0) * bias.numel() <= chunk_elements(q.device):  # one chunk: torch's own is faster
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return _BiasedAttention.apply(q, k, v, bias)
+    with torch.autocast(q.device.type, enabled=False):
+        return _BiasedAttention.apply(*(x.to(v.dtype) for x in (q, k, v, bias)))

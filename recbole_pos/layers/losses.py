@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Logits of about this many elements (at least MIN_ROWS positions) are alive at a time, so memory
-# does not grow with positions x items. On CPU 4 MB stay in cache; a GPU needs larger products.
-CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-MIN_ROWS = 32
+from recbole_pos.layers.chunks import chunk_elements
+
+MIN_ROWS = 32  # positions of a chunk, however large the catalogue
 
 
 class _FullCrossEntropy(torch.autograd.Function):
@@ -23,8 +22,7 @@ class _FullCrossEntropy(torch.autograd.Function):
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         m, items = hidden.size(0), weight.size(0)
         want_hidden, want_weight = ctx.needs_input_grad[:2]
-        elements = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"])
-        rows = max(MIN_ROWS, min(m, elements // items))
+        rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
         buffer = hidden.new_empty(min(rows, m), items)
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         grad_weight = torch.zeros_like(weight) if want_weight else None

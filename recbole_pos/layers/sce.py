@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from recbole_pos.layers.losses import CHUNK_ELEMENTS
+from recbole_pos.layers.chunks import chunk_elements
 
 GROUP = 16  # products whose largest decides whether any of them is looked at
 
@@ -83,7 +83,7 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     products whose maximum lies above it are looked at: few after the first chunk.
     """
     n, total = len(buckets), len(rows)
-    elements = CHUNK_ELEMENTS.get(rows.device.type, CHUNK_ELEMENTS["cuda"])
+    elements = chunk_elements(rows.device)
     groups = max(1, elements // n // GROUP)  # of a chunk
     width = groups * GROUP
     member = torch.arange(0, width, groups, device=rows.device)[:, None]  # a group has a stride
@@ -172,7 +172,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
     """Slices of buckets whose logits and vectors are of about CHUNK_ELEMENTS at a time."""
     n, x, y = *positions.shape, items.size(1)
-    elements = CHUNK_ELEMENTS.get(positions.device.type, CHUNK_ELEMENTS["cuda"])
+    elements = chunk_elements(positions.device)
     step = max(1, elements // max(x * y, x * d, y * d))
     return [slice(start, start + step) for start in range(0, n, step)]
 

@@ -14,7 +14,6 @@ class AbsolutePosition(InputPosition):
     """Base: x + P, row by row of a table ``weight`` [n, d].
 
     Args:
-        dimensions: sizes of the model.
         position_from: where rows are counted from. ``oldest`` numbers the events of a window 0, 1,
             2, ... as RecBole does; ``newest`` puts the last event in the last row, n - 1, as the
             papers of SASRec's line do by padding on the left.
@@ -23,7 +22,7 @@ class AbsolutePosition(InputPosition):
     options = ("position_from",)
     weight: Tensor
 
-    def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
+    def __init__(self, position_from: str) -> None:
         super().__init__()
         if position_from not in ("oldest", "newest"):
             raise UsageError(f"position_from must be oldest or newest, found {position_from!r}")
@@ -38,7 +37,7 @@ class LearnedPosition(AbsolutePosition):
     """Learned absolute positions, x + P (Kang and McAuley, SASRec, 2018)."""
 
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
-        super().__init__(dimensions, position_from=position_from)
+        super().__init__(position_from)
         self.weight = nn.Parameter(torch.empty(dimensions.max_length, dimensions.hidden_size))
         nn.init.normal_(self.weight, std=dimensions.initializer_range)
 
@@ -51,7 +50,7 @@ class SinusoidalPosition(AbsolutePosition):
     """
 
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:
-        super().__init__(dimensions, position_from=position_from)
+        super().__init__(position_from)
         n, d = dimensions.max_length, dimensions.hidden_size
         column = torch.arange(d, dtype=torch.float64)
         frequency = 10000.0 ** (-(column - column % 2) / d)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recbole_pos.errors import UsageError
 from recbole_pos.position.base import (
     AttentionPosition,
     Compose,
@@ -46,6 +47,8 @@ def build_schemes(
     from recbole_pos.registry import SCHEMES
 
     classes = {name: SCHEMES[name] for name in scheme_names(position)}
+    if "nope" in classes and len(classes) > 1:
+        raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
     def make(place: type[PositionScheme]) -> dict[str, Any]:
         return {
@@ -72,7 +75,7 @@ class Description:
     """What ``recbole-pos schemes`` tells about a scheme."""
 
     place: str
-    needs_time: bool
+    needs: str
     parameters: int
     options: tuple[str, ...]
     summary: str
@@ -100,9 +103,10 @@ def describe(name: str, n_layers: int = 2) -> Description:
         base = AttentionPosition
         filled = [hooks[h] for h in hooks if getattr(cls, h) is not getattr(base, h)]
         place = ", ".join(filled) or "none"
+    needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
     return Description(
         place,
-        cls.needs_time,
+        needs,
         sum(p.numel() for p in distinct),
         cls.options,
         (cls.__doc__ or "").splitlines()[0],

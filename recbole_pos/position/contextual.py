@@ -10,7 +10,7 @@ from recbole_pos.position.base import AttentionPosition, Dimensions
 
 
 class NoPosition(AttentionPosition):
-    """No position at all: order reaches the model through the causal mask only (NoPE)."""
+    """No position: order comes from the causal mask alone (Kazemnejad et al., NoPE, 2023)."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()

@@ -111,8 +111,13 @@ class PositionalKernel(AttentionPosition):
         kernel_band: int | None,
     ) -> None:
         super().__init__()
-        self.U = _factor("kernel_u", kernel_u, dimensions.max_length, kernel_band)
-        self.L = _factor("kernel_l", kernel_l, dimensions.max_length, kernel_band)
+        n = dimensions.max_length
+        if kernel_band is not None and "toeplitz" not in (kernel_u, kernel_l):
+            raise UsageError(
+                f"kernel_band: neither kernel_u ({kernel_u}) nor kernel_l ({kernel_l}) is toeplitz"
+            )
+        self.U = _factor("kernel_u", kernel_u, n, kernel_band)
+        self.L = _factor("kernel_l", kernel_l, n, kernel_band)
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
 
     def share_with(self, first: PositionalKernel) -> None:
