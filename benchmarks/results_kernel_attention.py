@@ -16,6 +16,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
 
+@cache
 def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """User, length of the history (up to the window) and NDCG@10 of every test target of a run."""
     file = run / "test_ranks.npz"
@@ -183,7 +185,7 @@ def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         made, users, ranks, places = recbole_pos.load(run), [], [], []
         for batch in made.loaders["test"]:
             rows, _, _, target = batch
-            with torch.inference_mode():
+            with torch.no_grad():
                 scores = made.model.full_sort_predict(rows.to(made.model.device)).cpu()
             scores[:, 0] = -torch.inf
             own = scores.gather(1, target[:, None])
