@@ -61,7 +61,7 @@ class NaiveKernel(PositionalKernel):
         return ctx.unpad((weights @ (self.L.matrix(t) @ v)).transpose(1, 2), "end")
 
 
-def long_histories(seed: int, users: int = 48, events: int = 2002, items: int = 2000):
+def long_histories(seed: int, users: int = 24, events: int = 2002, items: int = 2000):
     """Users with histories of two windows of 1,000."""
     rng = np.random.default_rng(seed)
     return pd.DataFrame(
@@ -153,7 +153,7 @@ def main() -> None:
 Written by `make bench-positions`: seconds of a training epoch (best of {ROUNDS}, sides taking turns
 in one process) on {platform.machine()}, {torch.get_num_threads()} threads, torch
 {torch.__version__}, with d=64, 2 layers, 1 head, full cross-entropy; ratios to PosSASRec with
-learned positions. Generated: 48 users with 2,002 events over 2,000 items. The naive kernel is
+learned positions. Generated: 24 users with 2,002 events over 2,000 items. The naive kernel is
 equation 9 as it is written, with the logits of a batch multiplied by U. Last, a Toeplitz product
 with its gradients, 2^19 numbers at a time; models take the second way above
 {triangular.FFT_LENGTH} events.
