@@ -22,6 +22,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 Alignment = Literal["start", "end"]
 
@@ -91,17 +92,36 @@ class SequenceContext:
         """Packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
         b, t = self.batch_size, self.width
         shape = (t, b) if time_major else (b, t)
-        if self.is_full and not time_major:
-            return x.view(*shape, *x.shape[1:])
+        if self.is_full:
+            block = x.reshape(b, t, *x.shape[1:])
+            return block.transpose(0, 1).contiguous() if time_major else block
         block = x.new_zeros(b * t, *x.shape[1:])
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Inverse of :meth:`pad`: the real events of a block, packed as [m, ...]."""
+        if self.is_full:
+            block = block.transpose(0, 1) if time_major else block
+            return block.reshape(self.batch_size * self.width, *block.shape[2:])
         flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
-        if self.is_full and not time_major:
-            return flat
-        return flat.index_select(0, self.slots(align, time_major))
+        return _Unpad.apply(flat, self.slots(align, time_major))
+
+
+class _Unpad(torch.autograd.Function):
+    """Rows by distinct places. Torch's own gradient adds up, as if places could repeat: slower."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, flat: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.rows = flat.size(0)
+        return flat.index_select(0, slots)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slots,) = ctx.saved_tensors
+        flat = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        return flat.index_copy_(0, slots, grad), None
 
 
 def future_mask(t: int, device: torch.device) -> Tensor:
