@@ -1,14 +1,17 @@
 """``make bench-positions``: the cost of position schemes, as epochs against PosSASRec's.
 
-All sides live in one process and take turns epoch by epoch, so that what disturbs one disturbs
-all; each figure is the best of ROUNDS epochs. Prints the table and writes
+Sides take turns, ROUNDS times over, every turn in a process of its own (``positions.py SCHEME
+LENGTH`` is one); each figure is the best epoch of its side. Prints the table and writes
 ``results/speed_positions.md``.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,7 +35,7 @@ from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.properties import ROOT, read_yaml
 from recbole_pos.quick_start import Experiment, prepare
 
-ROUNDS = 4
+ROUNDS, EPOCHS = 3, 5
 BACKBONE = "learned"
 NAIVE = "kernel, naive"
 SCHEMES = ["nope", "sinusoidal", "rope", "alibi", "t5", "kerple", "cape", "kernel", NAIVE]
@@ -88,18 +91,32 @@ def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     return made
 
 
-def measure(dataset: str, options: dict[str, Any]) -> dict[str, float]:
+def seconds(scheme: str, length: int) -> list[float]:
+    """Epochs of one scheme in this process."""
+    keep_freed_memory()
+    options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length}
+    if length == 200:
+        made = build(scheme, "ml-100k", options | {"train_batch_size": 32})
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            write_atomic(long_histories(0), Path(folder), "long")
+            made = build(scheme, "long", options | {"train_batch_size": 16, "data_path": folder})
+    loader = made.trainer.training_loader(made.loaders["train"])
+    return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]
+
+
+def measure(length: int) -> dict[str, float]:
     """Seconds of the best epoch of each scheme."""
-    names = [BACKBONE, *SCHEMES]
-    made = {name: build(name, dataset, options) for name in names}
-    best = dict.fromkeys(names, math.inf)
-    for epoch in range(ROUNDS):
-        for name in names:
-            trainer = made[name].trainer
-            loader = trainer.training_loader(made[name].loaders["train"])
-            seconds = trainer._train_epoch(loader, epoch)["seconds"]
-            best[name] = min(best[name], seconds)
-        print({name: round(value, 2) for name, value in best.items()}, flush=True)
+    best = dict.fromkeys([BACKBONE, *SCHEMES], math.inf)
+    for _ in range(ROUNDS):
+        for scheme in best:
+            done = subprocess.run(
+                [sys.executable, __file__, scheme, str(length)], capture_output=True, text=True
+            )
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            best[scheme] = min(best[scheme], *json.loads(done.stdout.splitlines()[-1]))
+            print(f"L={length} {scheme}: {best[scheme]:.3f} s", flush=True)
     return best
 
 
@@ -126,12 +143,7 @@ def toeplitz_lines() -> list[str]:
 def main() -> None:
     """Measure, print, write."""
     keep_freed_memory()
-    columns = {}
-    columns[200] = measure("ml-100k", {"MAX_ITEM_LIST_LENGTH": 200, "train_batch_size": 32})
-    with tempfile.TemporaryDirectory() as folder:
-        write_atomic(long_histories(0), Path(folder), "long")
-        given = {"MAX_ITEM_LIST_LENGTH": 1000, "train_batch_size": 16, "data_path": folder}
-        columns[1000] = measure("long", given)
+    columns = {length: measure(length) for length in (200, 1000)}
     lines = [
         "| scheme | ml-100k, L=200 | ratio | goal | generated, L=1000 | ratio | goal |",
         "|---|---|---|---|---|---|---|",
@@ -150,13 +162,13 @@ def main() -> None:
     (Path(__file__).parent.parent / "results" / "speed_positions.md").write_text(
         f"""# What position schemes cost
 
-Written by `make bench-positions`: seconds of a training epoch (best of {ROUNDS}, sides taking turns
-in one process) on {platform.machine()}, {torch.get_num_threads()} threads, torch
-{torch.__version__}, with d=64, 2 layers, 1 head, full cross-entropy; ratios to PosSASRec with
-learned positions. Generated: 24 users with 2,002 events over 2,000 items. The naive kernel is
-equation 9 as it is written, with the logits of a batch multiplied by U. Last, a Toeplitz product
-with its gradients, 2^19 numbers at a time; models take the second way above
-{triangular.FFT_LENGTH} events.
+Written by `make bench-positions`: seconds of a training epoch (best of {ROUNDS} times
+{EPOCHS}, sides taking turns, every turn in a process of its own) on {platform.machine()},
+{torch.get_num_threads()} threads, torch {torch.__version__}, with d=64, 2 layers, 1 head, full
+cross-entropy; ratios to PosSASRec with learned positions. Generated: 24 users with 2,002 events
+over 2,000 items. The naive kernel is equation 9 as it is written, with the logits of a batch
+multiplied by U. Last, a Toeplitz product with its gradients, 2^19 numbers at a time; models take
+the second way above {triangular.FFT_LENGTH} events.
 
 """
         + "\n".join(lines)
@@ -165,4 +177,7 @@ with its gradients, 2^19 numbers at a time; models take the second way above
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        print(json.dumps(seconds(sys.argv[1], int(sys.argv[2]))))
+    else:
+        main()
