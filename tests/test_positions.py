@@ -181,8 +181,9 @@ class _Toy(AttentionPosition):
         super().__init__()
         self.u, self.l = torch.rand(N, N).triu(), torch.rand(N, N).tril()
 
-    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
-        return h * (1 + ctx.index[:, None, None])
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        scale = 1 + ctx.index[:, None, None]
+        return q * scale, k * scale
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
         return self._mix(self.u[: ctx.width, : ctx.width].T, k, ctx)

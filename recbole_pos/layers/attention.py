@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
     def _places(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
         """Rq, U^T(R k), L v as [b, h, t, e], and B under the causal mask, or None without B."""
         position = self.position
-        query, key = position.rotate(query, ctx), position.rotate(key, ctx)
+        query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]

@@ -16,9 +16,10 @@ events meet. Its *alignment* is a choice of the layer:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class SequenceContext:
     index: Tensor  # [m] int64, 0 for the oldest event of its sequence
     width: int  # t
     max_length: int  # n
-    times: Tensor | None = None  # [m] float64, seconds or whatever unit the data has
+    times: Tensor | None = None  # [m] float64, seconds since 1970
 
     @classmethod
     def from_lengths(
@@ -72,21 +73,38 @@ class SequenceContext:
         """[m] how many events of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
+    @cached_property
+    def elapsed(self) -> Tensor:
+        """[m] float64, seconds since the oldest event of the sequence, which no event is before.
+
+        The oldest event, since any other would let later times reach earlier events by rounding.
+        """
+        if self.times is None:
+            raise ValueError("this batch carries no times: the model must set needs_time")
+        first = self.lengths.cumsum(0) - self.lengths
+        return self.times - self.times[first][self.row]
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What depends on lengths, times and fixed numbers alone, made once for all layers."""
+        cache = self.__dict__.setdefault("_once", {})
+        if key not in cache:
+            cache[key] = make()
+        return cache[key]
+
     def column(self, align: Alignment) -> Tensor:
         """[m] the column of every event in a block of width t."""
         return self.index if align == "start" else self.width - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
         """[m] the place of every event in a flattened [b, t] (or, time-major, [t, b]) block."""
-        cache = self.__dict__.setdefault("_slots", {})
-        if (align, time_major) not in cache:
+
+        def make() -> Tensor:
             column = self.column(align)
-            cache[align, time_major] = (
-                column * self.batch_size + self.row
-                if time_major
-                else self.row * self.width + column
-            )
-        return cache[align, time_major]
+            if time_major:
+                return column * self.batch_size + self.row
+            return self.row * self.width + column
+
+        return self.once(("slots", align, time_major), make)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""

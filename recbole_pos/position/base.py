@@ -74,9 +74,16 @@ class AttentionPosition(PositionScheme):
 
     projections: tuple[str, ...] = PROJECTIONS
 
-    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
-        """Query or key, packed [m, h, e], to the same shape."""
-        return h
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Query and key turned alike; packed [m, h, e] both, to the same shapes."""
+        return q, k
+
+    def time_periods(self) -> Tensor | None:
+        """[h, e / 2] seconds after which the time angle of each plane is back at its start.
+
+        Infinite where time does not turn a plane; None for schemes that rotate nothing by time.
+        """
+        return None
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
         """K to U^T K along each sequence; packed [m, h, e], to the same shape."""
@@ -131,10 +138,10 @@ class Compose(AttentionPosition):
         for name, scheme in self.schemes.items():
             scheme.share_with(first.schemes[name])
 
-    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         for scheme in self.schemes.values():
-            h = scheme.rotate(h, ctx)
-        return h
+            q, k = scheme.rotate(q, k, ctx)
+        return q, k
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
         for scheme in self.schemes.values():

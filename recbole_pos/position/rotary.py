@@ -50,5 +50,6 @@ class RotaryPosition(AttentionPosition):
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
 
-    def rotate(self, h: Tensor, ctx: SequenceContext) -> Tensor:
-        return rotate_pairs(h, self.cos[ctx.index, None], self.sin[ctx.index, None]).to(h.dtype)
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos[ctx.index, None], self.sin[ctx.index, None]
+        return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)
