@@ -1,4 +1,4 @@
-"""The command line: ``recbole-pos run | attach | models | schemes | plot``."""
+"""The command line: ``recbole-pos run | attach | models | schemes | plot | inspect``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     # argparse would take a --key=value with a space in it for a name of a file or scheme
-    overrides = [word for word in argv if _is_override(word)]
+    inspects = argv[:1] == ["inspect"]  # has options of its own and takes no configuration
+    overrides = [] if inspects else [word for word in argv if _is_override(word)]
     args, rest = _parser().parse_known_args([word for word in argv if word not in overrides])
     rest += overrides
     try:
@@ -97,7 +98,33 @@ def _parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
+    _add_inspect(commands, debug)
     return parser
+
+
+def _add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
+    inspect = commands.add_parser("inspect", help="measure what a trained model has learned")
+    what = inspect.add_subparsers(required=True, metavar="WHAT")
+    attention = what.add_parser(
+        "attention",
+        parents=[debug],
+        help="how far attention looks back, over how many events, and learned periods of time",
+        description="Attention distance and entropy of every layer and head, averaged over "
+        "histories of held-out targets, one per user; and the periods of schemes that turn by "
+        "time. Writes attention.json and pictures into the run folder.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    attention.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="RUN_DIR",
+        help="the folder of a run, or a checkpoint in it",
+    )
+    attention.add_argument("--users", type=int, default=200, help="how many to draw at most")
+    attention.add_argument("--min_events", type=int, default=20, help="in the history of each")
+    attention.add_argument("--seed", type=int, default=0, help="of the draw")
+    attention.set_defaults(command=_inspect_attention)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
@@ -163,7 +190,6 @@ def _attach(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -185,10 +211,7 @@ def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
             ", ".join(row.options) or "-",
             escape(row.summary),
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
+    _wide_console().print(table)
     return 0
 
 
@@ -199,6 +222,25 @@ def _plot(args: argparse.Namespace, rest: list[str]) -> int:
     for file in plot_run(args.run_dir):
         print(file)
     return 0
+
+
+def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.inspect.report import inspect_attention, show
+
+    _no_more(rest)
+    report = inspect_attention(args.checkpoint, args.users, args.min_events, args.seed)
+    show(report, _wide_console())
+    return 0
+
+
+def _wide_console() -> Any:
+    """Rich's, with room for a table where there is no terminal whose width it must fit."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    return console
 
 
 def _no_more(rest: list[str]) -> None:

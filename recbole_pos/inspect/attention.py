@@ -1,17 +1,24 @@
-"""What positional attention has learned (FPARec paper, section 4.7 and Figure 3)."""
+"""Attention weights of a trained model: of positions alone, or of the histories it is given."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
+from recbole.data.interaction import Interaction
+from torch import Tensor, nn
 
+from recbole_pos.layers.attention import MultiHeadAttention
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.base import AttentionPosition, replaces_attention
 from recbole_pos.position.positional_attention import PositionalAttention
 
 
 @torch.no_grad()
 def positional_weights(model: nn.Module) -> list[np.ndarray]:
     """Attention weights of every layer whose attention depends on positions alone.
+
+    Section 4.7 and Figure 3 of the FPARec paper.
 
     Args:
         model: a trained model.
@@ -29,3 +36,61 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
             weights = weights / weights.sum(-1, keepdim=True)
         found.append(weights.cpu().numpy())
     return found
+
+
+def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
+    """The attention of every block, in order; other blocks' too, if they subclass it."""
+    return [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+
+
+def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
+    """The scheme that stands in for the layer's attention, or None."""
+    schemes = layer.position.schemes.values()
+    return next((s for s in schemes if replaces_attention(type(s))), None)
+
+
+def has_weights(layer: MultiHeadAttention) -> bool:
+    """Whether there are attention weights: of dot products, or of positions alone."""
+    return isinstance(replacement(layer), (PositionalAttention, type(None)))
+
+
+@torch.no_grad()
+def layer_inputs(
+    model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
+) -> tuple[list[Tensor], SequenceContext]:
+    """What every layer is given when the model encodes the histories of RecBole's rows.
+
+    Returns:
+        [m, d] for each layer, and the context, with times wherever the rows have them.
+    """
+    seen: list[tuple[Tensor, SequenceContext]] = []
+    hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given)) for m in layers]
+    times = rows[model.TIME_SEQ] if model.TIME_SEQ in rows else None
+    try:
+        model(rows[model.ITEM_SEQ], rows[model.ITEM_SEQ_LEN], times)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [x for x, _ in seen], seen[0][1]
+
+
+@torch.no_grad()
+def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
+    """Weights of one layer that ``has_weights``: [b, h or 1, t, t] aligned at the start.
+
+    As the layer makes them: rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not
+    sum to one, nor do those of weights by position, which are not divided by their sum here.
+
+    Args:
+        layer: of a model.
+        x: [m, d] what the layer is given, see :func:`layer_inputs`.
+        ctx: of the batch.
+    """
+    scheme = replacement(layer)
+    if scheme is None:
+        return layer.weights(x, ctx)
+    # such weights stand at the end: a history of l events has the last l rows and columns
+    at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
+    at = at.clamp(max=ctx.width - 1)  # [b, t]; what padding finds is not causal, hence tril
+    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    return weights.transpose(0, 1).tril()

@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recbole_pos.layers.attention import MultiHeadAttention
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import replaces_attention
+from recbole_pos.inspect.attention import attention_layers, layer_inputs, replacement
 from recbole_pos.position.kernel import PositionalKernel
 
 
@@ -52,35 +50,23 @@ def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.n
         One [h, newest, newest] array per layer: row i is a query, the last row the newest event.
         Empty if attention is replaced, see ``positional_weights`` in ``inspect/attention.py``.
     """
-    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
-    layers = [m for m in layers if not any(map(replaces_attention, _schemes(m)))]
+    layers = [layer for layer in attention_layers(model) if replacement(layer) is None]
     if not layers:
         return []
     lengths = torch.cat([batch[0][model.ITEM_SEQ_LEN] for batch in loader])
     newest = min(newest, int(lengths.max()))
     sums, count = [0.0 for _ in layers], 0
-    seen: list[tuple[torch.Tensor, SequenceContext]] = []
-    hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given)) for m in layers]
-    try:
-        for batch in loader:
-            rows = batch[0]
-            rows = rows[rows[model.ITEM_SEQ_LEN] >= newest]
-            if not len(rows):
-                continue
-            seen.clear()
-            model.full_sort_predict(rows.to(model.device))
-            for number, (layer, (x, ctx)) in enumerate(zip(layers, seen, strict=True)):
-                weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
-                end = ctx.lengths[:, None] - newest + torch.arange(newest, device=x.device)
-                row = torch.arange(len(end), device=x.device)[:, None, None]
-                cut = weights[row, end[:, :, None], :, end[:, None, :]]  # [b, newest, newest, h]
-                sums[number] += cut.sum(0).permute(2, 0, 1)
-            count += len(rows)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for batch in loader:
+        rows = batch[0]
+        rows = rows[rows[model.ITEM_SEQ_LEN] >= newest]
+        if not len(rows):
+            continue
+        inputs, ctx = layer_inputs(model, layers, rows.to(model.device))
+        end = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
+        row = torch.arange(len(end), device=end.device)[:, None, None]
+        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+            weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
+            cut = weights[row, end[:, :, None], :, end[:, None, :]]  # [b, newest, newest, h]
+            sums[number] += cut.sum(0).permute(2, 0, 1)
+        count += len(rows)
     return [(total / count).cpu().numpy() for total in sums]
-
-
-def _schemes(layer: MultiHeadAttention) -> list[type]:
-    return [type(scheme) for scheme in layer.position.schemes.values()]

@@ -1,0 +1,171 @@
+"""How far attention looks back, and over how many events (TO-RoPE paper, section 5.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import (
+    attention_layers,
+    attention_weights,
+    has_weights,
+    layer_inputs,
+    replacement,
+)
+from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.model.base import PosRecommender
+
+HOUR = 3600.0
+MEASURES = ("distance", "entropy", "hours")
+QUERIES = ("all", "last")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Histories to measure: rows of a loader, one per user.
+
+    Attributes:
+        loader: RecBole's loader of validation or test rows.
+        rows: [users] which of its rows.
+        lengths: [users] their numbers of events.
+        qualified: how many users have enough events.
+    """
+
+    loader: Any
+    rows: np.ndarray
+    lengths: np.ndarray
+    qualified: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means over histories. Without times there are no hours, only the first two measures.
+
+    Attributes:
+        layers: for each layer [2, measures, h]: means over all queries of a history, and the last
+            query alone, which is the one that predicts; measures in the order of ``MEASURES``.
+        uniform: [2, measures] the same for attention that is equal over all events so far.
+        rescaled: whether rows of the model's attention do not sum to one.
+    """
+
+    layers: list[np.ndarray]
+    uniform: np.ndarray
+    rescaled: bool
+
+
+def sample_histories(
+    model: PosRecommender, loader: Any, users: int, min_events: int, seed: int
+) -> Sample:
+    """Users with at least ``min_events`` events, drawn without replacement; all if there are fewer.
+
+    A user with several rows is there with the one whose history is longest, which is the newest.
+
+    Raises:
+        UsageError: if no history is long enough.
+    """
+    table = loader._dataset.inter_feat
+    user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
+    order = np.lexsort((np.arange(len(user)), length, user))
+    newest = order[np.append(user[order][1:] != user[order][:-1], True)]  # a row per user
+    enough = newest[length[newest] >= min_events]
+    if not len(enough):
+        raise UsageError(
+            f"--min_events {min_events}: no history has that many events, the longest has "
+            f"{length.max()} (MAX_ITEM_LIST_LENGTH is {model.max_seq_length}); give a smaller "
+            "--min_events"
+        )
+    size = min(users, len(enough))
+    rows = np.sort(np.random.default_rng(seed).choice(enough, size, replace=False))
+    return Sample(loader, rows, length[rows], len(enough))
+
+
+@torch.no_grad()
+def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
+    """Attention distance and entropy of every layer and head, averaged over a sample of histories.
+
+    In batches whose weights fit a chunk, however many users and layers there are.
+
+    Raises:
+        UsageError: if a scheme of the model has no attention weights.
+    """
+    layers = attention_layers(model)
+    for layer in layers:
+        if not has_weights(layer):
+            raise UsageError(f"{scheme_name(layer)} mixes events without attention weights")
+    if not layers:
+        raise UsageError(f"{type(model).__name__} has no attention layers")
+    totals: list[Any] = [0.0 for _ in layers]
+    uniform: Any = 0.0
+    rescaled = False
+    heads = max(layer.n_heads for layer in layers)
+    for part in _batches(sample.lengths, heads, chunk_elements(torch.device(model.device))):
+        rows = sample.loader.collate_fn(sample.rows[part].tolist())[0].to(model.device)
+        inputs, ctx = layer_inputs(model, layers, rows)
+        for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+            weights = attention_weights(layer, x, ctx)
+            scheme = replacement(layer)
+            sums = scheme.normalised if scheme is not None else _rows_sum_to_one(weights, ctx)
+            rescaled |= not sums
+            totals[number] += measure(weights, ctx).sum(0)
+        equal = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
+        uniform += measure(equal.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
+    count = len(sample.rows)
+    means = [(total / count).cpu().numpy() for total in totals]
+    return Measured(means, (uniform / count)[..., 0].cpu().numpy(), rescaled)
+
+
+def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
+    """Distance, entropy and hours of attention weights, for each history.
+
+    With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
+    events, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600. A row of zeros
+    attends to nothing and measures zero.
+
+    Args:
+        weights: [b, h, t, t] aligned at the start, zero for the future; of any sign and sum.
+        ctx: of the batch; hours need its times, in seconds.
+
+    Returns:
+        [b, 2, 3, h] float64 (2 instead of 3 without times): means over the queries of a history,
+        and the last query.
+    """
+    a = weights.double().abs()
+    a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+    total = a.sum(-1)  # one, or zero for a row of zeros
+    index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
+    found = [total * index - a @ index, torch.special.entr(a).sum(-1)]
+    if ctx.times is not None:
+        hours = ctx.pad(ctx.elapsed.to(a.dtype) / HOUR, "start")  # [b, t]
+        found.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
+    each = torch.stack(found, 1)  # [b, measures, h, t]
+    last = (ctx.lengths - 1)[:, None, None, None].expand(*each.shape[:3], 1)
+    padding = index >= ctx.lengths[:, None, None, None]
+    mean = each.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
+    return torch.stack((mean, each.gather(-1, last).squeeze(-1)), 1)
+
+
+def scheme_name(layer: nn.Module) -> str:
+    """The name of the scheme that replaces a layer's attention."""
+    return next(n for n, s in layer.position.schemes.items() if s is replacement(layer))
+
+
+def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
+    """Whether the rows of all events, [b, h, t, t], are distributions."""
+    real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
+    return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())
+
+
+def _batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:
+    """Histories of similar length together, as many as have ``elements`` weights in a layer."""
+    order, parts, start = np.argsort(-lengths, kind="stable"), [], 0
+    while start < len(order):
+        size = max(1, elements // (heads * int(lengths[order[start]]) ** 2))
+        parts.append(order[start : start + size])
+        start += size
+    return parts

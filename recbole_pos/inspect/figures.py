@@ -1,0 +1,97 @@
+"""Pictures of what ``recbole-pos inspect`` finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from recbole_pos.inspect.distance import Measured
+from recbole_pos.inspect.periods import HOURS, MARKED, Periods, near
+
+AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
+COLORS = {"all queries": "tab:blue", "last query": "tab:orange"}
+
+
+def draw_measures(measured: Measured, title: str, file: Path) -> Path:
+    """A panel per measure over the layers: thin lines are heads, thick ones their mean."""
+    uniform = measured.uniform
+    heads = max(values.shape[-1] for values in measured.layers)
+    # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
+    values = np.stack([np.broadcast_to(v, (*v.shape[:-1], heads)) for v in measured.layers])
+    count, measures = len(values), uniform.shape[1]
+    figure = Figure(figsize=(4.4 * measures, 4.3), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
+    panels = figure.subplots(1, measures, squeeze=False)[0]
+    x = np.arange(1, count + 1)
+    for number, panel in enumerate(panels):
+        for which, (queries, color) in enumerate(COLORS.items()):
+            if heads > 1:
+                _heads(panel, x, values[:, which, number], color)
+            mean = values[:, which, number].mean(-1)
+            panel.plot(x, mean, "-o", color=color, linewidth=2.5, markersize=8, label=queries)
+            label = f"{queries}, if uniform"
+            panel.axhline(uniform[which, number], color=color, linestyle=":", label=label)
+        top = max(values[:, :, number].max(), uniform[:, number].max())
+        panel.set(xlabel="layer", ylabel=AXES[number], ylim=(0, 1.07 * top or 1))
+        panel.set(xlim=(0.5, count + 0.5), xticks=x[:: -(-count // 16)])
+        panel.grid(axis="y", alpha=0.3)
+    figure.suptitle(f"{title}{'; small marks: heads' if heads > 1 else ''}", fontsize=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(file, dpi=120)
+    return file
+
+
+def _heads(panel: Any, x: np.ndarray, values: np.ndarray, color: str) -> None:
+    """[layers, heads] as thin lines; beside the mean where there is one layer and so no line."""
+    style = {"color": color, "alpha": 0.5, "markersize": 4}
+    if len(x) > 1:
+        panel.plot(x, values, "-o", linewidth=0.8, **style)
+    else:
+        step = min(0.06, 0.4 / values.shape[1])
+        panel.plot(1 + step * np.arange(1, values.shape[1] + 1), values[0], "o", **style)
+
+
+def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
+    """A row of marks per layer, or per group of equal heads, on a logarithmic axis.
+
+    Args:
+        found: as of :func:`learned_periods`; those without any period have no row.
+        title: of the picture.
+        file: to write.
+    """
+    found = [group for group in found if group.hours]
+    figure = Figure(figsize=(9, 1.9 + 0.4 * len(found)), layout="constrained")
+    panel = figure.subplots()
+    several = len({group.scheme for group in found}) > 1
+    rows = range(len(found), 0, -1)
+    for row, group in zip(rows, found, strict=True):
+        for marked, color in ((False, "tab:gray"), (True, "tab:red")):
+            hours = [hour for hour in group.hours if bool(near(hour)) == marked]
+            panel.plot(hours, [row] * len(hours), "o", color=color, alpha=0.75, markersize=7)
+        if group.still:
+            text = f"{group.still} of {group.still + len(group.hours)} planes without time"
+            _note(panel, text, (1, row), ("axes fraction", "data"), (6, 0), va="center", fontsize=8)
+    for name, hours in HOURS.items():
+        panel.axvline(hours, color="tab:blue", alpha=0.5, linewidth=1, zorder=0)
+        _note(panel, name, (hours, 1), ("data", "axes fraction"), (0, 4), ha="center",
+              color="tab:blue")  # fmt: skip
+    panel.set_xscale("log")
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    names = [f"{group.scheme}, {group.label}" if several else group.label for group in found]
+    panel.set_yticks(rows, names)
+    panel.set(ylim=(0.4, len(found) + 0.6))
+    panel.set_xlabel(f"period in hours (red: within 15% of a {', '.join(MARKED)})")
+    panel.grid(axis="x", alpha=0.2)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(file, dpi=120)
+    return file
+
+
+def _note(panel: Any, text: str, at: tuple, frame: tuple, shift: tuple, **style: Any) -> None:
+    panel.annotate(text, at, shift, xycoords=frame, textcoords="offset points", **style)

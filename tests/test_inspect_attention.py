@@ -1,0 +1,264 @@
+"""Attention distance, entropy and periods against plain loops; the command that shows them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from schemes import LENGTHS, rows_of, shake
+from torch import Tensor
+
+import recbole_pos
+from recbole_pos.cli import main
+from recbole_pos.inspect import distance, periods
+from recbole_pos.inspect.attention import attention_layers, layer_inputs
+from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
+from recbole_pos.inspect.figures import draw_measures
+from recbole_pos.layers.attention import MultiHeadAttention
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.rotary import RotaryPosition
+
+FAST = {"epochs": 1, "hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12}
+
+
+def in_loops(weights: Tensor, times: Tensor) -> list[list[float]]:
+    """One history and head, [t, t] and [t]: distance, entropy, hours; mean and last query."""
+    t, each = len(weights), []
+    for i in range(t):
+        total = sum(abs(float(weights[i, j])) for j in range(i + 1))
+        distance = entropy = hours = 0.0
+        for j in range(i + 1):
+            a = abs(float(weights[i, j])) / total
+            distance += a * (i - j)
+            entropy -= a * math.log(a) if a > 0 else 0
+            hours += a * float(times[i] - times[j]) / 3600
+        each.append([distance, entropy, hours])
+    return [np.mean(each, 0).tolist(), each[-1]]
+
+
+def batch_of_times() -> tuple[SequenceContext, Tensor]:
+    times = 1.5e9 + torch.cat([torch.rand(length).cumsum(0) * 1e5 for length in LENGTHS])
+    return SequenceContext.from_lengths(torch.tensor(LENGTHS), 9, times), times
+
+
+def test_measures_are_the_sums(double) -> None:
+    """Rows of any sign and sum, padded histories."""
+    ctx, times = batch_of_times()
+    weights = torch.randn(len(LENGTHS), 2, 9, 9).tril()
+    weights[0, 0, 2, 1] = 0  # 0 ln 0 = 0
+    found = measure(weights, ctx)
+    assert found.shape == (4, 2, 3, 2)
+    for row, (length, part) in enumerate(zip(LENGTHS, rows_of(LENGTHS), strict=True)):
+        for head in range(2):
+            want = in_loops(weights[row, head, :length, :length], times[part])
+            np.testing.assert_allclose(found[row, :, :, head], want, rtol=1e-12, atol=1e-10)
+    without = SequenceContext.from_lengths(ctx.lengths, 9)
+    assert torch.equal(measure(weights, without), found[:, :, :2])
+
+
+def test_a_row_of_zeros_measures_zero(double) -> None:
+    ctx, _ = batch_of_times()
+    assert (measure(torch.zeros(4, 1, 9, 9), ctx) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": ["learned"]},
+        {"position": ["rope", "kernel"]},
+        {"position": ["fparec"]},
+        {"position": ["parec"], "positional_mask": "after_softmax"},
+        {"position": ["linear_annealing"]},
+    ],
+    ids=str,
+)
+def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options) -> None:
+    """Every history alone, so without padding, in loops; in several batches here."""
+    made = experiment("PosSASRec", **options)
+    shake(made.model)
+    model, loader = made.model.double().eval(), made.loaders["test"]
+    monkeypatch.setattr(distance, "chunk_elements", lambda _: 1000)
+    sample = sample_histories(model, loader, 9, 5, seed=1)
+    assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
+    found = measure_attention(model, sample)
+    layers, want = attention_layers(model), []
+    for number in sample.rows.tolist():
+        rows = loader.collate_fn([number])[0]
+        inputs, ctx = layer_inputs(model, layers, rows)
+        t = int(ctx.lengths)
+        for layer, x in zip(layers, inputs, strict=True):
+            scheme = next(iter(layer.position.schemes.values()), None)
+            if hasattr(scheme, "weights"):
+                weights = scheme.weights(model.max_seq_length)[:, -t:, -t:]
+            else:
+                weights = layer.weights(x, ctx)[0]
+            want.append([in_loops(head.detach(), ctx.times) for head in weights])
+    want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(found.layers, want, rtol=1e-9, atol=1e-9)
+    assert found.rescaled == ("positional_mask" in options)
+
+
+def test_equal_attention(experiment) -> None:
+    """Without queries, the last of t looks back (t - 1) / 2 on average, with entropy ln t."""
+    made = experiment("PosSASRec", position=["nope"])
+    for layer in attention_layers(made.model):
+        layer.query.weight.data.zero_()
+    sample = sample_histories(made.model.eval(), made.loaders["test"], 100, 5, seed=0)
+    found = measure_attention(made.model, sample)
+    last = [np.mean((sample.lengths - 1) / 2), np.mean(np.log(sample.lengths))]
+    for values in (*found.layers, found.uniform[..., None]):
+        np.testing.assert_allclose(values[1, :2], np.array(last)[:, None] + 0 * values[1, :2])
+        np.testing.assert_allclose(values, found.uniform[..., None] + 0 * values, rtol=1e-6)
+
+
+def test_attention_without_softmax_is_rescaled(experiment, monkeypatch) -> None:
+    made = experiment("PosSASRec", position=["alibi"])
+    sample = sample_histories(made.model.eval(), made.loaders["test"], 9, 5, seed=0)
+    plain = measure_attention(made.model, sample)
+    of_softmax = MultiHeadAttention.weights
+    monkeypatch.setattr(MultiHeadAttention, "weights", lambda *given: -3 * of_softmax(*given))
+    signed = measure_attention(made.model, sample)
+    np.testing.assert_allclose(signed.layers, plain.layers, rtol=1e-5)
+    assert signed.rescaled and not plain.rescaled
+
+
+def test_without_times_there_are_no_hours(experiment, tmp_path: Path) -> None:
+    made = experiment("PosSASRec", n_layers=1)
+    made.model.TIME_SEQ = "nowhere"
+    sample = sample_histories(made.model.eval(), made.loaders["test"], 9, 5, seed=0)
+    found = measure_attention(made.model, sample)
+    assert found.layers[0].shape == (2, 2, 2) and found.uniform.shape == (2, 2)
+    assert draw_measures(found, "", tmp_path / "a.png").is_file()
+
+
+def test_samples_are_users(experiment) -> None:
+    """One row each, the newest; seeded; all where fewer qualify."""
+    splits = {"split": {"GT": [0.5, 0.6]}, "order": "TO"}
+    made = experiment("PosSASRec", eval_args=splits)
+    model, loader = made.model, made.loaders["test"]
+    table = loader._dataset.inter_feat
+    user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
+    assert len(set(user)) < len(user)
+    everyone = sample_histories(model, loader, 10**6, 6, seed=0)
+    assert everyone.qualified == len(everyone.rows) == len(set(user[length >= 6]))
+    assert set(user[everyone.rows]) == set(user[length >= 6])
+    for row in everyone.rows:
+        assert row == np.flatnonzero(user == user[row])[-1] and length[row] >= 6
+    few = [sample_histories(model, loader, 5, 6, seed).rows.tolist() for seed in (0, 0, 1)]
+    assert few[0] == few[1] != few[2]
+    assert len(set(few[0])) == 5 and set(few[0]) <= set(everyone.rows.tolist())
+
+
+@pytest.mark.parametrize(
+    ("model", "position", "heads"),
+    [("PosSASRec", "learned", 2), ("PosSASRec", "rope", 2), ("FPARec", "fparec", 1)],
+)
+def test_the_command(tiny: Path, tmp_path: Path, capsys, model, position, heads) -> None:
+    run = tmp_path / "run"
+    options = {**FAST, "data_path": str(tiny), "position": position}
+    recbole_pos.run(model, "tiny", None, options, run_dir=run, verbose=False)
+    capsys.readouterr()
+    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events=5"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((run / "attention.json").read_text())
+    assert found["position"] == [position] and found["seed"] == 0 and found["min_events"] == 5
+    assert found["users_asked"] == 200 and found["users"] == found["users_with_min_events"] < 60
+    assert f"all {found['users']} test users" in printed and str(run / "attention.json") in printed
+    assert [len(layer["heads"]) for layer in found["layers"]] == [heads] * 2
+    for layer in found["layers"]:
+        for queries in ("all", "last"):
+            for name in ("distance", "entropy", "hours"):
+                each = [head[queries][name] for head in layer["heads"]]
+                assert layer["mean"][queries][name] == pytest.approx(np.mean(each))
+                assert f"{layer['mean'][queries][name]:.{1 if name == 'hours' else 3}f}" in printed
+    assert (run / "attention_distance.png").read_bytes().startswith(b"\x89PNG")
+    assert found["periods"] == [] and not (run / "periods.png").exists()
+
+
+def test_a_checkpoint_file(tiny: Path, tmp_path: Path) -> None:
+    """The folder's own, or another one in it: then its weights count."""
+    options = {**FAST, "data_path": str(tiny)}
+    for name, epochs in (("one", 1), ("two", 3)):
+        given = {**options, "epochs": epochs}
+        recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=tmp_path / name, verbose=False)
+    one, two = tmp_path / "one", tmp_path / "two"
+    shutil.copy(two / "checkpoint.pt", one / "later.pt")
+
+    def layers(path: Path) -> list:
+        arguments = ["--checkpoint", str(path), "--min_events", "5", "--users", "4"]
+        assert main(["inspect", "attention", *arguments]) == 0
+        folder = path.parent if path.is_file() else path
+        return json.loads((folder / "attention.json").read_text())["layers"]
+
+    assert layers(one) == layers(one / "checkpoint.pt") != layers(two)
+    assert layers(one / "later.pt") == layers(two)
+
+
+def test_periods(tiny: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Sorted, in hours and days, marked; heads together where they are the same."""
+    run = tmp_path / "run"
+    options = {**FAST, "data_path": str(tiny), "position": ["rope"], "n_layers": 3}
+    recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=run, verbose=False)
+    day = 86400.0
+    same = [[6.2 * day, 90 * day, math.inf, 3600.0]] * 2
+    differ = [[math.inf] * 4, [400 * day, 1.1 * day, 34 * day, 5.0]]
+    given = iter([torch.tensor(same), None, torch.tensor(differ)])
+    monkeypatch.setattr(RotaryPosition, "time_periods", lambda self: next(given))
+    capsys.readouterr()
+    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events", "5"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((run / "attention.json").read_text())["periods"]
+    assert [(p["layer"], p["heads"], p["planes_without_time"]) for p in found] == [
+        (1, [1, 2], 1),
+        (3, [1], 4),
+        (3, [2], 0),
+    ]
+    assert found[0]["scheme"] == "rope" and found[0]["hours"] == pytest.approx([1, 148.8, 2160])
+    assert found[0]["near"] == ["", "week", ""] and found[1]["hours"] == []
+    assert found[2]["near"] == ["", "day", "month", "year"]
+    for text in ("periods of rope, layer 1", "149", "a week", "34", "(1 plane without time)"):
+        assert text in printed
+    assert "layer 2" not in printed
+    assert (run / "periods.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_for_heads_and_periods() -> None:
+    assert periods.spans((1, 2, 3, 5)) == "1-3, 5"
+    assert periods.near(24 * 1.149) == "day" and periods.near(24 * 1.151) == ""
+    assert periods.near(7 * 24 * 0.851) == "week" and periods.near(1) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "arguments", "message"),
+    [
+        ("PosSASRec", {"position": ["token_mixing"]}, [], "token_mixing mixes events without"),
+        ("PosSASRec", {"position": ["linear_attention"]}, [], "linear_attention mixes"),
+        ("SASRec", {}, [], "SASRec is one of RecBole's models"),
+        ("FPARec", {}, ["--min_events", "30"], "the longest has 12 (MAX_ITEM_LIST_LENGTH is 12)"),
+        ("FPARec", {}, ["--users=0"], "--users: 0 is below 1"),
+        ("FPARec", {}, ["--colour=red"], "no further arguments expected, found --colour=red"),
+        ("FPARec", {"eval_args": {"split": {"RS": [1, 0, 0]}}}, [], "holds nothing out"),
+    ],
+    ids=str,
+)
+def test_errors(tiny: Path, tmp_path: Path, capsys, model, options, arguments, message) -> None:
+    run = tmp_path / "run"
+    given = {**FAST, "data_path": str(tiny), **options}
+    if model == "SASRec":
+        given["loss_type"] = "CE"
+        given["train_neg_sample_args"] = None
+    recbole_pos.run(model, "tiny", None, given, run_dir=run, verbose=False)
+    command = ["inspect", "attention", "--checkpoint", str(run), "--min_events=5", *arguments]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (run / "attention.json").exists()
+
+
+def test_no_run(tmp_path: Path, capsys) -> None:
+    assert main(["inspect", "attention", "--checkpoint", str(tmp_path)]) == 2
+    assert "not a run folder" in capsys.readouterr().err
