@@ -28,6 +28,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
     **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
     "t5_buckets": (2, math.inf),
+    **dict.fromkeys(("time_buckets", "hstu_time_buckets"), (1, math.inf)),
     **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
@@ -41,6 +42,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
     "rm_dup_inter": ("first", "last"),
     "position_from": ("newest", "oldest"),
+    "time_from": ("first", "previous"),
+    "block": ("transformer", "hstu"),
     "kerple_kind": ("log", "power"),
     **dict.fromkeys(("kernel_u", "kernel_l"), ("toeplitz", "full", "identity")),
 }

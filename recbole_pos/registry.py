@@ -22,6 +22,7 @@ from recbole_pos.position.positional_attention import (
     PositionMatrix,
 )
 from recbole_pos.position.rotary import RotaryPosition
+from recbole_pos.position.time_buckets import HSTUBias, TimeEmbedding
 
 MODELS: dict[str, type] = {
     "PosSASRec": PosSASRec,
@@ -35,10 +36,12 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "nope": NoPosition,
     "learned": LearnedPosition,
     "sinusoidal": SinusoidalPosition,
+    "time_learned": TimeEmbedding,
     "rope": RotaryPosition,
     "alibi": ALiBi,
     "t5": T5Bias,
     "kerple": KERPLE,
+    "hstu": HSTUBias,
     "cape": ContextualPosition,
     "kernel": PositionalKernel,
     "parec": PositionMatrix,

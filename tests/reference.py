@@ -198,3 +198,43 @@ def cape_bias(q: Tensor, k: Tensor, table: Tensor) -> list[list[float]]:
             )
         bias.append(row)
     return bias
+
+
+def log_bucket(seconds: float, buckets: int) -> int:
+    """HSTU's public code: floor(ln(max(1, seconds)) / 0.301), the last bucket takes the rest."""
+    return min(math.floor(math.log(max(1.0, seconds)) / 0.301), buckets - 1)
+
+
+def time_embedding(x: Tensor, times: list[float], table: Tensor, since: str) -> Tensor:
+    """x + P[bucket] with the seconds since the first or the previous event."""
+    out = []
+    for i in range(len(x)):
+        before = times[0] if since == "first" else times[max(i - 1, 0)]
+        out.append(x[i] + table[log_bucket(times[i] - before, len(table))])
+    return torch.stack(out)
+
+
+def hstu_bias(times: list[float], by_distance: Tensor, by_time: Tensor) -> list[list[float]]:
+    """HSTU, relative bias of distance and time, with the query's own time."""
+    by_distance, by_time = by_distance.tolist(), by_time.tolist()
+    return [
+        [
+            by_distance[i - j] + by_time[log_bucket(times[i] - times[j], len(by_time))]
+            for j in range(i + 1)
+        ]
+        for i in range(len(times))
+    ]
+
+
+def silu(x: float) -> float:
+    """x sigmoid(x)."""
+    return x / (1 + math.exp(-x))
+
+
+def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: list[list[float]], n: int) -> Tensor:
+    """HSTU, equation 2 with the causal mask, (SiLU(Q K^T + B) / n) V; one head."""
+    out = torch.zeros_like(v)
+    for i in range(len(q)):
+        for j in range(i + 1):
+            out[i] += silu(float(q[i] @ k[j]) + bias[i][j]) / n * v[j]
+    return out

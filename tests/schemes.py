@@ -23,8 +23,24 @@ def scheme(name: str, heads: int = 1, n: int = N, **options):
     return SCHEMES[name](dimensions, **{**defaults, **options})
 
 
-def context(lengths: list[int] = LENGTHS, n: int = N) -> SequenceContext:
-    return SequenceContext.from_lengths(torch.tensor(lengths), n)
+def times_of(lengths: list[int]) -> Tensor:
+    """Irregular times with ties, oldest first; those of a sequence follow from its length alone."""
+
+    def one(length: int) -> Tensor:
+        draw = torch.rand(2, length, dtype=torch.float64, generator=generator.manual_seed(length))
+        gap = (16 * draw[0]).exp()  # a second to three months
+        gap[2::4] = 0
+        return 1.5e9 + 1e6 * draw[1, 0] + gap.cumsum(0)
+
+    generator = torch.Generator()
+    return torch.cat([one(length) for length in lengths])
+
+
+def context(
+    lengths: list[int] = LENGTHS, n: int = N, times: Tensor | None = None
+) -> SequenceContext:
+    times = times_of(lengths) if times is None else times
+    return SequenceContext.from_lengths(torch.tensor(lengths), n, times)
 
 
 def attend(position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext):

@@ -99,31 +99,32 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Query, key and value as [m, h, e]; None where the scheme needs none, x for the value."""
         names = self.position.projections
-        heads = (x.size(0), self.n_heads, self.head_size)
         if not names:
-            return None, None, x.view(heads)
-        layers = [getattr(self, name) for name in names]
-        weight = torch.cat([layer.weight for layer in layers])  # one product instead of three
-        bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-        parts = F.linear(x, weight, bias).view(x.size(0), len(names), *heads[1:]).unbind(1)
-        projected = dict(zip(names, parts, strict=True))
+            return None, None, x.view(x.size(0), self.n_heads, self.head_size)
+        projected = dict(zip(names, self._products(x, names).unbind(1), strict=True))
         return projected.get("query"), projected.get("key"), projected["value"]
 
+    def _products(self, x: Tensor, names: tuple[str, ...]) -> Tensor:
+        """The named projections of x as [m, len(names), h, e], by one product."""
+        layers = [getattr(self, name) for name in names]
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+        return F.linear(x, weight, bias).view(-1, len(names), self.n_heads, self.head_size)
+
     def _places(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
-        """Rq, U^T(R k), L v as [b, h, t, e], and B under the causal mask, or None without B."""
+        """Rq, U^T(R k), L v as [b, h, t, e], and B without a mask, or None."""
         position = self.position
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
         block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
-        bias = position.bias(q, k, ctx)
-        if bias is not None:
-            bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)
-        return q, k, v, bias
+        return q, k, v, position.bias(q, k, ctx)
 
     def _dot_product(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
         """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         q, k, v, bias = self._places(query, key, value, ctx)
+        if bias is not None:
+            bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)
         dropout = self.attn_dropout.p if self.training else 0.0
         if bias is not None and bias.requires_grad and dropout == 0 and _of_all_sequences(bias):
             bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
@@ -137,11 +138,8 @@ class MultiHeadAttention(nn.Module):
         """The softmax of dot-product attention, [b, h, t, t] aligned at the start; to look at."""
         q, k, _, bias = self._places(*self._project(self.LayerNorm(x) if self.pre_norm else x), ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
-        if bias is None:
-            logits = logits.masked_fill(future_mask(ctx.width, x.device), -torch.inf)
-        else:
-            logits = logits + bias
-        return logits.softmax(-1)
+        logits = logits if bias is None else logits + bias
+        return logits.masked_fill(future_mask(ctx.width, x.device), -torch.inf).softmax(-1)
 
 
 def _of_all_sequences(bias: Tensor) -> bool:
@@ -182,13 +180,24 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of blocks; ``position`` builds a fresh scheme for every layer."""
+    """A stack of blocks; ``position`` builds a fresh scheme for every layer.
+
+    Args:
+        options: of the blocks.
+        n_layers: how many.
+        position: builds a scheme.
+        block: builds a block from options and scheme; its ``multi_head_attention`` has the scheme.
+    """
 
     def __init__(
-        self, options: BlockOptions, n_layers: int, position: Callable[[], AttentionPosition]
+        self,
+        options: BlockOptions,
+        n_layers: int,
+        position: Callable[[], AttentionPosition],
+        block: Callable[[BlockOptions, AttentionPosition], nn.Module] = TransformerLayer,
     ) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(TransformerLayer(options, position()) for _ in range(n_layers))
+        self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""

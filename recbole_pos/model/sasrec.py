@@ -11,16 +11,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import ACTIVATIONS, BlockOptions, TransformerEncoder
+from recbole_pos.layers.attention import (
+    ACTIVATIONS,
+    BlockOptions,
+    TransformerEncoder,
+    TransformerLayer,
+)
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.base import Dimensions
 from recbole_pos.position.build import build_schemes
 
+BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
+
 
 class PosSASRec(PosRecommender):
-    """SASRec with any ``position`` schemes, pre- or post-norm.
+    """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own.
 
     With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
     weights of the latter load strictly and give the same outputs.
@@ -30,6 +38,7 @@ class PosSASRec(PosRecommender):
         super().__init__(config, dataset)
         d, norm = config["hidden_size"], config["norm"]
         _check_choice("norm", norm, ("pre", "post"))
+        _check_choice("block", config["block"], tuple(BLOCKS))
         _check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
         if d % config["n_heads"]:
             raise UsageError(f"hidden_size {d} is not a multiple of n_heads {config['n_heads']}")
@@ -55,7 +64,8 @@ class PosSASRec(PosRecommender):
             output=config["attention_output"],
             layer_norm_eps=config["layer_norm_eps"],
         )
-        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention)
+        block = BLOCKS[config["block"]]
+        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)
         # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=config["layer_norm_eps"])
         self.dropout = Dropout(config["hidden_dropout_prob"])

@@ -1,0 +1,173 @@
+"""HSTU's block: attention without a softmax, gated, and no feed-forward network.
+
+Reference:
+    Jiaqi Zhai et al. "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers
+    for Generative Recommendations." ICML 2024, equations 1 to 3.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
+from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.context import SequenceContext, future_mask
+from recbole_pos.position.base import AttentionPosition, Compose, replaces_attention
+
+
+class PointwiseAttention(MultiHeadAttention):
+    """HSTU's attention sub-layer, with the places of every other one for positions.
+
+        U, V, Q, K = split(SiLU(f1(Norm(x))))
+        A = SiLU(Q K^T + B) / n  under the causal mask
+        y = f2(Norm(A V) * U) + x
+
+    Logits are not scaled, and n is the maximum length, so neither padding nor neighbours in the
+    batch matter. f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout is
+    before f2, where the authors' code has it, and with ``attn_dropout`` on A, where it has none.
+    Other differences to that code: both norms learn scale and shift, f1 has a bias where f2 has one
+    (``bias``), and all sizes and fresh weights are the backbone's.
+
+    Args:
+        options: of the block; ``inner_size`` and ``activation`` are not used.
+        position: the scheme of this layer, which cannot replace attention.
+
+    Raises:
+        UsageError: if it does, or for ``norm: post``.
+    """
+
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        own = {type(position).__name__: position}
+        schemes = position.schemes if isinstance(position, Compose) else own
+        for name, scheme in schemes.items():
+            if replaces_attention(type(scheme)):
+                raise UsageError(
+                    f"block: hstu has an attention of its own, and {name} replaces attention; use "
+                    "block: transformer or another position"
+                )
+        if options.norm != "pre":
+            raise UsageError(f"norm: {options.norm} does not go with block: hstu; use norm: pre")
+        super().__init__(options, position)
+        d = options.hidden_size
+        self.gate = nn.Linear(d, d, bias=options.bias)
+        self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] to [m, d]."""
+        query, key, value, gate = self._parts(x)
+        q, k, v, bias = self._places(query, key, value, ctx)
+        if self.training and self.attn_dropout.p > 0:
+            out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
+        else:
+            out = pointwise_attention(q, k, v, bias, ctx.max_length)
+        out = self.gate_norm(ctx.unpad(out.transpose(1, 2), "start").reshape(x.shape))
+        out = self.out_dropout(out * gate.reshape(x.shape))
+        return x + (out if self.dense is None else self.dense(out))
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Q, K, V and U, [m, h, e] each."""
+        names = (*self.position.projections, "gate")
+        return F.silu(self._products(self.LayerNorm(x), names)).unbind(1)
+
+    def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """A, [b, h, t, t] aligned at the start; not normalised, and may be below zero."""
+        query, key, value, _ = self._parts(x)
+        q, k, _, bias = self._places(query, key, value, ctx)
+        return _weights(q, k, bias, ctx.max_length)
+
+
+class HSTULayer(nn.Module):
+    """One block: pointwise attention and nothing else."""
+
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        super().__init__()
+        self.multi_head_attention = PointwiseAttention(options, position)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] to [m, d]."""
+        return self.multi_head_attention(x, ctx)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """SiLU(q k^T + bias) / n, zero for the future; [b, h, t, t]."""
+    logits = q @ k.transpose(-1, -2)
+    logits = logits if bias is None else logits + bias
+    return (F.silu(logits) / n).tril()
+
+
+class _PointwiseAttention(torch.autograd.Function):
+    """In chunks of sequences, forward and backward, so that no [b, h, t, t] is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        ctx.n = n
+        out = torch.empty_like(v)
+        for part in _chunks(q):
+            weight = _weights(q[part], k[part], _of(bias, part), n)
+            torch.matmul(weight, v[part], out=out[part])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias = ctx.saved_tensors
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        wants_bias = ctx.needs_input_grad[3]
+        grad_bias = None
+        if wants_bias:
+            dtype = torch.promote_types(bias.dtype, torch.float32)
+            grad_bias = torch.zeros_like(bias, dtype=dtype)
+        hidden = future_mask(q.size(2), q.device)
+        for part in _chunks(q):
+            logits = q[part] @ k[part].transpose(-1, -2)
+            if bias is not None:
+                logits += _of(bias, part)
+            gate = logits.sigmoid()
+            weight = (logits * gate).masked_fill_(hidden, 0).div_(ctx.n)
+            dout = grad[part]
+            grads[2][part] = weight.transpose(-1, -2) @ dout
+            # silu'(s) = sigmoid(s) (1 + s (1 - sigmoid(s)))
+            slope = (1 - gate).mul_(logits).add_(1).mul_(gate).masked_fill_(hidden, 0).div_(ctx.n)
+            dlogits = (dout @ v[part].transpose(-1, -2)).mul_(slope)
+            grads[0][part] = dlogits @ k[part]
+            grads[1][part] = dlogits.transpose(-1, -2) @ q[part]
+            if wants_bias:
+                target = _of(grad_bias, part)
+                target += dlogits.sum_to_size(target.shape)
+        return *grads, grad_bias.to(bias.dtype) if wants_bias else None, None
+
+
+def _chunks(q: Tensor) -> list[slice]:
+    """Sequences of [b, h, t, e] whose [h, t, t] fit a chunk together."""
+    b, h, t, _ = q.shape
+    rows = max(1, chunk_elements(q.device) // (h * t * t))
+    return [slice(start, start + rows) for start in range(0, b, rows)]
+
+
+def _of(bias: Tensor | None, part: slice) -> Tensor | None:
+    """The bias, [1 or b, 1 or h, t, t], of some sequences."""
+    return bias if bias is None or len(bias) == 1 else bias[part]
+
+
+def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """(SiLU(q k^T + bias) / n under the causal mask) v.
+
+    Args:
+        q, k, v: [b, h, t, e].
+        bias: broadcastable to [b, h, t, t], or None.
+        n: what the weights are divided by.
+
+    Returns:
+        [b, h, t, e].
+    """
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())].to(v.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        return _PointwiseAttention.apply(q.to(v.dtype), k.to(v.dtype), v, bias, n)

@@ -1,0 +1,138 @@
+"""Learned tables over buckets of time: an input encoding, and HSTU's bias of distance and time.
+
+Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's public code.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.triangular import toeplitz_matrix
+from recbole_pos.position.base import AttentionPosition, Dimensions, InputPosition
+
+# ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
+WIDTH = 0.301
+LANES = 32
+
+
+def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
+    """min(floor(ln(max(1, seconds)) / 0.301), buckets - 1); float64 of any shape to int32.
+
+    The first bucket takes what is below 1.35 s, negative spans too.
+    """
+    return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=buckets - 1).to(torch.int32)
+
+
+class TimeEmbedding(InputPosition):
+    """Learned absolute times in buckets, x + P[bucket] (TO-RoPE paper, Tables 3 and 4: time APE).
+
+    Times count from older events, never from the newest one of the window: in training every event
+    of a window is a query, and seconds until the newest event would tell it when the events after
+    it happen.
+
+    Args:
+        dimensions: sizes of the model.
+        time_buckets: rows of P; the last one takes everything that is longer.
+        time_from: ``first`` takes the seconds since the first event of the window, ``previous``
+            those since the event before (0 for the first).
+    """
+
+    options = ("time_buckets", "time_from")
+    needs_time = True
+
+    def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
+        super().__init__()
+        if time_from not in ("first", "previous"):
+            raise UsageError(f"time_from must be first or previous, found {time_from!r}")
+        self.time_from = time_from
+        self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
+        nn.init.normal_(self.weight, std=dimensions.initializer_range)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        seconds = ctx.elapsed
+        if self.time_from == "previous":
+            seconds = seconds.diff(prepend=seconds[:1]).masked_fill(ctx.index == 0, 0)
+        return x + F.embedding(log_bucket(seconds, len(self.weight)), self.weight)
+
+
+class HSTUBias(AttentionPosition):
+    """Learned bias of distance and bucketed time (HSTU, Zhai et al. 2024).
+
+    B_ij = w_pos[i - j] + w_time[bucket(t_i - t_j)], one table each per layer, the same for its
+    heads, as RelativeBucketedTimeAndPositionBasedBias of the authors' code. Differences to it:
+
+    - The time of query i is t_i. The code takes that of the next event, which is when the target
+      happens and unknown when predicting (for the newest event the code itself repeats t_i).
+    - Tables start at zero, so a fresh model equals its backbone; the code's are normal(0, 0.02).
+    - ``hstu_time_buckets`` counts all buckets (the code's 128 makes 129), and w_pos has no entries
+      for the future, which the mask hides.
+
+    Args:
+        dimensions: sizes of the model.
+        hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
+    """
+
+    options = ("hstu_time_buckets",)
+    needs_time = True
+
+    def __init__(self, dimensions: Dimensions, *, hstu_time_buckets: int) -> None:
+        super().__init__()
+        self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
+        self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        buckets = len(self.time)
+        place = ctx.once(("hstu", buckets), lambda: pair_places(ctx, buckets))
+        bias = _Lookup.apply(self.time, place) + toeplitz_matrix(self.distance, ctx.width)
+        return bias.unsqueeze(1).to(q.dtype)
+
+
+def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
+    """[b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
+
+    Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn. Keys
+    newer than the query and padding get some bucket too. In chunks, since differences are float64.
+    """
+    times, t = ctx.pad(ctx.elapsed.detach(), "start"), ctx.width
+    lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
+    out = torch.empty(len(times), t, t, dtype=torch.int32, device=times.device)
+    rows = max(1, chunk_elements(times.device) // t**2)
+    for start in range(0, len(times), rows):
+        part = times[start : start + rows]
+        bucket = log_bucket(part[:, :, None] - part[:, None, :], buckets)
+        torch.add(bucket, lane, out=out[start : start + rows])
+    return out
+
+
+class _Lookup(torch.autograd.Function):
+    """The entries of a table at the places of ``pair_places``.
+
+    Neighbours mostly share a bucket, and adding to one number again and again waits for memory
+    every time; with LANES tables in turn the gradient takes a third of that, and is summed apart
+    in each, so that millions of float32 do not lose digits.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, table: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.size = len(table)
+        return table.repeat(LANES).index_select(0, place.flatten()).view(place.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        size = chunk_elements(grad.device)
+        total = grad.new_zeros(ctx.size)
+        for places, values in zip(
+            place.flatten().split(size), grad.flatten().split(size), strict=True
+        ):
+            lanes = grad.new_zeros(LANES * ctx.size).index_add_(0, places, values)
+            total += lanes.view(LANES, ctx.size).sum(0)
+        return total, None
