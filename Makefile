@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers bench-positions bench-sce results results-kernel clean
+.PHONY: run test lint bench bench-peers bench-positions bench-sce results results-kernel results-to-rope rhythm clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -25,10 +25,16 @@ bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes
 	$(BIN)/python benchmarks/sce.py
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
-	$(BIN)/python benchmarks/positions.py
+	$(BIN)/python benchmarks/positions.py $(ARGS)
 
 results-kernel: $(VENV)/installed  ## schemes of the kernel attention paper (hours; ARGS="--dataset ..." chooses data)
 	$(BIN)/python benchmarks/results_kernel_attention.py $(ARGS)
+
+results-to-rope: $(VENV)/installed  ## schemes of the TO-RoPE paper (ARGS="--dataset ..." chooses data)
+	$(BIN)/python benchmarks/results_to_rope.py $(ARGS)
+
+rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
+	$(BIN)/python benchmarks/rhythm.py $(ARGS)
 
 results: $(VENV)/installed  ## the table of results/ml-100k.md (about an hour on 2 cores)
 	$(BIN)/python benchmarks/results_ml_100k.py

@@ -1,8 +1,8 @@
 """``make bench-positions``: the cost of position schemes, as epochs against PosSASRec's.
 
 Sides take turns, ROUNDS times over, every turn in a process of its own (``positions.py SCHEME
-LENGTH`` is one); each figure is the best epoch of its side. Prints the table and writes
-``results/speed_positions.md``.
+LENGTH`` is one); each figure is the best epoch of its side. Writes the groups named (``order``,
+``time``; by default both) into ``results/speed_positions.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from data import write_atomic
-from rich.console import Console
+from study import replace_section
 from torch import Tensor
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
@@ -35,11 +36,44 @@ from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.properties import ROOT, read_yaml
 from recbole_pos.quick_start import Experiment, prepare
 
+PAGE = Path(__file__).parent.parent / "results" / "speed_positions.md"
 ROUNDS, EPOCHS = 3, 5
-BACKBONE = "learned"
 NAIVE = "kernel, naive"
-SCHEMES = ["nope", "sinusoidal", "rope", "alibi", "t5", "kerple", "cape", "kernel", NAIVE]
-GOALS = {("kernel", 200): 1.25, ("kernel", 1000): 1.35, ("rope", 200): 1.15, ("rope", 1000): 1.15}
+ORDER: dict[str, dict[str, Any]] = {
+    "learned": {"position": ["learned"]},
+    **{
+        name: {"position": [name]}
+        for name in ("nope", "sinusoidal", "rope", "alibi", "t5", "kerple", "cape", "kernel")
+    },
+    NAIVE: {"position": ["kernel"]},
+}
+# two heads, since a split needs them
+TIME: dict[str, dict[str, Any]] = {
+    "learned, 2 heads": {"position": ["learned"]},
+    "time_rope": {"position": ["time_rope"]},
+    **{
+        f"to_rope, {fusion}": {"position": ["to_rope"], "fusion": fusion}
+        for fusion in ("early", "split_dim", "split_head")
+    },
+    "to_rope, early, all learned": {
+        "position": ["to_rope"],
+        "fusion": "early",
+        "gate": "sigmoid",
+        "learn_frequencies": "ladder",
+        "learn_scales": True,
+    },
+    "hstu": {"position": ["hstu"]},
+    "learned + time_learned": {"position": ["learned", "time_learned"]},
+}
+TIME = {name: {**options, "n_heads": 2} for name, options in TIME.items()}
+# which rows, of which lengths; ratios are to the first row
+GROUPS = {"order": (ORDER, (200, 1000)), "time": (TIME, (200,))}
+GOALS = {
+    ("kernel", 200): 1.25,
+    ("kernel", 1000): 1.35,
+    **{("rope", length): 1.15 for length in (200, 1000)},
+    **{(name, 200): 1.2 for name in TIME if name.startswith("to_rope")},
+}
 SAME = {
     "hidden_size": 64,
     "inner_size": 256,
@@ -78,8 +112,8 @@ def long_histories(seed: int, users: int = 24, events: int = 2002, items: int = 
 
 def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     """PosSASRec with a scheme."""
-    name = "kernel" if scheme == NAIVE else scheme
-    made = prepare(PosConfig("PosSASRec", dataset, None, {**SAME, **options, "position": [name]}))
+    given = {**SAME, **options, **ORDER.get(scheme, {}), **TIME.get(scheme, {})}
+    made = prepare(PosConfig("PosSASRec", dataset, None, given))
     if scheme == NAIVE:
         given = read_yaml(ROOT / "position" / "kernel.yaml")
         for layer in made.model.trm_encoder.layer:
@@ -105,9 +139,9 @@ def seconds(scheme: str, length: int) -> list[float]:
     return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]
 
 
-def measure(length: int) -> dict[str, float]:
+def measure(schemes: Iterable[str], length: int) -> dict[str, float]:
     """Seconds of the best epoch of each scheme."""
-    best = dict.fromkeys([BACKBONE, *SCHEMES], math.inf)
+    best = dict.fromkeys(schemes, math.inf)
     for _ in range(ROUNDS):
         for scheme in best:
             done = subprocess.run(
@@ -140,44 +174,41 @@ def toeplitz_lines() -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Measure, print, write."""
-    keep_freed_memory()
-    columns = {length: measure(length) for length in (200, 1000)}
-    lines = [
-        "| scheme | ml-100k, L=200 | ratio | goal | generated, L=1000 | ratio | goal |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in [BACKBONE, *SCHEMES]:
+def table(group: str) -> list[str]:
+    """Measure a group."""
+    schemes, lengths = GROUPS[group]
+    columns = {length: measure(schemes, length) for length in lengths}
+    data = {200: "ml-100k, L=200", 1000: "generated, L=1000"}
+    heads = ["scheme", *(h for length in lengths for h in (data[length], "ratio", "goal"))]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name in schemes:
         cells = []
         for length, best in columns.items():
-            ratio, goal = best[name] / best[BACKBONE], GOALS.get((name, length))
+            ratio, goal = best[name] / next(iter(best.values())), GOALS.get((name, length))
             met = "" if goal is None else f"<= {goal}: {'yes' if ratio <= goal else '**no**'}"
             cells += [f"{best[name]:.2f} s", f"{ratio:.2f}", met]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    for length, best in columns.items():
-        lines.append(f"\nL={length}: naive kernel / kernel {best[NAIVE] / best['kernel']:.2f}")
-    lines += toeplitz_lines()
-    Console().print("\n".join(lines))
-    (Path(__file__).parent.parent / "results" / "speed_positions.md").write_text(
-        f"""# What position schemes cost
+    if group == "order":
+        for length, best in columns.items():
+            lines.append(f"\nL={length}: naive kernel / kernel {best[NAIVE] / best['kernel']:.2f}")
+        lines += toeplitz_lines()
+    return lines
 
-Written by `make bench-positions`: seconds of a training epoch (best of {ROUNDS} times
-{EPOCHS}, sides taking turns, every turn in a process of its own) on {platform.machine()},
-{torch.get_num_threads()} threads, torch {torch.__version__}, with d=64, 2 layers, 1 head, full
-cross-entropy; ratios to PosSASRec with learned positions. Generated: 24 users with 2,002 events
-over 2,000 items. The naive kernel is equation 9 as it is written, with the logits of a batch
-multiplied by U. Last, a Toeplitz product with its gradients, 2^19 numbers at a time; models take
-the second way above {triangular.FFT_LENGTH} events.
 
-"""
-        + "\n".join(lines)
-        + "\n"
-    )
+def main() -> None:
+    """Measure, print, write; the groups named, or all."""
+    keep_freed_memory()
+    for group in sys.argv[1:] or GROUPS:
+        lines = [
+            f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+            "",
+            *table(group),
+        ]
+        replace_section(PAGE, group, "\n".join(lines))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[-1].isdigit():
         print(json.dumps(seconds(sys.argv[1], int(sys.argv[2]))))
     else:
         main()

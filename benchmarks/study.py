@@ -49,10 +49,11 @@ class Study:
             return run
         command = ["--resume", run]
         if not (run / "checkpoint.pt").exists():
+            given = {"model": "PosSASRec", **self.protocol, **options, "seed": seed}
             file = run.with_name(f"{run.name}.yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(yaml.safe_dump({**self.protocol, **options, "seed": seed}))
-            command = ["-m", options.get("model", "PosSASRec"), "-d", self.dataset]
+            file.write_text(yaml.safe_dump(given))
+            command = ["-m", given["model"], "-d", self.dataset]
             command += ["--config_files", file, "--run_dir", run]
         self.command(run, command)
         return run

@@ -15,7 +15,10 @@ from recbole.utils import InputType
 
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.errors import UsageError
+from recbole_pos.position.frequencies import LEARN
+from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
 from recbole_pos.registry import nearest, suggest
+from recbole_pos.units import SECONDS
 
 # smallest and largest value allowed; an open end is math.inf
 RANGES: dict[str, tuple[float, float]] = {
@@ -33,6 +36,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
+    **dict.fromkeys(("rope_scale", "time_base", "time_scale"), (math.nextafter(0, 1), math.inf)),
+    **dict.fromkeys(("time_min_period", "time_max_period"), (math.nextafter(0, 1), math.inf)),
+    **dict.fromkeys(("time_ratio", "gate_value"), (0, 1)),
     "rope_base": (math.nextafter(1, 2), math.inf),
     "seed": (0, 2**32 - 1),
 }
@@ -45,6 +51,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "time_from": ("first", "previous"),
     "block": ("transformer", "hstu"),
     "kerple_kind": ("log", "power"),
+    "timestamp_unit": tuple(SECONDS),
+    "time_unit": tuple(SECONDS),
+    "learn_frequencies": LEARN,
+    "fusion": FUSIONS,
+    "gate": GATES,
+    "gate_scope": SCOPES,
     **dict.fromkeys(("kernel_u", "kernel_l"), ("toeplitz", "full", "identity")),
 }
 # an example value of options whose default is empty
@@ -54,6 +66,7 @@ EXAMPLES: dict[str, Any] = {
     "init_from": "saved/ml-100k/PosSASRec/20260101-120000",
     "train_only": ["kernel"],
     "cape_positions": 50,
+    "time_base": 10000.0,
     "kernel_band": 20,
     **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
     "clip_grad_norm": {"max_norm": 1.0},
@@ -97,7 +110,7 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         low, high = 0, math.nextafter(1, 0)
     if is_number and not low <= value <= high:
         bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        if key in ("learning_rate", "rope_base"):
+        if 0 < low < 1e-300 or key == "rope_base":
             bound = f"above {round(low)}"
         elif key.endswith("dropout_prob"):
             bound = "in [0, 1)"

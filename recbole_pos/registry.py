@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from recbole_pos.model.fparec import FPARec, PARec
 from recbole_pos.model.kernel_attention import KernelAttention
 from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.to_rope import TORoPE
 from recbole_pos.position.additive import LearnedPosition, SinusoidalPosition
 from recbole_pos.position.base import PositionScheme
 from recbole_pos.position.bias import KERPLE, ALiBi, T5Bias
@@ -23,10 +24,12 @@ from recbole_pos.position.positional_attention import (
 )
 from recbole_pos.position.rotary import RotaryPosition
 from recbole_pos.position.time_buckets import HSTUBias, TimeEmbedding
+from recbole_pos.position.time_rotary import TimeOrderRotaryPosition, TimeRotaryPosition
 
 MODELS: dict[str, type] = {
     "PosSASRec": PosSASRec,
     "KernelAttention": KernelAttention,
+    "TORoPE": TORoPE,
     "FPARec": FPARec,
     "PARec": PARec,
 }
@@ -38,6 +41,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "sinusoidal": SinusoidalPosition,
     "time_learned": TimeEmbedding,
     "rope": RotaryPosition,
+    "time_rope": TimeRotaryPosition,
+    "to_rope": TimeOrderRotaryPosition,
     "alibi": ALiBi,
     "t5": T5Bias,
     "kerple": KERPLE,

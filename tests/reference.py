@@ -165,6 +165,18 @@ def rotate(x: Tensor, base: float) -> Tensor:
     return out
 
 
+def turn(x: Tensor, angles: list[list[float]]) -> Tensor:
+    """Every pair (i, i + e/2) of x [t, e] by its own angle (TO-RoPE paper, equation 1)."""
+    out = torch.zeros_like(x)
+    half = x.size(1) // 2
+    for p, row in enumerate(angles):
+        for pair, angle in enumerate(row):
+            a, b = float(x[p, pair]), float(x[p, pair + half])
+            out[p, pair] = a * math.cos(angle) - b * math.sin(angle)
+            out[p, pair + half] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
 def alibi_slope(head: int, heads: int) -> float:
     """ALiBi, section 3 and the authors' rule for other numbers of heads; heads count from 0."""
     lower = 1

@@ -16,6 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.units import SECONDS
 
 
 def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -44,6 +45,7 @@ class PosRecommender(SequentialRecommender):
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
+        self.time_unit = SECONDS[config["timestamp_unit"]]
         self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
         self.loss = loss_function(config)
@@ -65,7 +67,8 @@ class PosRecommender(SequentialRecommender):
         """Loss of the batch's targets, by default mean cross-entropy (FPARec, equation 11)."""
         if isinstance(interaction, SequenceBatch):
             batch = interaction
-            ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, batch.times)
+            times = self._seconds(batch.times)
+            ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, times)
             hidden = self.encode(batch.items, ctx)
             if batch.positions is not None:
                 hidden = hidden[batch.positions]
@@ -74,12 +77,19 @@ class PosRecommender(SequentialRecommender):
         return self.loss(self._last(interaction), self.item_embedding.weight, targets)
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None):
-        """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d]."""
+        """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
+
+        ``times`` [B, L] are those of the history: when the target happens is not known.
+        """
         width = torch.arange(item_seq.size(1), device=item_seq.device)
         real = width < item_seq_len[:, None]
-        times = None if times is None else times[real]
+        times = None if times is None else self._seconds(times[real])
         ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times)
         return self.encode(item_seq[real], ctx)[ctx.last]
+
+    def _seconds(self, times: Tensor | None) -> Tensor | None:
+        """The time field in seconds."""
+        return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def _last(self, interaction: Interaction) -> Tensor:
         times = interaction[self.TIME_SEQ] if self.needs_time else None

@@ -47,6 +47,7 @@ class PosSASRec(PosRecommender):
             hidden_size=d,
             n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
+            n_layers=config["n_layers"],
         )
         self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)

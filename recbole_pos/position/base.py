@@ -24,12 +24,17 @@ PROJECTIONS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables."""
+    """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
+
+    ``layer`` counts from 0: the layer a scheme of attention is built for.
+    """
 
     max_length: int
     hidden_size: int
     n_heads: int
     initializer_range: float
+    n_layers: int = 1
+    layer: int = 0
 
     @property
     def head_size(self) -> int:
@@ -110,6 +115,13 @@ class AttentionPosition(PositionScheme):
     ) -> Tensor | None:
         """Replaces dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
         return None
+
+
+def shortest_period(model: nn.Module) -> float | None:
+    """Seconds in which the fastest plane of a model turns by time; None if none does."""
+    schemes = (m for m in model.modules() if isinstance(m, AttentionPosition))
+    periods = [p.min().item() for p in (s.time_periods() for s in schemes) if p is not None]
+    return min(periods, default=None)
 
 
 class Compose(AttentionPosition):

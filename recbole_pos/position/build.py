@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recbole_pos.errors import UsageError
@@ -50,9 +50,10 @@ def build_schemes(
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
-    def make(place: type[PositionScheme]) -> dict[str, Any]:
+    def make(place: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
+        sizes = replace(dimensions, layer=layer)
         return {
-            name: cls(dimensions, **{key: options[key] for key in cls.options})
+            name: cls(sizes, **{key: options[key] for key in cls.options})
             for name, cls in classes.items()
             if issubclass(cls, place)
         }
@@ -60,7 +61,7 @@ def build_schemes(
     layers: list[Compose] = []
 
     def attention() -> AttentionPosition:
-        layers.append(Compose(make(AttentionPosition)))
+        layers.append(Compose(make(AttentionPosition, len(layers))))
         if len(layers) > 1:
             layers[-1].share_with(layers[0])
         return layers[-1]
@@ -90,7 +91,9 @@ def describe(name: str, n_layers: int = 2) -> Description:
     from recbole_pos.registry import SCHEMES
 
     cls = SCHEMES[name]
-    dimensions = Dimensions(max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02)
+    dimensions = Dimensions(
+        max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
+    )
     schemes = build_schemes(name, dimensions, read_yaml(ROOT / "position" / f"{name}.yaml"))
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {p for module in (schemes.input, *layers) for p in module.parameters()}

@@ -8,6 +8,7 @@ from torch import Tensor
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.position.frequencies import base_form
 
 
 def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -25,6 +26,16 @@ def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+def planes_of(dimensions: Dimensions, scheme: str) -> int:
+    """e / 2, the pairs of a head."""
+    if dimensions.head_size % 2:
+        raise UsageError(
+            f"{scheme} rotates pairs and needs heads of even size; hidden_size "
+            f"{dimensions.hidden_size} over {dimensions.n_heads} heads gives {dimensions.head_size}"
+        )
+    return dimensions.head_size // 2
+
+
 class RotaryPosition(AttentionPosition):
     """Rotary positions, (R_i q_i) . (R_j k_j) (Su et al., RoFormer, 2021).
 
@@ -39,13 +50,7 @@ class RotaryPosition(AttentionPosition):
 
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
         super().__init__()
-        e = dimensions.head_size
-        if e % 2:
-            raise UsageError(
-                f"rope rotates pairs and needs heads of even size; hidden_size "
-                f"{dimensions.hidden_size} over {dimensions.n_heads} heads gives {e}"
-            )
-        frequency = rope_base ** (-torch.arange(0, e, 2, dtype=torch.float64) / e)
+        frequency = base_form(planes_of(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)

@@ -1,0 +1,137 @@
+"""Banks of frequencies: how fast the planes of a rotary head turn with order or with time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.units import SECONDS
+
+LEARN = ("fixed", "ladder", "free")
+
+
+def base_form(planes: int, base: float, scale: float) -> Tensor:
+    """[planes] float64, scale * base^(-k / planes): RoFormer's bank (TO-RoPE paper, eq. 3)."""
+    return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
+
+
+def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
+    """[planes] float64, 2 pi over periods log-spaced between two ends, both included (3.2, (2)).
+
+    A single plane has their geometric mean.
+    """
+    low, high = math.log(shortest), math.log(longest)
+    if planes == 1:
+        low = high = (low + high) / 2
+    return 2 * math.pi / torch.linspace(low, high, planes, dtype=torch.float64).exp()
+
+
+def radians(position: Tensor, frequency: Tensor) -> Tensor:
+    """Angles position * frequency, [m] and [..., planes] in float64 to [m, ..., planes].
+
+    They stand between -pi and pi: whole turns, which sine and cosine do not see, would take the
+    digits of a smaller type.
+    """
+    angle = position.view(-1, *[1] * frequency.dim()) * frequency
+    return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
+
+
+class FrequencyBank(nn.Module):
+    """Frequencies of one source, fastest plane first.
+
+    Args:
+        start: [planes] float64, falling.
+        learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
+            softplus); or ``free``, learned one by one (in logarithms, so positive).
+        scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh.
+    """
+
+    def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
+        super().__init__()
+        if learn not in LEARN:
+            raise UsageError(f"learn_frequencies: {learn!r} is not one of {', '.join(LEARN)}")
+        self.learn = learn
+        log, dtype = start.log(), torch.get_default_dtype()
+        if learn == "fixed":
+            self.register_buffer("start", start, persistent=False)
+        elif learn == "free":
+            self.log = nn.Parameter(log.to(dtype))
+        else:
+            self.log_first = nn.Parameter(log[:1].to(dtype))
+            self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
+        one = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)  # its softplus is 1
+        self.raw_scale = nn.Parameter(one) if scaled else None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing here is learned."""
+        return self.learn == "fixed" and self.raw_scale is None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
+        exact = self.start if self.learn == "fixed" else None
+        super()._apply(fn, recurse)
+        if exact is not None:  # half precision is for weights, not for clocks
+            self.start = exact.to(self.start.device)
+        return self
+
+    def forward(self) -> Tensor:
+        """[planes] float64 radians per unit of the source."""
+        if self.learn == "fixed":
+            frequency = self.start
+        elif self.learn == "free":
+            frequency = self.log.double().exp()
+        else:
+            fall = F.softplus(self.raw_step.double()).cumsum(0)
+            frequency = (self.log_first.double() - F.pad(fall, (1, 0))).exp()
+        if self.raw_scale is not None:
+            frequency = frequency * F.softplus(self.raw_scale.double())
+        return frequency
+
+
+def order_bank(
+    planes: int, rope_base: float, rope_scale: float, *, learn: str, scaled: bool
+) -> FrequencyBank | None:
+    """Radians per event; None without planes."""
+    if not planes:
+        return None
+    return FrequencyBank(base_form(planes, rope_base, rope_scale), learn, scaled)
+
+
+def time_bank(
+    planes: int,
+    *,
+    time_unit: str,
+    time_min_period: float,
+    time_max_period: float,
+    time_base: float | None,
+    time_scale: float,
+    learn: str,
+    scaled: bool,
+    factor: float = 1.0,
+) -> FrequencyBank | None:
+    """Radians per ``time_unit``, times ``factor``; None without planes.
+
+    The base form if ``time_base`` is given, else wavelengths.
+
+    Raises:
+        UsageError: for an unknown unit, or periods that do not grow.
+    """
+    if time_unit not in SECONDS:
+        raise UsageError(f"time_unit: {time_unit!r} is not one of {', '.join(SECONDS)}")
+    if time_base is None and not 0 < time_min_period < time_max_period:
+        raise UsageError(
+            f"time_min_period must be above 0 and below time_max_period, found {time_min_period} "
+            f"and {time_max_period} {time_unit}"
+        )
+    if not planes:
+        return None
+    if time_base is not None:
+        start = base_form(planes, time_base, time_scale)
+    else:
+        start = wavelength_form(planes, time_min_period, time_max_period)
+    return FrequencyBank(factor * start, learn, scaled)

@@ -1,0 +1,259 @@
+"""Rotary angles from time, and from time and order together (TO-RoPE).
+
+Reference:
+    "Rotate Both Ways: Time-and-Order RoPE for Generative Recommendation."
+
+The text at hand has lost its formulas; section 4.1 describes equation 4: plane k of a head turns
+event number n at time t_n by
+
+    angle_k = (1 - g_k) a_k w^p_k n + g_k b_k w^t_k t_n
+
+with frequencies w^p of order and w^t of time, positive scales a and b, and a gate g in [0, 1].
+
+Only times of events in the history turn anything. When the next event will happen is not known at
+prediction, so its time is never read: the newest event of the history is the query, at its own
+time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.position.frequencies import order_bank, radians, time_bank
+from recbole_pos.position.rotary import planes_of, rotate_pairs
+from recbole_pos.units import SECONDS
+
+FUSIONS = ("early", "split_dim", "split_head", "split_layer", "effective")
+GATES = ("fixed", "sigmoid", "hard")
+SCOPES = ("global", "plane", "head")
+TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
+
+
+class AngularPosition(AttentionPosition):
+    """Base of schemes that turn query and key by angles which differ from batch to batch."""
+
+    needs_time = True
+    time_unit: str
+
+    def angles(self, ctx: SequenceContext) -> Tensor:
+        """[m, h or 1, e / 2] float64, between -pi and pi."""
+        raise NotImplementedError
+
+    def fixed_key(self) -> tuple | None:
+        """What the angles depend on besides the batch, or None if on anything learned."""
+        return None
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        dtype, key = torch.get_default_dtype(), self.fixed_key()
+
+        def make() -> tuple[Tensor, Tensor]:
+            angle = self.angles(ctx).to(dtype)
+            return angle.cos(), angle.sin()
+
+        cos, sin = make() if key is None else ctx.once((type(self), key, dtype), make)
+        return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)
+
+    def time(self, ctx: SequenceContext) -> Tensor:
+        """[m] float64, in units of the bank since the oldest event of the sequence.
+
+        Which event is the anchor does not matter: the product of a turned query and key depends on
+        the difference of their times alone.
+        """
+        return ctx.elapsed / SECONDS[self.time_unit]
+
+
+class TimeRotaryPosition(AngularPosition):
+    """Rotary positions that turn with time instead of order (TO-RoPE paper, section 3.2).
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
+        time_options: unit and bank, see ``properties/position/time_rope.yaml``.
+    """
+
+    options = ("learn_frequencies", *TIME_OPTIONS)
+
+    def __init__(self, dimensions: Dimensions, *, learn_frequencies: str, **time_options) -> None:
+        super().__init__()
+        self.time_unit = time_options["time_unit"]
+        planes = planes_of(dimensions, "time_rope")
+        self.bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
+        self.key = tuple(time_options.values()) if self.bank.is_fixed else None
+        self.heads = dimensions.n_heads
+
+    def angles(self, ctx: SequenceContext) -> Tensor:
+        return radians(self.time(ctx), self.bank())[:, None]
+
+    def fixed_key(self) -> tuple | None:
+        return self.key
+
+    @torch.no_grad()
+    def time_periods(self) -> Tensor:
+        periods = 2 * math.pi / self.bank() * SECONDS[self.time_unit]
+        return periods.expand(self.heads, -1)
+
+
+class TimeOrderRotaryPosition(AngularPosition):
+    """Rotary positions of time and order at once, in five forms (TO-RoPE paper, section 4).
+
+    ``early``: both angles in every plane, weighted by the gate (equation 5). ``split_dim``: some
+    planes of every head turn by time, the others by order (4.3); ``split_head``: some heads do;
+    ``split_layer``: some layers do (4.1.2). ``effective``: the frequencies of both are learned
+    directly, gates and scales folded in (end of 4.1.1).
+
+    Each source has a whole bank over the planes it turns, so that a share of the planes still
+    covers all its scales. The last planes, heads or layers are those of time.
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        fusion: the form.
+        time_ratio: share of planes, heads or layers that turn by time in the split forms, rounded,
+            but at least one of either kind; 0 is order alone (``rope``), 1 time alone
+            (``time_rope``).
+        gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0 or
+            1, with the gradient of the sigmoid).
+        gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
+        gate_value: where the gate starts, in (0, 1); 0 and 1 too if it is fixed.
+        learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
+        learn_scales: positive factors a and b per plane.
+        rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per event.
+        rope_scale: see there.
+        time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
+    """
+
+    options = (
+        *("fusion", "time_ratio", "gate", "gate_scope", "gate_value", "learn_frequencies"),
+        *("learn_scales", "rope_base", "rope_scale", *TIME_OPTIONS),
+    )
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        fusion: str,
+        time_ratio: float,
+        gate: str,
+        gate_scope: str,
+        gate_value: float,
+        learn_frequencies: str,
+        learn_scales: bool,
+        rope_base: float,
+        rope_scale: float,
+        **time_options,
+    ) -> None:
+        super().__init__()
+        _check(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
+        planes, heads = planes_of(dimensions, "to_rope"), dimensions.n_heads
+        self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
+        self.time_unit, self.heads = time_options["time_unit"], heads
+        by_order = by_time = planes
+        if fusion == "split_dim":
+            by_time = _share(time_ratio, planes, "planes of a head", "hidden_size")
+            by_order = planes - by_time
+        elif fusion == "split_head":
+            self.time_heads = _share(time_ratio, heads, "heads", "n_heads")
+            by_order = 0 if self.time_heads == heads else planes
+            by_time = planes if self.time_heads else 0
+        elif fusion == "split_layer":
+            time_layers = _share(time_ratio, dimensions.n_layers, "layers", "n_layers")
+            turned_by_time = dimensions.layer >= dimensions.n_layers - time_layers
+            by_order, by_time = (0, planes) if turned_by_time else (planes, 0)
+        # the effective form learns the products of gate and frequency: they start where early does
+        folded = (1 - gate_value, gate_value) if fusion == "effective" else (1.0, 1.0)
+        learned = {"learn": learn_frequencies, "scaled": learn_scales}
+        self.order = order_bank(by_order, rope_base, rope_scale * folded[0], **learned)
+        self.clock = time_bank(by_time, **time_options, factor=folded[1], **learned)
+        self.gate_logit = None
+        if gate != "fixed":
+            shape = {"global": (1, 1), "plane": (1, planes), "head": (heads, 1)}[gate_scope]
+            self.gate_logit = nn.Parameter(torch.full(shape, gate_value).logit())
+        given = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
+        self.key = None if list(self.parameters()) else (*given, by_order, by_time)
+
+    def fixed_key(self) -> tuple | None:
+        return self.key
+
+    def time_share(self) -> Tensor | float:
+        """The gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] in float64."""
+        if self.gate_logit is None:
+            return self.gate_value
+        soft = self.gate_logit.double().sigmoid()
+        # hard: one or the other, with the gradient of the soft one
+        return soft if self.gate == "sigmoid" else (soft > 0.5) + soft - soft.detach()
+
+    def frequencies(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of order (radians per event) and of time (per unit), [h or 1, planes] each in float64."""
+        order = None if self.order is None else self.order()[None]
+        time = None if self.clock is None else self.clock()[None]
+        if self.fusion == "early":
+            share = self.time_share()
+            order, time = (1 - share) * order, share * time
+        return order, time
+
+    def angles(self, ctx: SequenceContext) -> Tensor:
+        by_order, by_time = self.frequencies()
+        if by_order is not None:
+            order = radians(ctx.index.double(), by_order)
+        if by_time is not None:
+            time = radians(self.time(ctx), by_time)
+        if by_time is None:
+            return order
+        if by_order is None:
+            return time
+        if self.fusion == "split_dim":
+            return torch.cat((order, time), -1)
+        if self.fusion == "split_head":
+            order = order.expand(-1, self.heads - self.time_heads, -1)
+            return torch.cat((order, time.expand(-1, self.time_heads, -1)), 1)
+        return order + time
+
+    @torch.no_grad()
+    def time_periods(self) -> Tensor | None:
+        by_order, by_time = self.frequencies()
+        if by_time is None:
+            return None
+        if self.fusion == "split_dim" and by_order is not None:
+            by_time = torch.cat((torch.zeros_like(by_order), by_time), -1)
+        by_time = by_time.expand(self.heads, -1).clone()
+        if self.fusion == "split_head":
+            by_time[: self.heads - self.time_heads] = 0
+        return 2 * math.pi / by_time * SECONDS[self.time_unit]
+
+
+def _share(ratio: float, whole: int, what: str, key: str) -> int:
+    """How many of ``whole`` turn by time: rounded, but none or all only if the ratio says so."""
+    if ratio in (0, 1):
+        return whole * int(ratio)
+    if whole == 1:
+        raise UsageError(
+            f"time_ratio {ratio} splits {what}, of which there is one; raise {key}, choose another "
+            "fusion, or set time_ratio to 0 or 1"
+        )
+    return min(max(round(ratio * whole), 1), whole - 1)
+
+
+def _check(
+    fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
+) -> None:
+    for name, given, known in (
+        ("fusion", fusion, FUSIONS),
+        ("gate", gate, GATES),
+        ("gate_scope", scope, SCOPES),
+    ):
+        if given not in known:
+            raise UsageError(f"{name}: {given!r} is not one of {', '.join(known)}")
+    if gate != "fixed" and fusion != "early":
+        raise UsageError(f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn")
+    if not 0 <= value <= 1 or (value in (0, 1) and (gate != "fixed" or fusion == "effective")):
+        raise UsageError(f"gate_value: a gate that learns starts between 0 and 1, found {value}")
+    if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
+        raise UsageError(
+            "fusion: effective learns the frequencies themselves; set learn_frequencies to ladder "
+            "or free, and learn_scales to false"
+        )
