@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recbole_pos import checkpoint
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.position.base import ComposeInput, InputPosition
-from recbole_pos.properties import ROOT, read_yaml, scheme_names
+from recbole_pos.properties import ROOT, plugin_defaults, read_yaml, scheme_names
 from recbole_pos.registry import MODELS, SCHEMES
 from recbole_pos.report import RunFolder
 
@@ -105,10 +105,13 @@ def _require_same_function(theirs: dict[str, Any], ours: Any, path: Path) -> Non
         raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
     own = set(read_yaml(ROOT / "model" / f"{theirs['model']}.yaml")) - TRAINING_KEYS
     own.update(*(SCHEMES[name].options for name in present), ["MAX_ITEM_LIST_LENGTH"])
+    own.add("timestamp_unit")
+    defaults = plugin_defaults(theirs["model"], present)
     for key in sorted(own):
-        if theirs[key] != ours[key]:
+        then = theirs.get(key, defaults.get(key))  # runs are older than some options
+        if then != ours[key]:
             raise UsageError(
-                f"init_from: {path} was trained with {key}: {theirs[key]}, this run has {ours[key]}"
+                f"init_from: {path} was trained with {key}: {then}, this run has {ours[key]}"
             )
 
 

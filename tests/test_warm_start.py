@@ -180,3 +180,13 @@ def test_recboles_own_entry_does_not_ignore_the_options(tiny: Path) -> None:
 def test_builtin_models_do_not_start_from_runs(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="only the plugin's models"):
         PosConfig("SASRec", "tiny", None, {"data_path": str(tiny), "init_from": "saved/x"})
+
+
+def test_runs_older_than_an_option_have_its_default(tiny: Path, tmp_path: Path) -> None:
+    first = train(tiny, tmp_path / "first", position=["rope"])
+    file = first / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(x for x in lines if not x.startswith(("block:", "timestamp_unit:"))))
+    recbole_pos.attach(first, "kernel", None, tmp_path / "second", verbose=False)
+    with pytest.raises(UsageError, match="trained with block: transformer"):
+        recbole_pos.attach(first, "kernel", {"block": "hstu"}, tmp_path / "third", verbose=False)
