@@ -124,12 +124,20 @@ def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> N
     arguments = [f"--{k}={v}" for k, v in {**OPTIONS, "data_path": tiny, "epochs": 5000}.items()]
     command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
     command += ["--stopping_step=5000", f"--run_dir={folder}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # a shell lets what it starts in the background ignore the signal, the tests as well
+    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, heed)
     deadline = time.time() + 60
     while _epochs(folder) < 3 and time.time() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=30)[1].decode()
+    try:
+        error = process.communicate(timeout=30)[1].decode()
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert f"--resume {folder}`" in error and "Traceback" not in error
     done = checkpoint.load(folder / "checkpoint.pt")["progress"]["next_epoch"]
