@@ -18,16 +18,16 @@ PAGE = ROOT / "results" / "to_rope.md"
 SEEDS = [2020, 2021, 2022]
 PROTOCOL: dict[str, Any] = {
     "model": "TORoPE",
-    "MAX_ITEM_LIST_LENGTH": 100,
+    "MAX_ITEM_LIST_LENGTH": 50,
     "hidden_size": 64,
     "inner_size": 256,
     "n_heads": 4,
     "n_layers": 2,
     "hidden_dropout_prob": 0.2,
     "learning_rate": 1e-3,
-    "train_batch_size": 64,
+    "train_batch_size": 128,
     "epochs": 100,
-    "stopping_step": 5,
+    "stopping_step": 10,
     "metrics": ["Hit", "NDCG"],
     "topk": [10, 50, 200],
     "valid_metric": "NDCG@10",
@@ -38,7 +38,6 @@ CLOCKS: dict[str, dict[str, Any]] = {
     "ml-100k": {"time_unit": "hours", "time_min_period": 0.02, "time_max_period": 9000.0},
     "amazon-beauty": {"time_unit": "days", "time_min_period": 2.0, "time_max_period": 3000.0},
 }
-CHANGES = {"amazon-beauty": {"MAX_ITEM_LIST_LENGTH": 50, "train_batch_size": 128}}
 ROWS: dict[str, dict[str, Any]] = {
     "index APE": {"position": ["learned"]},
     "index APE + time APE": {"position": ["learned", "time_learned"]},
@@ -119,7 +118,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only write what is finished")
     given = parser.parse_args()
     clock = CLOCKS[given.dataset]
-    protocol = {**PROTOCOL, **CHANGES.get(given.dataset, {})}
+    protocol = dict(PROTOCOL)
     if given.data_path:
         protocol["data_path"] = given.data_path
     folder = given.runs / given.dataset
