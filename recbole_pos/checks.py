@@ -36,8 +36,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
-    **dict.fromkeys(("rope_scale", "time_base", "time_scale"), (math.nextafter(0, 1), math.inf)),
-    **dict.fromkeys(("time_min_period", "time_max_period"), (math.nextafter(0, 1), math.inf)),
+    **dict.fromkeys(("rope_scale", "time_scale"), (math.nextafter(0, 1), math.inf)),
+    **dict.fromkeys(("time_min_period", "time_max_period"), (1e-9, 1e12)),
+    "time_base": (math.nextafter(1, 2), math.inf),
     **dict.fromkeys(("time_ratio", "gate_value"), (0, 1)),
     "rope_base": (math.nextafter(1, 2), math.inf),
     "seed": (0, 2**32 - 1),
@@ -110,7 +111,7 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         low, high = 0, math.nextafter(1, 0)
     if is_number and not low <= value <= high:
         bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        if 0 < low < 1e-300 or key == "rope_base":
+        if 0 < low < 1e-300 or key in ("rope_base", "time_base"):
             bound = f"above {round(low)}"
         elif key.endswith("dropout_prob"):
             bound = "in [0, 1)"

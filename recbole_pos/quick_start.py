@@ -12,13 +12,11 @@ from recbole.utils import ModelType, init_seed
 
 from recbole_pos import checkpoint, report
 from recbole_pos.config import PosConfig
-from recbole_pos.data.clock import check_clock
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
-from recbole_pos.position.base import shortest_period
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.trainer import PosTrainer, masks_history
 from recbole_pos.warm_start import start_from
@@ -89,8 +87,6 @@ def prepare(config: PosConfig, folder: RunFolder | None = None, fresh: bool = Tr
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
-    if getattr(model, "needs_time", False):
-        check_clock(dataset.log, config["timestamp_unit"], shortest_period(model))
     start_from(model, config, dataset.fingerprint, weights=fresh)
     trainer = PosTrainer(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit

@@ -21,7 +21,9 @@ from recbole_pos.position.build import build_schemes
 from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
 from recbole_pos.properties import ROOT, read_yaml
 
-YEARS = 10 * 365.25 * 86400
+DAY = 86400.0
+YEARS = 10 * 365.25 * DAY
+USERS = [1, 1, 1, 2, 2]
 HEADS = 2
 P = D // HEADS // 2
 FORMS = [
@@ -167,6 +169,15 @@ def test_split_by_layer() -> None:
         torch.testing.assert_close(got, rotated(corner, q, k, context()), rtol=1e-12, atol=1e-12)
 
 
+def test_fresh_periods_stay_as_they_were() -> None:
+    """What a learned bank is compared with after training."""
+    position = scheme("to_rope", HEADS, fusion="early", learn_frequencies="free")
+    before = position.time_periods()
+    shake(position)
+    assert torch.equal(position.fresh_periods, before)
+    assert not torch.allclose(position.time_periods(), before)
+
+
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 0.5, 0.9, 0.99])
 def test_ratio_is_the_share_of_time(ratio: float) -> None:
     """16 planes, 8 heads: rounded shares, and never none or all."""
@@ -278,6 +289,7 @@ def test_hard_gates_learn() -> None:
         ({"fusion": "effective"}, "learn_frequencies"),
         ({"time_min_period": 10.0, "time_max_period": 1.0}, "time_min_period"),
         ({"learn_frequencies": "yes"}, "learn_frequencies"),
+        ({"time_base": 0.5}, "time_base must be above 1"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
@@ -315,24 +327,36 @@ def log_of(times: list[float], users: list[int]) -> EventLog:
     return EventLog.build(fields, max(users) + 1, "user", "item", "when")
 
 
-def test_clocks_that_do_not_tell_the_time(caplog) -> None:
-    users = [1, 1, 1, 2, 2]
-    with pytest.raises(UsageError, match="'when' is 7 for every event.*TIME_FIELD"):
-        check_clock(log_of([7] * 5, users), "seconds")
-    for times in ([1, 2, 3, 1, 2], [3, 4, 5, 1, 2], [1, 3, 5, 2, 4]):
-        caplog.clear()
-        check_clock(log_of(times, users), "seconds")
-        assert "'when' looks like a running number" in caplog.text
-    caplog.clear()
-    check_clock(log_of([1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12], users), "seconds")
-    assert "timestamp_unit" in caplog.text
-    caplog.clear()
-    day = 86400.0
-    check_clock(log_of([day, 2 * day, 9 * day, day, day], users), "seconds", 600.0)
-    assert "resolution of 86400 s" in caplog.text and "time_min_period" in caplog.text
-    caplog.clear()
-    check_clock(log_of([day, 2 * day, 9 * day, day, day], users), "seconds", 2 * day)
-    assert not caplog.text
+CLOCKS = [
+    ([1, 2, 3, 1, 2], "running number"),
+    ([3, 4, 5, 1, 2], "running number"),
+    ([0.5, 10.5, 20.5, 3, 13], "running number"),
+    ([1, 3, 5, 2, 4], "running number"),
+    ([1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12], "timestamp_unit"),
+    ([18000, 18003, 18009, 18001, 18002], "timestamp_unit"),
+    ([1995, 1997, 2005, 2001, 2003], "timestamp_unit"),
+    ([DAY * day for day in (15000, 15002, 15009, 15001, 15001)], "resolution of 86400 s"),
+]
+
+
+@pytest.mark.parametrize("times,warning", CLOCKS, ids=lambda x: str(x)[:25])
+def test_clocks_that_do_not_tell_the_time(caplog, times: list[float], warning: str) -> None:
+    check_clock(log_of(times, USERS), "seconds", 600.0)
+    (record,) = caplog.records
+    assert "'when'" in record.message and warning in record.message
+
+
+def test_clocks_that_do(caplog) -> None:
+    days = [DAY * day for day in (15000, 15002, 15009, 15001, 15001)]
+    check_clock(log_of(days, USERS), "seconds", 2 * DAY)
+    check_clock(log_of([1000 * t for t in days], USERS), "milliseconds", 2 * DAY)
+    assert not caplog.records
+
+
+def test_a_clock_that_stands_still() -> None:
+    for times in ([7] * 5, [7, 7, 7, 9, 9]):
+        with pytest.raises(UsageError, match="'when' is the same for all events of a user.*TIME_F"):
+            check_clock(log_of(times, USERS), "seconds")
 
 
 def test_a_constant_time_field_stops_a_time_aware_model(experiment, tmp_path) -> None:
@@ -340,9 +364,13 @@ def test_a_constant_time_field_stops_a_time_aware_model(experiment, tmp_path) ->
     frame = make_log()
     frame["timestamp"] = 5.0
     folder = str(write_atomic(frame, tmp_path, "still"))
-    with pytest.raises(UsageError, match="for every event"):
+    with pytest.raises(UsageError, match="the same for all events"):
         experiment("TORoPE", "still", data_path=folder)
-    experiment("PosSASRec", "still", data_path=folder)
+    with pytest.raises(UsageError, match="for all events"):  # RecBole's own entry builds it alone
+        made = experiment("PosSASRec", "still", data_path=folder)
+        made.config["position"] = ["time_learned"]
+        made.config["time_buckets"], made.config["time_from"] = 8, "first"
+        type(made.model)(made.config, made.dataset)
 
 
 def test_units_of_the_time_field(experiment, tmp_path) -> None:

@@ -18,7 +18,7 @@ _HELP = (
 
 
 def check_clock(log: EventLog, unit: str, shortest_period: float | None = None) -> None:
-    """Look at the times of all events before a model that reads them is trained.
+    """Look at the times of all events before a model that reads them is built.
 
     Args:
         log: the events.
@@ -26,44 +26,46 @@ def check_clock(log: EventLog, unit: str, shortest_period: float | None = None) 
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
 
     Raises:
-        UsageError: if all times are the same.
+        UsageError: if no user has two events at different times.
 
-    Warns (by logging) of times that only number the events, of a unit that makes them implausible,
-    and of periods too short for the resolution of the data.
+    Warns (by logging) of times that only number the events, of years that nobody lived in, and of
+    periods too short for the resolution of the data.
     """
     field, times = log.time_field, log.times.numpy()
-    distinct = np.unique(times)
-    if len(distinct) < 2:
+    users = log.users.numpy()
+    step = np.diff(times)[users[1:] == users[:-1]]
+    step = step[step != 0]
+    if len(step) == 0:
         raise UsageError(
-            f"{field!r} is {times[0]:g} for every event: there is no time to learn from. {_HELP}"
+            f"{field!r} is the same for all events of a user: there is no time to learn from. "
+            f"{_HELP}"
         )
     warn = logging.getLogger(__name__).warning
-    if _numbers_events(times, log.users.numpy(), distinct):
+    distinct = np.unique(times)
+    if (step == step[0]).all() or _numbers_all_events(times, distinct):
         warn(
             f"{field!r} looks like a running number, not like clock time: a time-aware model "
             f"learns no more from it than from order. {_HELP}"
         )
         return
-    seconds = SECONDS[unit]
-    years = (distinct[-1] - distinct[0]) * seconds / _YEAR
-    if years > 200:
+    first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
+    if first < 1971 or last > 2100:
         warn(
-            f"{field!r} spans {years:,.0f} years if it counts {unit}; if it counts something else, "
-            f"set timestamp_unit to one of {', '.join(SECONDS)}"
+            f"{field!r} reads as {unit} from the year {first:,.0f} to {last:,.0f}. If it counts "
+            f"something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
+            f"numbers events: {_HELP[0].lower()}{_HELP[1:]}; if it counts from another day than "
+            "1970-01-01, all is well"
         )
-    step = float(np.diff(distinct).min()) * seconds
-    if shortest_period is not None and shortest_period < 2 * step:
+        return
+    resolution = float(np.diff(distinct).min()) * SECONDS[unit]
+    if shortest_period is not None and shortest_period < 2 * resolution:
         warn(
-            f"{field!r} has a resolution of {step:g} s, so periods under {2 * step:g} s mean "
-            f"nothing, but the fastest plane turns in {shortest_period:g} s: raise time_min_period"
+            f"{field!r} has a resolution of {resolution:g} s, so periods under {2 * resolution:g} "
+            f"s mean nothing, but the fastest plane turns in {shortest_period:g} s: raise "
+            "time_min_period (or lower time_scale, if time_base is set)"
         )
 
 
-def _numbers_events(times: np.ndarray, users: np.ndarray, distinct: np.ndarray) -> bool:
-    """Whether times are 1, 2, 3, ... within every user, or over the whole log."""
-    if (times != np.floor(times)).any():
-        return False
-    if len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1:
-        return True
-    step = np.diff(times)[users[1:] == users[:-1]]
-    return len(step) > 0 and bool((step == 1).all())
+def _numbers_all_events(times: np.ndarray, distinct: np.ndarray) -> bool:
+    """Whether times are 1, 2, 3, ... over the whole log."""
+    return len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1

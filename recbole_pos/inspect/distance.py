@@ -20,8 +20,8 @@ from recbole_pos.inspect.attention import (
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.units import SECONDS
 
-HOUR = 3600.0
 MEASURES = ("distance", "entropy", "hours")
 QUERIES = ("all", "last")
 
@@ -141,7 +141,7 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
     found = [total * index - a @ index, torch.special.entr(a).sum(-1)]
     if ctx.times is not None:
-        hours = ctx.pad(ctx.elapsed.to(a.dtype) / HOUR, "start")  # [b, t]
+        hours = ctx.pad(ctx.elapsed.to(a.dtype) / SECONDS["hours"], "start")  # [b, t]
         found.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
     each = torch.stack(found, 1)  # [b, measures, h, t]
     last = (ctx.lengths - 1)[:, None, None, None].expand(*each.shape[:3], 1)

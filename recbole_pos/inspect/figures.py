@@ -70,6 +70,9 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
     several = len({group.scheme for group in found}) > 1
     rows = range(len(found), 0, -1)
     for row, group in zip(rows, found, strict=True):
+        if group.learned:
+            style = {"color": "black", "markersize": 9, "alpha": 0.4}
+            panel.plot(group.started, [row] * len(group.started), "|", **style)
         for marked, color in ((False, "tab:gray"), (True, "tab:red")):
             hours = [hour for hour in group.hours if bool(near(hour)) == marked]
             panel.plot(hours, [row] * len(hours), "o", color=color, alpha=0.75, markersize=7)
@@ -86,7 +89,10 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
     names = [f"{group.scheme}, {group.label}" if several else group.label for group in found]
     panel.set_yticks(rows, names)
     panel.set(ylim=(0.4, len(found) + 0.6))
-    panel.set_xlabel(f"period in hours (red: within 15% of a {', '.join(MARKED)})")
+    learned = any(group.learned for group in found)
+    origin = "learned; strokes: before training" if learned else "fixed by the configuration"
+    near_what = f"red: within 15% of {', '.join(f'a {name}' for name in MARKED)}"
+    panel.set_xlabel(f"period in hours ({origin}; {near_what})")
     panel.grid(axis="x", alpha=0.2)
     figure.suptitle(title, fontsize=10)
     figure.savefig(file, dpi=120)

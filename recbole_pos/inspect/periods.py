@@ -1,4 +1,4 @@
-"""The periods after which time angles repeat, as a model has learned them (TO-RoPE)."""
+"""The periods after which time angles repeat, and where they started (TO-RoPE)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from recbole_pos.inspect.attention import attention_layers
+from recbole_pos.units import SECONDS
 
 HOURS = {"hour": 1.0, "day": 24.0, "week": 168.0, "month": 30.44 * 24, "year": 365.25 * 24}
 MARKED = ("day", "week", "month", "year")
@@ -25,6 +26,7 @@ class Periods:
         heads: which, from 1.
         all_heads: whether these are all of the layer.
         hours: finite periods, shortest first.
+        started: what they were before training.
         still: how many planes time does not turn.
     """
 
@@ -33,7 +35,13 @@ class Periods:
     heads: tuple[int, ...]
     all_heads: bool
     hours: tuple[float, ...]
+    started: tuple[float, ...]
     still: int
+
+    @property
+    def learned(self) -> bool:
+        """Whether training has moved any."""
+        return self.hours != self.started
 
     @property
     def label(self) -> str:
@@ -61,15 +69,18 @@ def learned_periods(model: nn.Module) -> list[Periods]:
             seconds = scheme.time_periods()
             if seconds is None:
                 continue
-            hours = np.sort(seconds.double().cpu().numpy() / 3600, -1)  # [h, e / 2], inf last
-            groups: dict[tuple[float, ...], list[int]] = {}
-            for head, row in enumerate(hours.tolist(), 1):
-                groups.setdefault(tuple(row), []).append(head)
-            for row, heads in groups.items():
-                finite = tuple(hour for hour in row if np.isfinite(hour))
+            hours = seconds.double().cpu().numpy() / SECONDS["hours"]  # [h, e / 2]
+            fresh = scheme.fresh_periods
+            started = hours if fresh is None else fresh.double().cpu().numpy() / SECONDS["hours"]
+            groups: dict[tuple[tuple[float, float], ...], list[int]] = {}
+            for head, pairs in enumerate(np.stack((hours, started), -1).tolist(), 1):
+                groups.setdefault(tuple(sorted(map(tuple, pairs))), []).append(head)
+            for pairs, heads in groups.items():
+                finite = [pair for pair in pairs if np.isfinite(pair[0])]
+                now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
+                still = len(pairs) - len(finite)
                 alone = len(groups) == 1
-                still = len(row) - len(finite)
-                found.append(Periods(number, name, tuple(heads), alone, finite, still))
+                found.append(Periods(number, name, tuple(heads), alone, now, then, still))
     return found
 
 

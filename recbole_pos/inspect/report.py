@@ -107,6 +107,8 @@ def inspect_attention(
                 "scheme": found.scheme,
                 "heads": list(found.heads),
                 "hours": list(found.hours),
+                "hours_before_training": list(found.started),
+                "learned": found.learned,
                 "near": [near(hours) for hours in found.hours],
                 "planes_without_time": found.still,
             }
@@ -171,21 +173,28 @@ def measures_table(report: AttentionReport) -> Table:
 def periods_table(found: list[Periods]) -> Table:
     """The periods of one layer (of a scheme): one row per plane that time turns."""
     first = found[0]
-    table = Table(title=f"periods of {first.scheme}, layer {first.layer}", title_justify="left")
+    learned = any(group.learned for group in found)
+    origin = "learned" if learned else "fixed by the configuration"
+    title = f"periods of {first.scheme}, layer {first.layer} ({origin})"
+    table = Table(title=title, title_justify="left")
     for column in () if first.all_heads else ("heads",):
         table.add_column(column)
     table.add_column("hours", justify="right")
     table.add_column("days", justify="right")
+    for column in ("started at",) if learned else ():
+        table.add_column(column, justify="right")
     table.add_column("within 15% of")
     for group in found:
         heads = [] if group.all_heads else [spans(group.heads)]
-        for hours in group.hours:
+        for hours, started in zip(group.hours, group.started, strict=True):
             mark = f"a {near(hours)}" if near(hours) else ""
-            cells = (*heads, _number(hours), _number(hours / 24), mark)
-            table.add_row(*cells, style="bold" if mark else None)
+            begin = [_number(started)] if learned else []
+            cells = (*heads, _number(hours), _number(hours / 24), *begin, mark)
+            table.add_row(*cells, style="bold" if mark and learned else None)
         if group.still:
             what = "planes" if group.still > 1 else "plane"
-            table.add_row(*heads, "-", "-", f"({group.still} {what} without time)")
+            begin = ["-"] if learned else []
+            table.add_row(*heads, "-", "-", *begin, f"({group.still} {what} without time)")
         table.add_section()
     return table
 

@@ -92,7 +92,11 @@ class PosRecommender(SequentialRecommender):
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def _last(self, interaction: Interaction) -> Tensor:
-        times = interaction[self.TIME_SEQ] if self.needs_time else None
+        times = None
+        if self.needs_time:
+            if self.TIME_SEQ not in interaction:
+                raise UsageError(f"the times of the history, {self.TIME_SEQ!r}, are missing")
+            times = interaction[self.TIME_SEQ]
         return self.forward(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times)
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from recbole_pos.data.clock import check_clock
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import (
     ACTIVATIONS,
@@ -21,7 +22,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import Dimensions
+from recbole_pos.position.base import Dimensions, shortest_period
 from recbole_pos.position.build import build_schemes
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
@@ -73,6 +74,8 @@ class PosSASRec(PosRecommender):
         self.pre_norm = norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
+        if self.needs_time:
+            check_clock(dataset.log, config["timestamp_unit"], shortest_period(self))
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]."""

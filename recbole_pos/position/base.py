@@ -75,9 +75,11 @@ class AttentionPosition(PositionScheme):
     Attributes:
         projections: which of query, key and value the layer must compute. A scheme that replaces
             attention leaves out what it does not read; without ``value`` it gets the layer's input.
+        fresh_periods: what ``time_periods`` gave before training, to compare with; None if unknown.
     """
 
     projections: tuple[str, ...] = PROJECTIONS
+    fresh_periods: Tensor | None = None
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         """Query and key turned alike; packed [m, h, e] both, to the same shapes."""

@@ -123,6 +123,8 @@ def time_bank(
     """
     if time_unit not in SECONDS:
         raise UsageError(f"time_unit: {time_unit!r} is not one of {', '.join(SECONDS)}")
+    if time_base is not None and not time_base > 1:
+        raise UsageError(f"time_base must be above 1, found {time_base}")
     if time_base is None and not 0 < time_min_period < time_max_period:
         raise UsageError(
             f"time_min_period must be above 0 and below time_max_period, found {time_min_period} "

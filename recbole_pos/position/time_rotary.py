@@ -86,6 +86,7 @@ class TimeRotaryPosition(AngularPosition):
         self.bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
         self.key = tuple(time_options.values()) if self.bank.is_fixed else None
         self.heads = dimensions.n_heads
+        self.fresh_periods = self.time_periods()
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         return radians(self.time(ctx), self.bank())[:, None]
@@ -119,7 +120,9 @@ class TimeOrderRotaryPosition(AngularPosition):
         gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0 or
             1, with the gradient of the sigmoid).
         gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
-        gate_value: where the gate starts, in (0, 1); 0 and 1 too if it is fixed.
+        gate_value: where the gate starts, in (0, 1); 0 and 1 too if it is fixed. A hard gate is 1
+            above 0.5, so all of its gates start on the same side. Under ``effective`` it is the
+            factor of the first frequencies, as in early fusion.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
         learn_scales: positive factors a and b per plane.
         rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per event.
@@ -175,6 +178,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             self.gate_logit = nn.Parameter(torch.full(shape, gate_value).logit())
         given = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
         self.key = None if list(self.parameters()) else (*given, by_order, by_time)
+        self.fresh_periods = self.time_periods()
 
     def fixed_key(self) -> tuple | None:
         return self.key
@@ -249,9 +253,15 @@ def _check(
         if given not in known:
             raise UsageError(f"{name}: {given!r} is not one of {', '.join(known)}")
     if gate != "fixed" and fusion != "early":
-        raise UsageError(f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn")
+        raise UsageError(
+            f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "
+            "early or gate to fixed"
+        )
     if not 0 <= value <= 1 or (value in (0, 1) and (gate != "fixed" or fusion == "effective")):
-        raise UsageError(f"gate_value: a gate that learns starts between 0 and 1, found {value}")
+        raise UsageError(
+            f"gate_value: must be above 0 and below 1 where it is only the start (a learned gate, "
+            f"or fusion: effective), found {value}"
+        )
     if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
         raise UsageError(
             "fusion: effective learns the frequencies themselves; set learn_frequencies to ladder "
