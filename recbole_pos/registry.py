@@ -13,6 +13,18 @@ from recbole_pos.position.additive import LearnedPosition, SinusoidalPosition
 from recbole_pos.position.base import PositionScheme
 from recbole_pos.position.bias import KERPLE, ALiBi, T5Bias
 from recbole_pos.position.contextual import ContextualPosition, NoPosition
+from recbole_pos.position.dual import (
+    ALPE,
+    ASPE,
+    DPE,
+    LDPE,
+    LPE,
+    LPE2D,
+    LRPE,
+    RSPE,
+    SPE,
+    SPE2D,
+)
 from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.mixing import LinearAttention, TokenMixing
 from recbole_pos.position.positional_attention import (
@@ -39,6 +51,16 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "nope": NoPosition,
     "learned": LearnedPosition,
     "sinusoidal": SinusoidalPosition,
+    "spe": SPE,
+    "lpe": LPE,
+    "rspe": RSPE,
+    "lrpe": LRPE,
+    "aspe": ASPE,
+    "alpe": ALPE,
+    "spe2d": SPE2D,
+    "lpe2d": LPE2D,
+    "dpe": DPE,
+    "ldpe": LDPE,
     "time_learned": TimeEmbedding,
     "rope": RotaryPosition,
     "time_rope": TimeRotaryPosition,

@@ -1,0 +1,102 @@
+"""What an encoding tells about a position, checked on its numbers (Qiu et al., PosRec, section 3).
+
+An encoding is looked at for all events of sessions of 1 to ``max_length`` events. Definitions 3.1
+and 3.2 ask for a set of columns for each pair of lengths; here, as in the proof of theorem 4.1, one
+set has to serve all. It suffices to try the largest set of columns that are equal for equal
+positions: vectors that differ in some of its columns differ in all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from recbole_pos.position.additive import PositionEncoding
+
+
+def is_forward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
+    """Definition 3.1: some columns are equal exactly for events at the same pos."""
+    return bool(forward_columns(scheme, max_length, tolerance))
+
+
+def is_backward_aware(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
+    """Definition 3.2: some columns are equal exactly for events at the same l - pos."""
+    return bool(backward_columns(scheme, max_length, tolerance))
+
+
+def forward_columns(
+    scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
+) -> list[int]:
+    """The largest set A of definition 3.1, none if there is no such set.
+
+    Args:
+        scheme: the encoding.
+        max_length: of the sessions, 2 to n.
+        tolerance: numbers that differ by no more are equal.
+    """
+    position, length = events(max_length)
+    return _columns(encodings(scheme, position, length), position, tolerance)
+
+
+def backward_columns(
+    scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
+) -> list[int]:
+    """The largest set B of definition 3.2, arguments as of :func:`forward_columns`."""
+    position, length = events(max_length)
+    return _columns(encodings(scheme, position, length), length - 1 - position, tolerance)
+
+
+def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
+    """Property 3.3: in a session, events at different positions have different vectors."""
+    position, length = events(max_length)
+    vectors = encodings(scheme, position, length)
+    return all(_all_differ(vectors[length == one], tolerance) for one in length.unique())
+
+
+def combines_linearly(vectors: Tensor, tolerance: float = 1e-5) -> bool:
+    """Equation 15: the vector of x + y is that of x turned by the entries of that of y.
+
+    Args:
+        vectors: [n, w] of the counts 0 to n - 1, with sines in columns 2i and cosines in 2i + 1. An
+            odd last column has no partner and is left out.
+        tolerance: what the two sides may differ by; the default is for float32.
+    """
+    n, pairs = len(vectors), vectors.size(1) // 2
+    x, y = torch.ones(n, n, dtype=torch.bool).tril().flip(1).nonzero(as_tuple=True)  # x + y < n
+    sine, cosine = vectors[:, : 2 * pairs].unflatten(1, (pairs, 2)).unbind(-1)
+    turned = (
+        (sine, sine[x] * cosine[y] + cosine[x] * sine[y]),
+        (cosine, cosine[x] * cosine[y] - sine[x] * sine[y]),
+    )
+    return all(((left[x + y] - right).abs() <= tolerance).all() for left, right in turned)
+
+
+def events(max_length: int) -> tuple[Tensor, Tensor]:
+    """Positions and lengths of all events of one session each of 1 to ``max_length``, [k] both."""
+    if max_length < 2:
+        raise ValueError(f"positions differ in sessions of 2 events or more, found {max_length}")
+    lengths = torch.arange(1, max_length + 1)
+    position = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    return position, lengths.repeat_interleave(lengths)
+
+
+@torch.no_grad()
+def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
+    """[k, d] of events [k], on the CPU."""
+    weight = next(itertools.chain(scheme.parameters(), scheme.buffers()), position)
+    return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
+
+
+def _columns(vectors: Tensor, place: Tensor, tolerance: float) -> list[int]:
+    """The columns of [k, d] that depend on the place [k] alone, if they tell places apart."""
+    spread = [vectors[place == one].aminmax(dim=0) for one in place.unique()]
+    equal = torch.stack([high - low <= tolerance for low, high in spread]).all(0)
+    one_each = torch.stack([low for low, _ in spread])[:, equal]
+    return equal.nonzero().flatten().tolist() if _all_differ(one_each, tolerance) else []
+
+
+def _all_differ(vectors: Tensor, tolerance: float) -> bool:
+    """Whether no two rows of [k, w] are equal."""
+    return bool((torch.pdist(vectors, p=torch.inf) > tolerance).all())

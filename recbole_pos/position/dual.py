@@ -1,0 +1,179 @@
+"""Encodings by the position from the start of a session, from its end, and its length.
+
+Reference:
+    Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
+    Session-based Recommendation." ACM Transactions on Information Systems 2021.
+
+    =============  =====================================================================
+    eq. 1          ``SPE``; learned (section 5.3): ``LPE``
+    eq. 4          ``RSPE``; learned: ``LRPE`` (section 5.3 calls both relative)
+    eq. 16, 17     ``ASPE``; learned: ``ALPE``
+    eq. 24         ``SPE2D``; learned: ``LPE2D``
+    eq. 5, 6       ``DPE``, ``LDPE``
+    eq. 15, 3.1-3  ``position/awareness.py``
+    =============  =====================================================================
+
+All but SPE and LPE read how many later events there are: of the window, where that is cut off
+(``MAX_ITEM_LIST_LENGTH``). That tells nothing about their items, as padding on the left does not in
+the papers' code, so a model stays causal in what it knows of items. But where every event of a
+window is a query, as in PosSASRec, those in training have any number of later events while the one
+that predicts has none; PosRec trains on each prefix of a session as its own example.
+
+Entries of the fixed ones are of size 1, so item vectors should be too: ``embedding_scale: True``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.position.additive import PositionEncoding, learned_table, sinusoids
+from recbole_pos.position.base import Dimensions
+
+
+class CountedEncoding(PositionEncoding):
+    """Base: rows of a table ``weight`` [n, w] that has a slice of columns for each count.
+
+    The slices stand side by side as the d columns of P, or have d columns each and are added. Side
+    by side they are halves; the first has the middle column where d is odd.
+
+    Attributes:
+        counts: what the slices are read by: ``forward`` is pos, ``backward`` l - pos - 1, and
+            ``length`` l, whose first row is l = 1.
+        added: whether slices are added.
+        widths: columns of each slice.
+    """
+
+    counts: ClassVar[tuple[str, ...]] = ("forward",)
+    added: ClassVar[bool] = False
+    weight: Tensor
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        d, slices = dimensions.hidden_size, len(self.counts)
+        if d < slices and not self.added:
+            raise UsageError(f"{type(self).__name__} halves hidden_size, which cannot be {d}")
+        cut = torch.arange(d).tensor_split(slices)
+        self.widths = [d] * slices if self.added else [len(part) for part in cut]
+
+    def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
+        length = forward + backward + 1 if length is None else length
+        row = {"forward": forward, "backward": backward, "length": length - 1}
+        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        found = [nn.functional.embedding(row[count], table) for count, table in slices]
+        if self.added or len(found) == 1:
+            return sum(found[1:], found[0])
+        return torch.cat(found, dim=-1)
+
+
+class FixedEncoding(CountedEncoding):
+    """Base: sines and cosines, without parameters."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        row = torch.arange(dimensions.max_length, dtype=torch.float64)
+        slices = zip(self.counts, self.widths, strict=True)
+        tables = [self.sines(count, row, w, dimensions.hidden_size) for count, w in slices]
+        table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
+        self.register_buffer("weight", table, persistent=False)
+
+    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        """[n, width] of the slice read by ``count``, with the frequencies of equation 1."""
+        return sinusoids(row, width, d)
+
+
+class LearnedEncoding(CountedEncoding):
+    """Base: learned tables."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__(dimensions)
+        self.weight = learned_table(dimensions, sum(self.widths))
+
+
+class SPE(FixedEncoding):
+    """Sines and cosines of the position from the start (Qiu et al., PosRec, equation 1)."""
+
+
+class LPE(LearnedEncoding):
+    """Learned, by the position from the start (Qiu et al., PosRec, section 5.3)."""
+
+
+class RSPE(FixedEncoding):
+    """Sines and cosines of the position from the end (Qiu et al., PosRec, equation 4)."""
+
+    counts = ("backward",)
+
+
+class LRPE(LearnedEncoding):
+    """Learned, by the position from the end (Qiu et al., PosRec, section 5.3)."""
+
+    counts = ("backward",)
+
+
+class ASPE(FixedEncoding):
+    """SPE plus RSPE with sine and cosine exchanged (Qiu et al., PosRec, equations 16 and 17).
+
+    With w = 10000^(-2i/d), columns 2i and 2i + 1 are r sin(u) and r cos(u) with
+    r = 2 cos(pi/4 - (l - 1) w / 2) and u = pos w + pi/4 - (l - 1) w / 2: an SPE whose size and
+    start depend on the length. So k events on it is turned by the angle k w in every session.
+    Appendix A denies that, by a sign lost in equation 18: sin(L - X) = sin L cos X - cos L sin X.
+    What does fail is equation 15, which takes the turn from the encoding of k itself.
+    """
+
+    counts = ("forward", "backward")
+    added = True
+
+    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return sinusoids(row, width, d, exchanged=count == "backward")
+
+
+class ALPE(LearnedEncoding):
+    """The sum of LPE and LRPE, a table each (Qiu et al., PosRec, section 5.3)."""
+
+    counts = ("forward", "backward")
+    added = True
+
+
+class SPE2D(FixedEncoding):
+    """Half SPE of the position, half SPE of the length (Qiu et al., PosRec, equation 24).
+
+    Frequencies fall twice as fast as those of SPE, so that each half has all of their range.
+    """
+
+    counts = ("forward", "length")
+
+    def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
+        return sinusoids(row + 1 if count == "length" else row, width, d / 2)
+
+
+class LPE2D(LearnedEncoding):
+    """Half learned by the position, half by the length (Qiu et al., PosRec, section 5.3).
+
+    The paper does not say what it learns. These are the halves of equation 24 with as many
+    parameters as LPE; a vector for every pair of position and length would be n / 2 times as many.
+    """
+
+    counts = ("forward", "length")
+
+
+class DPE(FixedEncoding):
+    """Half SPE, half RSPE, by the position from both ends (Qiu et al., PosRec, equation 5).
+
+    Each half has the first half of SPE's columns, those with the fast frequencies.
+    """
+
+    counts = ("forward", "backward")
+
+
+class LDPE(LearnedEncoding):
+    """Half learned from the start, half from the end (Qiu et al., PosRec, equation 6).
+
+    Equation 6 puts rows of one [n, d] table into places of d / 2. They are read as its left half by
+    pos and its right half by l - pos - 1: that is as many parameters as LPE has, as section 5.3
+    says. One half for both ends would be half as many.
+    """
+
+    counts = ("forward", "backward")
