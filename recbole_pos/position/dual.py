@@ -61,7 +61,8 @@ class CountedEncoding(PositionEncoding):
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         length = forward + backward + 1 if length is None else length
-        row = {"forward": forward, "backward": backward, "length": length - 1}
+        ends = torch.broadcast_tensors(forward, backward, length - 1)
+        row = dict(zip(("forward", "backward", "length"), ends, strict=True))
         slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
         found = [nn.functional.embedding(row[count], table) for count, table in slices]
         if self.added or len(found) == 1:
