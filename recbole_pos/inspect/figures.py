@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.periods import HOURS, MARKED, Periods, near
@@ -97,6 +98,45 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
     figure.suptitle(title, fontsize=10)
     figure.savefig(file, dpi=120)
     return file
+
+
+def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
+    """Vectors of sessions, and below them their dot products, in one session and between two.
+
+    Args:
+        vectors: [length, d] by length, the oldest event first.
+        title: of the picture.
+        file: to write.
+    """
+    lengths = list(vectors)
+    pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
+    products = {(a, b): vectors[a] @ vectors[b].T for a, b in pairs}
+    width = max(4.6 * len(lengths), 3.5 * len(pairs)) + 0.8
+    figure = Figure(figsize=(width, 6.6), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25))
+    panels = upper.subplots(1, len(lengths), squeeze=False)[0]
+    top = max(np.abs(rows).max() for rows in vectors.values())
+    for panel, (length, rows) in zip(panels, vectors.items(), strict=True):
+        style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
+        image = panel.imshow(rows, interpolation="nearest", **style)
+        panel.set(title=f"{length} events", xlabel="column", ylabel="position (0: oldest)")
+        _whole(panel.yaxis)
+    upper.colorbar(image, ax=panels, label="value")
+    panels = lower.subplots(1, len(pairs), squeeze=False)[0]
+    low, high = (pick(p for m in products.values() for p in m.flat) for pick in (min, max))
+    for panel, ((a, b), product) in zip(panels, products.items(), strict=True):
+        image = panel.imshow(product, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+        panel.set(xlabel=f"position in {b} events", ylabel=f"position in {a} events")
+        _whole(panel.xaxis)
+        _whole(panel.yaxis)
+    lower.colorbar(image, ax=panels, label="dot product")
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(file, dpi=120)
+    return file
+
+
+def _whole(axis: Any) -> None:
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _note(panel: Any, text: str, at: tuple, frame: tuple, shift: tuple, **style: Any) -> None:

@@ -125,21 +125,31 @@ def inspect_attention(
 
 
 def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
-    """A trained plugin model from its run folder, or from a checkpoint in such a folder.
+    """A trained plugin model, see :func:`open_run`.
 
     Raises:
         UsageError: if that is something else, or a model of RecBole's own.
+    """
+    folder, experiment = open_run(path)
+    if not isinstance(experiment.model, PosRecommender):
+        raise UsageError(
+            f"{experiment.config['model']} is one of RecBole's models; only attention of the "
+            "plugin's models can be inspected, see `recbole-pos models`"
+        )
+    return folder, experiment
+
+
+def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
+    """A trained model from its run folder, or from a checkpoint in such a folder.
+
+    Raises:
+        UsageError: if that is something else.
     """
     path = Path(path)
     folder = RunFolder(path.parent if path.is_file() else path)
     if not folder.checkpoint.is_file() or not folder.config.is_file():
         raise UsageError(f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt")
     experiment = load(folder.path)
-    if not isinstance(experiment.model, PosRecommender):
-        raise UsageError(
-            f"{experiment.config['model']} is one of RecBole's models; only attention of the "
-            "plugin's models can be inspected, see `recbole-pos models`"
-        )
     if path.is_file() and path.name != folder.checkpoint.name:
         state = checkpoint.load(path, ("weights", "best_weights"))
         checkpoint.require_same_data(state, experiment.dataset.fingerprint, path)

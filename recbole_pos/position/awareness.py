@@ -5,8 +5,8 @@ and 3.2 ask for a set of columns for each pair of lengths; here, as in the proof
 set has to serve all. It suffices to try the largest set of columns that are equal for equal
 positions: vectors that differ in some of its columns differ in all of it.
 
-Slow sines and cosines of short sessions are equal by rounding alone in float32: ASPE of 64 columns
-counts as aware of both ends up to 2 events. Float64 tells.
+Slow sines and cosines of short sessions are equal by rounding alone in float32: ASPE of 100 columns
+counts as aware of both ends up to 3 events. Float64 tells.
 """
 
 from __future__ import annotations

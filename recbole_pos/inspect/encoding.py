@@ -1,0 +1,151 @@
+"""``recbole-pos inspect encoding``: pictures of encodings, Figures 7 to 12 of the PosRec paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.figures import draw_encoding
+from recbole_pos.inspect.periods import spans
+from recbole_pos.inspect.report import open_run
+from recbole_pos.position.additive import PositionEncoding
+from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
+from recbole_pos.position.base import Dimensions
+from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.registry import SCHEMES, suggest
+
+OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
+SIZE_OF_THE_PAPER = 100
+MANY = 4
+
+
+@dataclass(frozen=True)
+class EncodingReport:
+    """What one encoding tells in sessions of up to the longest length, and its picture."""
+
+    name: str
+    forward: list[int]
+    backward: list[int]
+    unique: bool
+    file: Path
+
+
+def inspect_encoding(
+    schemes: Sequence[str] = (),
+    lengths: Sequence[int] = (10, 20),
+    trained: str | Path | None = None,
+    hidden_size: int | None = None,
+    out: str | Path | None = None,
+) -> list[EncodingReport]:
+    """Draw encodings: those of a trained model, or fixed ones as they are.
+
+    Writes encoding_<scheme>.png for each.
+
+    Args:
+        schemes: names; by default all of the trained model, or else ``spe`` and ``dpe``.
+        lengths: of the sessions to draw.
+        trained: a run folder, or a checkpoint in one.
+        hidden_size: d of fixed encodings, the paper's 100 by default.
+        out: folder to write to; by default the run's, or else the current one.
+
+    Raises:
+        UsageError: if there is nothing of that kind to draw.
+    """
+    lengths = sorted(set(lengths))
+    if lengths[0] < 2 or len(lengths) > MANY:
+        given = " ".join(str(length) for length in lengths)
+        raise UsageError(f"--length: expected 1 to {MANY} lengths of at least 2, found {given}")
+    if trained is None:
+        folder, where = Path("."), ""
+        found = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
+    else:
+        if hidden_size is not None:
+            raise UsageError("--hidden_size: a trained model has its own")
+        run, experiment = open_run(trained)
+        config = experiment.config
+        folder, where = run.path, f" of {config['model']} on {config['dataset']}"
+        found = learned_encodings(experiment.model, schemes)
+    short = [name for name, scheme in found.items() if scheme.max_length < lengths[-1]]
+    if short:
+        longest = found[short[0]].max_length
+        raise UsageError(f"--length: {short[0]} of this model ends at {longest} events")
+    folder = folder if out is None else Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    reports = []
+    for name, scheme in found.items():
+        vectors = {length: session_vectors(scheme, length) for length in lengths}
+        file = draw_encoding(vectors, f"{name}{where}", folder / f"encoding_{name}.png")
+        aware = [columns(scheme, lengths[-1]) for columns in (forward_columns, backward_columns)]
+        reports.append(EncodingReport(name, *aware, is_unique(scheme, lengths[-1]), file))
+    return reports
+
+
+def fixed_encodings(
+    names: Sequence[str], max_length: int, hidden_size: int | None
+) -> dict[str, PositionEncoding]:
+    """Fresh encodings by name.
+
+    Raises:
+        UsageError: for a name that is none, or one of a learned encoding.
+    """
+    d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
+    if d < 1:
+        raise UsageError(f"--hidden_size: {d} is below 1")
+    sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
+    known = [name for name, cls in SCHEMES.items() if issubclass(cls, PositionEncoding)]
+    found = {}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{name} is not an encoding of positions: {', '.join(known)}{suggest(name, known)}"
+            )
+        scheme = SCHEMES[name](sizes, **read_yaml(ROOT / "position" / f"{name}.yaml"))
+        if any(True for _ in scheme.parameters()):
+            raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
+        found[name] = scheme
+    return found
+
+
+def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
+    """The encodings in a model by name, one of each kind; all, or only those named.
+
+    Raises:
+        UsageError: if there are none, or not those.
+    """
+    registered = {cls: name for name, cls in SCHEMES.items()}
+    found: dict[str, PositionEncoding] = {}
+    for module in model.modules():
+        if isinstance(module, PositionEncoding):
+            found.setdefault(registered.get(type(module), type(module).__name__), module)
+    missing = [name for name in names if name not in found]
+    if missing or not found:
+        has = f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
+        raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
+    return {name: scheme for name, scheme in found.items() if not names or name in names}
+
+
+def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
+    """[length, d], the oldest event first."""
+    position = torch.arange(length)
+    return encodings(scheme, position, torch.full_like(position, length)).numpy()
+
+
+def show(reports: list[EncodingReport], longest: int, console: Console) -> None:
+    """Print what the encodings tell, and the files."""
+    table = Table(caption=f"columns, in sessions of up to {longest} events", caption_justify="left")
+    for column in ("encoding", "forward-aware", "backward-aware", "unique in a session"):
+        table.add_column(column)
+    for report in reports:
+        aware = (spans(tuple(c)) if c else "no" for c in (report.forward, report.backward))
+        table.add_row(report.name, *aware, "yes" if report.unique else "no")
+    console.print(table)
+    for report in reports:
+        console.print(str(report.file), soft_wrap=True, markup=False)
