@@ -125,7 +125,8 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     panels = lower.subplots(1, len(pairs), squeeze=False)[0]
     low, high = (pick(p for m in products.values() for p in m.flat) for pick in (min, max))
     for panel, ((a, b), product) in zip(panels, products.items(), strict=True):
-        image = panel.imshow(product, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+        style = {"cmap": "viridis", "vmin": low, "vmax": high, "aspect": "auto"}
+        image = panel.imshow(product, interpolation="nearest", **style)
         panel.set(xlabel=f"position in {b} events", ylabel=f"position in {a} events")
         _whole(panel.xaxis)
         _whole(panel.yaxis)
