@@ -271,6 +271,8 @@ def test_linear_combination(d: int) -> None:
     for n in (2, 7, N):
         added = make("aspe", d).encode(torch.arange(n), torch.tensor(n))
         assert not combines_linearly(added) and not combines_linearly(added.flip(0))
+    flat = torch.stack((torch.zeros(N), torch.arange(N) + 2.0), dim=1)
+    assert not combines_linearly(flat)  # its sines do, its cosines do not
     torch.set_default_dtype(torch.float32)
     assert combines_linearly(make("spe", d, n=200).weight)
 
