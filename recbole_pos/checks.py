@@ -13,6 +13,7 @@ from typing import Any
 from recbole.evaluator import metric_types
 from recbole.utils import InputType
 
+from recbole_pos.data.sessions import read_fraction
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.errors import UsageError
 from recbole_pos.position.frequencies import LEARN
@@ -33,6 +34,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "t5_buckets": (2, math.inf),
     **dict.fromkeys(("time_buckets", "hstu_time_buckets"), (1, math.inf)),
     **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
+    "k": (1, math.inf),
+    "shrink": (0, math.inf),
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
@@ -98,6 +101,8 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     if value is None and (default is None or not isinstance(default, (bool, int, float))):
         return
     _check_type(where, key, value, example)
+    if key == "train_fraction":
+        read_fraction(value)
     if key in CHOICES and value not in CHOICES[key]:
         choices = ", ".join(CHOICES[key])
         raise UsageError(

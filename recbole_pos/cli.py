@@ -189,13 +189,13 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+    from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
 
     _no_more(rest)
     table = Table()
     for column in ("model", "from", "what it is"):
         table.add_column(column)
-    for name, model in MODELS.items():
+    for name, model in {**MODELS, **BASELINES}.items():
         table.add_row(name, "recbole-pos", escape((model.__doc__ or "").splitlines()[0]))
     for name in BUILTIN_SEQUENTIAL:
         table.add_row(name, "RecBole", "sequential")

@@ -19,7 +19,14 @@ from recbole_pos.properties import (
     read_yaml,
     with_time_field,
 )
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, nearest, suggest
+from recbole_pos.registry import (
+    BASELINES,
+    BUILTIN_GENERAL,
+    BUILTIN_SEQUENTIAL,
+    MODELS,
+    nearest,
+    suggest,
+)
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
@@ -112,9 +119,10 @@ class PosConfig(Config):
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
         self._add_dataset_yaml(str(dataset))
-        if model in MODELS:
-            return model, MODELS[model], str(dataset)
-        usable = [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+        ours = {**MODELS, **BASELINES}
+        if model in ours:
+            return model, ours[model], str(dataset)
+        usable = [*ours, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
         if model not in usable:
             raise UsageError(
                 f"unknown model {model!r}{suggest(str(model), usable)}; "
@@ -134,7 +142,7 @@ class PosConfig(Config):
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
-        if model not in MODELS:
+        if model not in MODELS and model not in BASELINES:
             self.internal_config_dict.update(overall_defaults())
 
     def _get_final_config_dict(self) -> dict[str, Any]:

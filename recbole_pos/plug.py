@@ -17,13 +17,13 @@ from recbole.config import Config
 
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.properties import plugin_defaults, with_time_field
-from recbole_pos.registry import MODELS
+from recbole_pos.registry import BASELINES, MODELS
 from recbole_pos.trainer import PosTrainer
 
 
 def into_recbole() -> None:
     """Register every model of the plugin with RecBole. Safe to call twice."""
-    for name, model in MODELS.items():
+    for name, model in {**MODELS, **BASELINES}.items():
         sys.modules[f"recbole.model.sequential_recommender.{name.lower()}"] = sys.modules[
             model.__module__
         ]
@@ -37,7 +37,7 @@ def _with_plugin_defaults(load):
     @functools.wraps(load)
     def wrapper(self: Config, model: str, model_class: type, dataset: str) -> None:
         load(self, model, model_class, dataset)
-        if model in MODELS:
+        if model in MODELS or model in BASELINES:
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)

@@ -86,6 +86,8 @@ def plugin_defaults(
 ) -> dict[str, Any]:
     """Defaults of one plugin model: overall, its position schemes and loss, then its own yaml.
 
+    A model whose yaml names neither (``BASELINES``) takes no schemes and keeps its loss.
+
     Args:
         model: name in the registry.
         position: scheme names that replace the model's own, or None.
@@ -93,9 +95,10 @@ def plugin_defaults(
     """
     own = read_yaml(ROOT / "model" / f"{model}.yaml")
     schemes: dict[str, Any] = {}
-    for name in scheme_names(own["position"] if position is None else position):
-        schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    sampled = (loss_type or own["loss_type"]) == "SCE"
+    if "position" in own:
+        for name in scheme_names(own["position"] if position is None else position):
+            schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
+    sampled = "position" in own and (loss_type or own["loss_type"]) == "SCE"
     loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
     return {**overall_defaults(), **schemes, **loss, **own}
 

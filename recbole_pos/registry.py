@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from recbole_pos.model.fparec import FPARec, PARec
 from recbole_pos.model.kernel_attention import KernelAttention
 from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.session_baselines import SessionBPR, SessionFPMC, SessionKNN
+from recbole_pos.model.session_pop import SPop
 from recbole_pos.model.to_rope import TORoPE
 from recbole_pos.position.additive import LearnedPosition, SinusoidalPosition
 from recbole_pos.position.base import PositionScheme
@@ -44,6 +46,14 @@ MODELS: dict[str, type] = {
     "TORoPE": TORoPE,
     "FPARec": FPARec,
     "PARec": PARec,
+}
+
+# The plugin's other models, without position schemes; their loss is their own.
+BASELINES: dict[str, type] = {
+    "SPop": SPop,
+    "SessionKNN": SessionKNN,
+    "SessionBPR": SessionBPR,
+    "SessionFPMC": SessionFPMC,
 }
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.

@@ -153,7 +153,8 @@ class _ExactTimeMixin:
         # RecBole's own Config replaces eval_args as a whole, and does not know all keys
         eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
         tokens = self.field2id_token[self.uid_field]
-        self.split = make_split(log, eval_args, tokens, self.item_num)
+        fraction = self.config["train_fraction"]
+        self.split = make_split(log, eval_args, tokens, self.item_num, fraction)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.sessions import session_time
 from recbole_pos.errors import UsageError
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
+KINDS = ("LS", "RS", "GT", "ST")
 
 
 def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
-    """LS, RS or GT, and the value given with it.
+    """LS, RS, GT or ST, and the value given with it.
 
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
@@ -33,12 +35,12 @@ def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
     split = eval_args["split"]
     if not isinstance(split, dict) or len(split) != 1:
         raise UsageError(
-            "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}; "
+            "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}, {ST: ...}; "
             f"found {split!r}"
         )
     ((kind, value),) = split.items()
-    if kind not in ("LS", "RS", "GT"):
-        raise UsageError(f"eval_args.split: unknown split {kind!r}; known are LS, RS and GT")
+    if kind not in KINDS:
+        raise UsageError(f"eval_args.split: unknown split {kind!r}; known are {', '.join(KINDS)}")
     return kind, value
 
 
@@ -50,7 +52,7 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
         eval_args: RecBole's option of that name.
 
     Returns:
-        [events] int8 of TRAIN, VALID and TEST; and under GT the boundaries, as times.
+        [events] int8 of TRAIN, VALID and TEST; and under GT and ST the boundaries, as times.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -58,6 +60,8 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
     kind, value = split_kind(eval_args)
     if kind == "GT":
         return global_time(log.times.numpy(), value)
+    if kind == "ST":
+        return session_time(log, value)
     lengths = np.repeat(log.lengths, log.lengths)
     return (leave_one_out if kind == "LS" else ratio)(lengths, log.ranks, value), []
 

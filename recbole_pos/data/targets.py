@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.sessions import (
+    count_overlapping,
+    count_sessions,
+    read_fraction,
+    recent_sessions,
+)
 from recbole_pos.data.splits import PHASES, TRAIN, show_time, split_events, split_kind
 from recbole_pos.errors import UsageError
 
@@ -39,29 +45,45 @@ class Split:
 
 
 def make_split(
-    log: EventLog, eval_args: dict[str, Any], user_tokens: np.ndarray, item_num: int
+    log: EventLog,
+    eval_args: dict[str, Any],
+    user_tokens: np.ndarray,
+    item_num: int,
+    train_fraction: Any = None,
 ) -> Split:
-    """Cut the log, drop cold items if asked to, and choose the targets.
+    """Cut the log, leave out old training sessions and cold items if asked to, choose the targets.
 
     Args:
         log: all events.
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
+        train_fraction: of the training sessions of an ST split, the most recent; None for all.
 
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
-        ``target``) and ``targets``, which add up; and ``cold_targets`` among the targets.
+        ``target``) and ``targets``, which add up; and ``cold_targets`` among the targets. Under ST
+        ``sessions`` has those of each phase, ``left_out`` of training by ``train_fraction`` (whose
+        events are not counted), and ``overlapping``: held out, begun before the last training event.
 
     Raises:
-        UsageError: for a wrong value in ``eval_args``.
+        UsageError: for a wrong value in ``eval_args``, or a ``train_fraction`` without sessions.
     """
     mode, cold_mode = eval_args["target"], eval_args["cold_items"]
     for key, value, known in (("target", mode, TARGETS), ("cold_items", cold_mode, COLD_ITEMS)):
         if value not in known:
             raise UsageError(f"eval_args.{key}: {value!r} is not one of {', '.join(known)}")
+    kind, value = split_kind(eval_args)
+    if train_fraction is not None and kind != "ST":
+        raise UsageError(
+            "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
+            f"the split is {kind}"
+        )
     part, boundaries = split_events(log, eval_args)
+    sessions: dict[str, int] = {}
+    if kind == "ST":
+        log, part, sessions = _train_on_recent(log, part, train_fraction)
     cold = np.bincount(log.items.numpy()[part == TRAIN], minlength=item_num) == 0
     cut = part
     if cold_mode == "drop":
@@ -70,10 +92,10 @@ def make_split(
     has_history = log.ranks > 0
     is_target = has_history & (part == TRAIN)
     is_target[_choose(log, part, mode, user_tokens)] = True
-    kind, value = split_kind(eval_args)
     summary = {
-        "split": {kind: list(value) if kind != "LS" else value},
+        "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
+        "sessions": sessions,
         "target": mode,
         "cold_items": cold_mode,
         "items_without_training": int(cold[1:].sum()),
@@ -85,6 +107,20 @@ def make_split(
         "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
     }
     return Split(log, part, is_target, summary)
+
+
+def _train_on_recent(
+    log: EventLog, part: np.ndarray, train_fraction: Any
+) -> tuple[EventLog, np.ndarray, dict[str, int]]:
+    """The log and parts without the training sessions that are too old, and a count of sessions."""
+    before = count_sessions(log, part, len(PHASES))
+    if train_fraction is not None:
+        stays = recent_sessions(log, part, TRAIN, read_fraction(train_fraction))
+        log, part = log.keep(stays), part[stays]
+    found = dict(zip(PHASES, count_sessions(log, part, len(PHASES)), strict=True))
+    left_out = before[TRAIN] - found["train"]
+    overlapping = count_overlapping(log, part, TRAIN)
+    return log, part, {**found, "left_out": left_out, "overlapping": overlapping}
 
 
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
@@ -121,7 +157,11 @@ def describe(summary: dict[str, Any]) -> str:
         "cold_targets": "with a cold item",
     }
     times = " and ".join(show_time(time) for time in summary["boundaries"])
-    parts, noted = [f"train {summary['events']['train']:,} events"], bool(times)
+    sessions = summary["sessions"]
+    trained = f" of {sessions['train']:,} sessions" if sessions else ""
+    if sessions.get("left_out"):
+        trained += f" ({sessions['left_out']:,} older ones left out)"
+    parts, noted = [f"train {summary['events']['train']:,} events{trained}"], bool(times)
     for phase in PHASES[1:]:
         events = summary["events"][phase]
         found = [f"{summary[key][phase]:,} {text}" for key, text in notes.items()]
@@ -129,8 +169,9 @@ def describe(summary: dict[str, Any]) -> str:
         noted |= bool(found)
         if events:
             note = f" ({', '.join(found)})" if found else ""
+            whole = f" of {sessions[phase]:,} sessions" if sessions else ""
             parts.append(
-                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"
+                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{whole}{note}"
             )
     where = f" at time {times}" if times else ""
     return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if noted else ""

@@ -1,0 +1,128 @@
+"""SessionKNN, SessionBPR and SessionFPMC: baselines that need no vector of a session.
+
+RecBole's ItemKNN, BPR and FPMC look a session up as a user. A session of the test part has no
+training event, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session is what
+it has shown so far, as Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks"
+(ICLR 2016), and NARM adapt these methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import SequentialRecommender
+from recbole.model.init import xavier_normal_initialization
+from recbole.model.loss import BPRLoss
+from recbole.model.sequential_recommender.fpmc import FPMC
+from recbole.utils import InputType
+from scipy.sparse import csr_matrix
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from recbole_pos.model.session_pop import Untrained
+
+
+def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
+    """The k items most like each item: in how many sessions both are, as a cosine.
+
+    Args:
+        events: [sessions, items] anything above zero where the item is in the session.
+        k: neighbours of an item.
+        shrink: added to the denominator, against chance between rare items.
+
+    Returns:
+        [items, k] ids, 0 where there are fewer; [items, k] similarities, 0 there.
+    """
+    found = (events > 0).astype(np.float64)
+    together = (found.T @ found).tocoo()
+    row, column = together.row, together.col
+    norm = np.sqrt(np.asarray(found.sum(axis=0)).ravel())
+    similarity = together.data / (norm[row] * norm[column] + shrink)
+    others = row != column
+    row, column, similarity = row[others], column[others], similarity[others]
+    order = np.lexsort((column, -similarity, row))
+    row, column, similarity = row[order], column[order], similarity[order]
+    count = np.bincount(row, minlength=events.shape[1])
+    place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    near = place < k
+    items = np.zeros((events.shape[1], k), dtype=np.int64)
+    values = np.zeros((events.shape[1], k), dtype=np.float32)
+    items[row[near], place[near]] = column[near]
+    values[row[near], place[near]] = similarity[near]
+    return items, values
+
+
+class SessionKNN(Untrained):
+    """Item-KNN for sessions: the items most like the session's last item, by common sessions."""
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        items, values = nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
+        # counted anew from the training data that a checkpoint belongs to
+        self.register_buffer("neighbours", torch.from_numpy(items), persistent=False)
+        self.register_buffer("similarity", torch.from_numpy(values), persistent=False)
+
+    def full_sort_predict(self, interaction: Interaction) -> Tensor:
+        """[B, items] similarity of each item to the last one of the history."""
+        last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
+        scores = self.similarity.new_zeros(len(last), self.n_items)
+        return scores.scatter_(1, self.neighbours[last], self.similarity[last])
+
+
+class SessionBPR(SequentialRecommender):
+    """BPR-MF for sessions: a session is the mean vector of its items so far."""
+
+    input_type = InputType.PAIRWISE
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        self.item_embedding = nn.Embedding(self.n_items, config["embedding_size"], padding_idx=0)
+        self.loss = BPRLoss()
+        self.apply(xavier_normal_initialization)
+
+    def forward(self, item_seq: Tensor) -> Tensor:
+        """[B, L] items to [B, d] vectors of sessions."""
+        return embedding_bag(item_seq, self.item_embedding.weight, mode="mean", padding_idx=0)
+
+    def calculate_loss(self, interaction: Interaction) -> Tensor:
+        """BPR of each row's item against its negative."""
+        session = self.forward(interaction[self.ITEM_SEQ])
+        positive = self.item_embedding(interaction[self.POS_ITEM_ID])
+        negative = self.item_embedding(interaction[self.NEG_ITEM_ID])
+        return self.loss((session * positive).sum(-1), (session * negative).sum(-1))
+
+    def predict(self, interaction: Interaction) -> Tensor:
+        """[B] score of each row's item after its history."""
+        items = self.item_embedding(interaction[self.ITEM_ID])
+        return (self.forward(interaction[self.ITEM_SEQ]) * items).sum(-1)
+
+    def full_sort_predict(self, interaction: Interaction) -> Tensor:
+        """[B, items] score of every item after each row's history."""
+        return self.forward(interaction[self.ITEM_SEQ]) @ self.item_embedding.weight.t()
+
+
+class SessionFPMC(FPMC):
+    """FPMC without users: RecBole's, with the Markov chain from the last item alone."""
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        del self.UI_emb, self.IU_emb
+
+    def forward(
+        self, user: Tensor, item_seq: Tensor, item_seq_len: Tensor, next_item: Tensor
+    ) -> Tensor:
+        """[B] score of each row's next item."""
+        last = self.LI_emb(_last_item(item_seq, item_seq_len))
+        return (last * self.IL_emb(next_item)).sum(-1)
+
+    def full_sort_predict(self, interaction: Interaction) -> Tensor:
+        """[B, items] score of every item after each row's last one."""
+        last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
+        return self.LI_emb(last) @ self.IL_emb.weight.t()
+
+
+def _last_item(item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
+    return item_seq.gather(1, item_seq_len[:, None] - 1).squeeze(1)
