@@ -11,7 +11,13 @@ import pytest
 
 from recbole_pos.cli import main, parse_overrides
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, SCHEMES
+from recbole_pos.registry import (
+    BASELINES,
+    BUILTIN_GENERAL,
+    BUILTIN_SEQUENTIAL,
+    MODELS,
+    SCHEMES,
+)
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = ["--epochs=1", "--hidden_size=16", "--inner_size=16", "--show_progress=false"]
@@ -96,7 +102,7 @@ def test_unexpected_errors_are_one_message_too(monkeypatch, capsys) -> None:
 def test_models_lists_everything(capsys) -> None:
     assert main(["models"]) == 0
     printed = capsys.readouterr().out
-    for name in [*MODELS, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]:
+    for name in [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]:
         assert name in printed
 
 

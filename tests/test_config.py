@@ -12,7 +12,7 @@ from recbole_pos.config import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.properties import ROOT, overall_defaults, parse_scalar, read_yaml
 from recbole_pos.quick_start import prepare
-from recbole_pos.registry import MODELS, SCHEMES, suggest
+from recbole_pos.registry import BASELINES, MODELS, SCHEMES, suggest
 
 
 def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:
@@ -245,7 +245,7 @@ class _Recording(PosConfig):
         return super().__getattr__(key)
 
 
-@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("model", [*MODELS, *BASELINES])
 def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     """No option that nothing reads: model, scheme and overall yaml against a training run."""
     config = _Recording(
@@ -257,8 +257,10 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
         experiment.loaders["train"], experiment.loaders["valid"], saved=False, verbose=False
     )
     experiment.trainer._tensorboard()
-    keys = {*read_yaml(ROOT / "model" / f"{model}.yaml"), *overall_defaults()}
-    for name in config["position"]:
+    keys = set(read_yaml(ROOT / "model" / f"{model}.yaml"))
+    if model in MODELS:
+        keys |= set(overall_defaults())
+    for name in config["position"] or ():
         keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
     read_by_recbole_config = {"metrics", "tensorboard"}
     assert keys - config.read - read_by_recbole_config == set()
@@ -266,7 +268,7 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
 
 def test_every_scheme_and_model_has_its_yaml_and_no_other() -> None:
     assert {p.stem for p in (ROOT / "position").iterdir()} == set(SCHEMES)
-    assert {p.stem for p in (ROOT / "model").iterdir()} == set(MODELS)
+    assert {p.stem for p in (ROOT / "model").iterdir()} == {*MODELS, *BASELINES}
 
 
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").rglob("*.yaml")), ids=lambda p: p.stem)

@@ -17,8 +17,8 @@ from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 
 _FORMS = (
-    "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], one "
-    "or two, each larger than the one before; the part after the last is test"
+    "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], "
+    "one or two, each larger than the one before; what follows the last is test"
 )
 
 

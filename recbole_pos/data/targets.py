@@ -64,8 +64,9 @@ def make_split(
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
         ``target``) and ``targets``, which add up; and ``cold_targets`` among the targets. Under ST
-        ``sessions`` has those of each phase, ``left_out`` of training by ``train_fraction`` (whose
-        events are not counted), and ``overlapping``: held out, begun before the last training event.
+        ``sessions`` has those of each phase, ``left_out`` of training by ``train_fraction`` (their
+        events are counted nowhere), and ``overlapping``: held-out ones that begin before the last
+        training event.
 
     Raises:
         UsageError: for a wrong value in ``eval_args``, or a ``train_fraction`` without sessions.
@@ -158,7 +159,8 @@ def describe(summary: dict[str, Any]) -> str:
     }
     times = " and ".join(show_time(time) for time in summary["boundaries"])
     sessions = summary["sessions"]
-    trained = f" of {sessions['train']:,} sessions" if sessions else ""
+    whole = {phase: f" of {_sessions(n)}" for phase, n in sessions.items()}
+    trained = whole.get("train", "")
     if sessions.get("left_out"):
         trained += f" ({sessions['left_out']:,} older ones left out)"
     parts, noted = [f"train {summary['events']['train']:,} events{trained}"], bool(times)
@@ -169,12 +171,16 @@ def describe(summary: dict[str, Any]) -> str:
         noted |= bool(found)
         if events:
             note = f" ({', '.join(found)})" if found else ""
-            whole = f" of {sessions[phase]:,} sessions" if sessions else ""
+            note = whole.get(phase, "") + note
             parts.append(
-                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{whole}{note}"
+                f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"
             )
     where = f" at time {times}" if times else ""
     return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if noted else ""
+
+
+def _sessions(count: int) -> str:
+    return f"{count:,} session{'' if count == 1 else 's'}"
 
 
 def _per_phase(part: np.ndarray) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """SessionKNN, SessionBPR and SessionFPMC: baselines that need no vector of a session.
 
 RecBole's ItemKNN, BPR and FPMC look a session up as a user. A session of the test part has no
-training event, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session is what
-it has shown so far, as Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks"
-(ICLR 2016), and NARM adapt these methods.
+training event, so that its row is empty (ItemKNN) or still random (BPR, FPMC). Here a session is
+what it has shown so far, as in Hidasi et al., "Session-based Recommendations with Recurrent Neural
+Networks" (ICLR 2016), and Li et al., "Neural Attentive Session-based Recommendation" (CIKM 2017).
 """
 
 from __future__ import annotations

@@ -1,0 +1,230 @@
+"""Baselines for sessions: scores by hand, metrics by hand, runs, and what they do not look up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import write_atomic
+from scipy.sparse import csr_matrix
+from session_logs import CUT, file_phases, session_log
+
+import recbole_pos
+from recbole_pos.model.session_baselines import nearest_items
+from recbole_pos.registry import BASELINES
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_atomic(session_log(), tmp_path_factory.mktemp("sessions")))
+
+
+def prefixes(frame: pd.DataFrame, phase: str) -> list[tuple[list[str], str]]:
+    """(items before, item) of every target of a phase."""
+    phases, found = file_phases(frame), []
+    for session, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
+        items = group.item_id.tolist()
+        if phases[session] == phase:
+            found += [(items[:n], items[n]) for n in range(1, len(items))]
+    return found
+
+
+def training_items(frame: pd.DataFrame) -> list[list[str]]:
+    """The items of each training session."""
+    phases, found = file_phases(frame), defaultdict(list)
+    for session, item in zip(frame.user_id, frame.item_id, strict=True):
+        if phases[session] == "train":
+            found[session].append(item)
+    return list(found.values())
+
+
+def ranked(made: Any, phase: str) -> list[tuple[list[str], str, list[str]]]:
+    """(history, target, all items, best first) of every row a model is tested on."""
+    items = made.dataset.field2id_token["item_id"]
+    found = []
+    made.model.eval()
+    for rows, _, _, target in made.loaders[phase]:
+        with torch.inference_mode():
+            scores = made.model.full_sort_predict(rows)
+        torch.testing.assert_close(
+            made.model.predict(rows), scores.gather(1, target[:, None]).squeeze(1)
+        )
+        order = 1 + scores[:, 1:].argsort(dim=1, descending=True, stable=True)
+        for history, length, item, best in zip(
+            rows["item_id_list"].numpy(), rows["item_length"], target, order.numpy(), strict=True
+        ):
+            found.append((list(items[history[:length]]), items[item], list(items[best])))
+    return found
+
+
+def test_session_popularity_by_hand(tmp_path: Path, experiment) -> None:
+    """Training: a 3 times, b 2, c 2, d 1; b is before c in the file, e and f only in test."""
+    train = [("1", "bac"), ("2", "dab"), ("3", "ca")]
+    test = [("4", "cbdbecf")]
+    rows = [
+        (session, item, 10.0 * int(session) + place)
+        for session, items in train + test
+        for place, item in enumerate(items)
+    ]
+    frame = pd.DataFrame(rows, columns=["user_id", "item_id", "timestamp"])
+    path = str(write_atomic(frame, tmp_path))
+    options = {"eval_args": {"split": {"ST": 3}}, "topk": [3], "valid_metric": "NDCG@3"}
+    made = experiment("SPop", data_path=path, **options)
+    made.trainer.fit(made.loaders["train"], None, saved=False, verbose=False)
+    found = {"".join(history): "".join(best) for history, _, best in ranked(made, "test")}
+    assert found == {
+        "c": "cabdef",
+        "cb": "bcadef",
+        "cbd": "bcdaef",
+        "cbdb": "bcdaef",
+        "cbdbe": "bcdeaf",
+        "cbdbec": "bcdeaf",
+    }
+
+
+def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
+    frame = session_log()
+    overall = Counter(item for items in training_items(frame) for item in items)
+    first = {item: n for n, item in enumerate(dict.fromkeys(frame.item_id))}
+    made = experiment("SPop", data_path=sessions, **CUT)
+    rows = ranked(made, "test")
+    assert sorted((h, t) for h, t, _ in rows) == sorted(prefixes(frame, "test"))
+    for history, _, best in rows:
+        seen = Counter(history)
+        assert best == sorted(first, key=lambda i: (-seen[i], -overall[i], first[i]))
+
+
+def test_many_repeats_leave_popularity_its_say(experiment, sessions: str) -> None:
+    """Counts of 50 beside a popularity of 2^-20 parts of one."""
+    model = experiment("SPop", data_path=sessions, **CUT).model
+    n = 2**20
+    model.tie_break = 1 - torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+    rows = {
+        model.ITEM_SEQ: torch.tensor([[5] * 50 + [n - 2] * 50 + [n - 1] * 50]),
+    }
+    best = model.full_sort_predict(rows)[0].topk(4).indices
+    assert best.tolist() == [5, n - 2, n - 1, 0]
+
+
+def test_neighbours_in_loops(experiment, sessions: str) -> None:
+    k, shrink = 4, 1.5
+    sets = [set(items) for items in training_items(session_log())]
+    support = Counter(item for items in sets for item in items)
+    together = Counter((a, b) for items in sets for a in items for b in items if a != b)
+    made = experiment("SessionKNN", data_path=sessions, k=k, shrink=shrink, **CUT)
+    for history, _, best in ranked(made, "test"):
+        last = history[-1]
+        score = {
+            b: together[last, b] / (math.sqrt(support[last] * support[b]) + shrink)
+            for b in support
+            if together[last, b]
+        }
+        want = sorted(score.values(), reverse=True)[:k]
+        assert [score.get(b, 0.0) for b in best[: len(want)]] == pytest.approx(want)
+
+
+def test_fewer_neighbours_than_asked_for() -> None:
+    events = csr_matrix(np.array([[0, 3, 1, 0], [0, 0, 1, 1]]))
+    items, values = nearest_items(events, 3, 0.0)
+    assert items.tolist() == [[0, 0, 0], [2, 0, 0], [1, 3, 0], [2, 0, 0]]
+    assert values[2].tolist() == pytest.approx([2**-0.5, 2**-0.5, 0])
+
+
+def test_a_session_is_the_mean_of_its_items(experiment, sessions: str) -> None:
+    made = experiment("SessionBPR", data_path=sessions, **CUT)
+    vectors = made.model.item_embedding.weight.detach().numpy()
+    rows = next(iter(made.loaders["test"]))[0]
+    scores = made.model.full_sort_predict(rows).detach().numpy()
+    for row in range(len(rows)):
+        history = rows["item_id_list"][row, : rows["item_length"][row]].numpy()
+        np.testing.assert_allclose(
+            scores[row], vectors @ vectors[history].mean(axis=0), rtol=1e-4, atol=1e-7
+        )
+
+
+def test_fpmc_without_users(experiment, sessions: str) -> None:
+    made = experiment("SessionFPMC", data_path=sessions, **CUT)
+    names = {name for name, _ in made.model.named_parameters()}
+    assert names == {"LI_emb.weight", "IL_emb.weight"}
+    users = experiment("FPMC", data_path=sessions, **CUT)
+    users.model.load_state_dict(made.model.state_dict(), strict=False)
+    users.model.UI_emb.weight.data.zero_()  # RecBole's with nothing known of users
+    rows = next(iter(made.loaders["test"]))[0]
+    torch.testing.assert_close(
+        made.model.full_sort_predict(rows), users.model.full_sort_predict(rows)
+    )
+    torch.testing.assert_close(made.model.predict(rows), users.model.predict(rows))
+
+
+@pytest.mark.parametrize("model", ["SessionBPR", "SessionFPMC"])
+def test_one_batch_can_be_learnt_by_heart(experiment, sessions: str, model: str) -> None:
+    made = experiment(model, data_path=sessions, learning_rate=0.05, **CUT)
+    batch = next(iter(made.loaders["train"]))
+    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(100)]
+    assert losses[-1] < 0.2 < 0.6 < losses[0]
+
+
+@pytest.mark.parametrize("model", list(BASELINES))
+def test_baselines_run_and_load(sessions: str, tmp_path: Path, model: str) -> None:
+    options = {"data_path": sessions, "epochs": 1, "MAX_ITEM_LIST_LENGTH": 8, **CUT}
+    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
+    assert result.test_targets == len(prefixes(session_log(), "test"))
+    assert result.candidates == "all items" and 0 < result.test["hit@20"] <= 1
+    loaded = recbole_pos.load(tmp_path / "run")
+    again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
+    assert dict(again) == result.test
+
+
+@pytest.mark.parametrize("model", ["PosSASRec", "SRGNN", "SPop", "SessionKNN"])
+def test_recall_and_mrr_are_the_papers(sessions: str, tmp_path: Path, model: str) -> None:
+    """R@K: targets among the first K of all items; M@K: their reciprocal ranks, else 0."""
+    options = {"data_path": sessions, "epochs": 1, "metrics": ["Recall", "MRR"], "topk": [5, 10]}
+    options |= {"valid_metric": "Recall@10", **CUT}
+    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
+    made = recbole_pos.load(tmp_path / "run")
+    rows = ranked(made, "test")
+    assert len(rows) == result.test_targets > 50
+    ranks = [best.index(target) + 1 for _, target, best in rows]
+    want = {}
+    for k in (5, 10):
+        want[f"recall@{k}"] = sum(rank <= k for rank in ranks) / len(ranks)
+        want[f"mrr@{k}"] = sum(1 / rank for rank in ranks if rank <= k) / len(ranks)
+    if model != "SessionKNN":  # its ties have no order
+        assert result.test == pytest.approx(want, abs=1e-6)
+    assert result.test["recall@10"] > result.test["mrr@10"] > 0
+
+
+def test_recboles_own_entry_finds_them(sessions: str, monkeypatch) -> None:
+    from recbole.config import Config
+    from recbole.data import create_dataset
+    from recbole.utils import get_model, get_trainer
+
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    options = {"data_path": sessions, "show_progress": False}
+    for name, model in BASELINES.items():
+        config = Config(name, "tiny", None, options)
+        assert get_model(name) is model and config["train_neg_sample_args"]
+        assert get_trainer(config["MODEL_TYPE"], name).__name__ == "PosTrainer"
+        assert type(create_dataset(config)).__name__ == "PosSequentialDataset"
+
+
+def test_recboles_general_models_know_nothing_of_a_held_out_session(experiment, sessions) -> None:
+    """What docs/data.md says of them: an empty row, or a vector that no training has touched."""
+    knn = experiment("ItemKNN", data_path=sessions, train_neg_sample_args=None, **CUT)
+    bpr = experiment("BPR", data_path=sessions, learning_rate=0.05, **CUT)
+    users = bpr.dataset.field2id_token["user_id"]
+    phases = file_phases(session_log())
+    held_out = torch.tensor([n for n, name in enumerate(users) if phases.get(name) == "test"])
+    others = torch.tensor([n for n, name in enumerate(users) if phases.get(name) == "train"])
+    assert knn.model.pred_mat[held_out.numpy()].nnz == 0 < knn.model.pred_mat.nnz
+    before = bpr.model.user_embedding.weight.detach().clone()
+    bpr.trainer.fit(bpr.loaders["train"], None, saved=False, verbose=False)
+    after = bpr.model.user_embedding.weight.detach()
+    assert torch.equal(before[held_out], after[held_out])
+    assert not torch.equal(before[others], after[others])
