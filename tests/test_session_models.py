@@ -17,6 +17,7 @@ from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
 from recbole_pos.model.session_baselines import nearest_items
+from recbole_pos.model.session_pop import exact_float
 from recbole_pos.registry import BASELINES
 
 
@@ -100,16 +101,14 @@ def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
         assert best == sorted(first, key=lambda i: (-seen[i], -overall[i], first[i]))
 
 
-def test_many_repeats_leave_popularity_its_say(experiment, sessions: str) -> None:
-    """Counts of 50 beside a popularity of 2^-20 parts of one."""
+@pytest.mark.parametrize(("longest", "items"), [(1, 2**23), (150, 2**16), (150, 2**17)], ids=str)
+def test_many_repeats_leave_popularity_its_say(experiment, sessions, longest, items) -> None:
     model = experiment("SPop", data_path=sessions, **CUT).model
-    n = 2**20
-    model.tie_break = 1 - torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
-    rows = {
-        model.ITEM_SEQ: torch.tensor([[5] * 50 + [n - 2] * 50 + [n - 1] * 50]),
-    }
-    best = model.full_sort_predict(rows)[0].topk(4).indices
-    assert best.tolist() == [5, n - 2, n - 1, 0]
+    model.n_items, model.popularity = items, torch.arange(items).to(exact_float(longest, items))
+    rows = {model.ITEM_SEQ: torch.tensor([[4] * longest])}
+    scores = model.full_sort_predict(rows)[0]
+    assert scores.unique().numel() == items and scores.argmax() == 4
+    assert scores.topk(3).indices.tolist() == [4, items - 1, items - 2]
 
 
 def test_neighbours_in_loops(experiment, sessions: str) -> None:

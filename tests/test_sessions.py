@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from decimal import Decimal
 from fractions import Fraction
@@ -374,3 +375,21 @@ def test_the_result_says_what_was_split(sessions: str, tmp_path: Path, capsys) -
     assert "of 20 sessions (60 older ones left out)" in shown
     again = recbole_pos.load(tmp_path / "run")  # from its config.yaml
     assert again.dataset.split.summary == split
+
+
+def test_the_yaml_in_the_guide(tmp_path: Path) -> None:
+    """As it stands, and with each of its commented lines instead."""
+    guide = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```yaml\n(.*?)```", guide, re.S) if "session_id" in b)
+    seen = []
+    for line in re.findall(r"# (split: .*?})|# (train_fraction: \S+)", block):
+        changed = re.sub(r"  # split.*\n", "", block)
+        if line[0]:
+            changed = re.sub(r"  split: .*", f"  {line[0]}", changed)
+        else:
+            changed = changed.replace("# train_fraction", "train_fraction")
+        file = tmp_path / "shop.yaml"
+        file.write_text(changed)
+        config = PosConfig("SPop", "ml-100k", [str(file)])
+        seen.append((config["eval_args"]["split"]["ST"], config["train_fraction"]))
+    assert seen == [(0.9, None), (186670, None), ([176670, 186670], None), ([0.9, 0.95], "1/64")]

@@ -44,15 +44,18 @@ class SPop(Untrained):
         super().__init__(config, dataset)
         trained = dataset.log.items.numpy()[dataset.part == TRAIN]
         counts = np.bincount(trained, minlength=self.n_items)
-        # distinct values below 1, float64 as a count of 50 would round them away
-        order = np.argsort(-counts, kind="stable")
-        tie_break = np.empty(self.n_items)
-        tie_break[order] = 1 - np.arange(1, self.n_items + 1) / (self.n_items + 1)
+        place = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
+        place[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(place)
         # counted anew from the training data that a checkpoint belongs to
-        self.register_buffer("tie_break", torch.from_numpy(tie_break), persistent=False)
+        self.register_buffer("popularity", place, persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] how often each item is in the history, and less than 1 for its popularity."""
+        """[B, items] whole numbers: how often an item is in the history, then its popularity."""
         history = interaction[self.ITEM_SEQ]
-        seen = (history > 0).to(self.tie_break)  # padding counts for nothing
-        return self.tie_break.repeat(len(history), 1).scatter_add_(1, history, seen)
+        seen = (history > 0).to(self.popularity) * self.n_items  # padding counts for nothing
+        return self.popularity.repeat(len(history), 1).scatter_add_(1, history, seen)
+
+
+def exact_float(longest: int, items: int) -> torch.dtype:
+    """The smaller type that holds every score: up to ``longest`` repeats, and a place among all."""
+    return torch.float32 if (longest + 1) * items <= 2**24 else torch.float64
