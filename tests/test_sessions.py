@@ -262,11 +262,11 @@ def test_wrong_fractions(small: str, value: Any) -> None:
 def test_fractions_are_exact() -> None:
     assert read_fraction("1/64") == read_fraction(0.015625) == read_fraction(" 1/64 ")
     assert read_fraction(0.3) * 10 == 3 and read_fraction(1) == 1
-    log = EventLog.build(
-        {"u": torch.arange(1, 11), "i": torch.ones(10), "t": torch.arange(10, dtype=torch.int64)},
-        *(11, "u", "i", "t"),
-    )
-    assert session_time(log, [0.3, 0.7])[0].tolist() == [0] * 3 + [1] * 4 + [2] * 3
+    session = torch.arange(1, 101)
+    columns = {"u": session, "i": session, "t": session.double()}
+    log = EventLog.build(columns, 101, "u", "i", "t")
+    part = session_time(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
+    assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
 
 
 def test_a_fraction_of_what_has_no_sessions(small: str) -> None:
