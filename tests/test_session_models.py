@@ -105,10 +105,11 @@ def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
 def test_many_repeats_leave_popularity_its_say(experiment, sessions, longest, items) -> None:
     model = experiment("SPop", data_path=sessions, **CUT).model
     model.n_items, model.popularity = items, torch.arange(items).to(exact_float(longest, items))
-    rows = {model.ITEM_SEQ: torch.tensor([[4] * longest])}
+    rows = {model.ITEM_SEQ: torch.tensor([[5] * longest + [0] * 3])}  # padding counts for nothing
     scores = model.full_sort_predict(rows)[0]
-    assert scores.unique().numel() == items and scores.argmax() == 4
-    assert scores.topk(3).indices.tolist() == [4, items - 1, items - 2]
+    assert scores.unique().numel() == items and scores[0] == 0
+    assert scores[5].item() == longest * items + 5  # odd: one more bit than the repeats need
+    assert scores.topk(3).indices.tolist() == [5, items - 1, items - 2]
 
 
 def test_neighbours_in_loops(experiment, sessions: str) -> None:
