@@ -15,7 +15,9 @@ from recbole.utils import InputType
 
 from recbole_pos.data.sessions import read_fraction
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
+from recbole_pos.data.windows import TRAIN_WINDOWS
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.graph import OVERLAPS
 from recbole_pos.position.frequencies import LEARN
 from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
 from recbole_pos.registry import nearest, suggest
@@ -28,7 +30,8 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "metric_decimal_place"), (1, math.inf)),
     **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, math.inf)),
-    **dict.fromkeys(("n_layers", "n_heads", "num_layers"), (1, math.inf)),
+    **dict.fromkeys(("n_layers", "n_heads", "num_layers", "graph_layers"), (1, math.inf)),
+    "anchor_self_weight": (0, math.inf),
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
     **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
     "t5_buckets": (2, math.inf),
@@ -39,6 +42,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
     **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "learning_rate": (math.nextafter(0, 1), math.inf),
+    "lr_decay_step": (0, math.inf),
+    "lr_decay_rate": (math.nextafter(0, 1), 1),
     **dict.fromkeys(("rope_scale", "time_scale"), (math.nextafter(0, 1), math.inf)),
     **dict.fromkeys(("time_min_period", "time_max_period"), (1e-9, 1e12)),
     "time_base": (math.nextafter(1, 2), math.inf),
@@ -47,7 +52,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
-    "train_windows": ("last", "chunk", "sliding"),
+    "train_windows": TRAIN_WINDOWS,
     "augmentation": ("prefix", "none", "all_positions"),
     "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
     "rm_dup_inter": ("first", "last"),
@@ -55,6 +60,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "time_from": ("first", "previous"),
     "block": ("transformer", "hstu"),
     "kerple_kind": ("log", "power"),
+    "anchor_overlap": OVERLAPS,
+    "messages": ("sum", "mean"),
     "timestamp_unit": tuple(SECONDS),
     "time_unit": tuple(SECONDS),
     "learn_frequencies": LEARN,

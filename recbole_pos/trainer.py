@@ -82,6 +82,7 @@ class PosTrainer(Trainer):
             self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
         )
         self.optimizer = self._build_optimizer()
+        self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
         self.eval_type = config["eval_type"]
@@ -131,6 +132,11 @@ class PosTrainer(Trainer):
         dataset = train_data._dataset
         if augmentation != "all_positions" or not isinstance(dataset, PosSequentialDataset):
             return train_data
+        if not self.model.causal and self.config["train_windows"] != "prefix":
+            raise UsageError(
+                f"train_windows: {self.config['model']} is not causal, so a window has one target, "
+                f"after its newest event: prefix; found {self.config['train_windows']!r}"
+            )
         return WindowLoader(
             dataset,
             batch_size=self.config["train_batch_size"],
@@ -189,6 +195,7 @@ class PosTrainer(Trainer):
         """One pass over the training data; its line for metrics.jsonl, without validation yet."""
         started = time.perf_counter()
         self.model.train()
+        self._set_learning_rate(epoch_idx)
         loss_func = loss_func or self.model.calculate_loss
         if isinstance(train_data, WindowLoader):
             train_data.set_epoch(epoch_idx)
@@ -212,6 +219,12 @@ class PosTrainer(Trainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(targets / seconds, 1),
         }
+
+    def _set_learning_rate(self, epoch: int) -> None:
+        """Step decay, a function of the epoch alone: a resumed run has nothing to restore."""
+        decays = epoch // self.lr_decay_step if self.lr_decay_step else 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
     def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> float:
         """One optimiser step; the loss before it."""

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.data.windows import gather_index, training_windows
+from recbole_pos.data.windows import TRAIN_WINDOWS, gather_index, training_windows
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.integers(1, 9),
-    st.sampled_from(["last", "chunk", "sliding"]),
+    st.sampled_from(TRAIN_WINDOWS),
 )
 
 
@@ -35,6 +35,8 @@ def test_windows_train_every_event_once(case, data) -> None:
         assert e - s <= longest
         if mode == "sliding" and s > start[user]:
             assert e - s == longest and first - s == longest - stride  # full context
+        if mode == "prefix":
+            assert first == e - 1 and s == max(start[user], e - longest)
         trained.update(range(first + 1, e + 1))
     if mode == "last":
         want = {

@@ -25,7 +25,7 @@ class WindowLoader:
 
     The order of an epoch depends on the seed and the epoch alone, so a resumed run sees the same
     batches. ``length_pool`` batches' worth of random windows are sorted by length and cut into
-    batches with about equal numbers of events, which are then shuffled: little padding, and every
+    batches with about equal numbers of targets, which are then shuffled: little padding, and every
     target weighs about the same in a step.
 
     Args:
@@ -72,7 +72,7 @@ class WindowLoader:
         return self._made[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        lengths = self.windows.lengths
+        lengths, targets = self.windows.lengths, self.windows.end - self.windows.first
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(lengths)) if self.shuffle else np.arange(len(lengths))
         size = self.batch_size * self.pool
@@ -84,8 +84,8 @@ class WindowLoader:
                 batches += np.array_split(pool, count)
                 continue
             pool = pool[np.argsort(lengths[pool], kind="stable")]
-            middle = np.cumsum(lengths[pool]) - lengths[pool] / 2
-            share = np.minimum(middle * count // lengths[pool].sum(), count - 1)
+            middle = np.cumsum(targets[pool]) - targets[pool] / 2
+            share = np.minimum(middle * count // targets[pool].sum(), count - 1)
             batches += [part for part in np.split(pool, np.flatnonzero(np.diff(share)) + 1)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]

@@ -14,6 +14,7 @@ from recbole_pos.errors import UsageError
 
 # Field of gathered rows that says which event of the log a row predicts.
 TARGET_EVENT = "target_event"
+TRAIN_WINDOWS = ("last", "chunk", "sliding", "prefix")
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ def training_windows(
         user_start, user_end: [users] the events of each user that belong to training.
         max_length: most input events of a window, L.
         mode: ``last`` (the most recent window only), ``chunk`` (windows of L targets, end to end,
-            counted from the newest) or ``sliding`` (``stride`` new targets a window, up to
-            L - stride events of context before them). Under chunk and sliding every event but a
+            counted from the newest), ``sliding`` (``stride`` new targets a window, up to
+            L - stride events of context before them) or ``prefix`` (one target a window, with up
+            to L events before it: RecBole's rows, packed). But under last, every event except a
             user's first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
     """
-    if mode not in ("last", "chunk", "sliding"):
-        raise UsageError(f"train_windows: {mode!r} is not one of last, chunk, sliding")
+    if mode not in TRAIN_WINDOWS:
+        raise UsageError(f"train_windows: {mode!r} is not one of {', '.join(TRAIN_WINDOWS)}")
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= stride <= max_length:
@@ -64,16 +66,17 @@ def training_windows(
     elif stride is not None:
         raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
-        stride = max_length
+        stride = 1 if mode == "prefix" else max_length
     trainable = user_end - user_start >= 2
     user_start, last = user_start[trainable], user_end[trainable] - 1  # inputs are start : last
     events = last - user_start
     # the oldest window of a user holds what is left over, up to L targets
-    count = (
-        np.ones_like(events)
-        if mode == "last"
-        else -(-np.maximum(events - max_length, 0) // stride) + 1
-    )
+    if mode == "last":
+        count = np.ones_like(events)
+    elif mode == "prefix":
+        count = events
+    else:
+        count = -(-np.maximum(events - max_length, 0) // stride) + 1
     user = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)  # 0 is the newest
     end = last[user] - nth * stride

@@ -31,9 +31,10 @@ def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 class PosRecommender(SequentialRecommender):
-    """Base of causal recommenders. A subclass defines :meth:`encode` and builds its layers.
+    """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
-    Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may
+    One that is not causal sets ``causal = False`` and defines :meth:`states` instead; it trains on
+    windows with one target, after their newest event. Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may
     have a target) and RecBole's ``Interaction`` (one right-padded history and one target a row).
 
     Args:
@@ -42,6 +43,7 @@ class PosRecommender(SequentialRecommender):
     """
 
     needs_time = False
+    causal = True  # whether every event has a state of its own, made from the events up to it
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
@@ -63,15 +65,18 @@ class PosRecommender(SequentialRecommender):
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
         raise NotImplementedError
 
+    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """[k, d] what predicts the event after each of ``positions`` ([k], or None for all)."""
+        hidden = self.encode(items, ctx)
+        return hidden if positions is None else hidden[positions]
+
     def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
         """Loss of the batch's targets, by default mean cross-entropy (FPARec, equation 11)."""
         if isinstance(interaction, SequenceBatch):
             batch = interaction
             times = self._seconds(batch.times)
             ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, times)
-            hidden = self.encode(batch.items, ctx)
-            if batch.positions is not None:
-                hidden = hidden[batch.positions]
+            hidden = self.states(batch.items, ctx, batch.positions)
             return self.loss(hidden, self.item_embedding.weight, batch.targets)
         targets = interaction[self.POS_ITEM_ID]
         return self.loss(self._last(interaction), self.item_embedding.weight, targets)
@@ -85,7 +90,7 @@ class PosRecommender(SequentialRecommender):
         real = width < item_seq_len[:, None]
         times = None if times is None else self._seconds(times[real])
         ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times)
-        return self.encode(item_seq[real], ctx)[ctx.last]
+        return self.states(item_seq[real], ctx, ctx.last)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""
