@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from recbole_pos.model.fparec import FPARec, PARec
 from recbole_pos.model.kernel_attention import KernelAttention
+from recbole_pos.model.posrec import PosRec
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.session_baselines import SessionBPR, SessionFPMC, SessionKNN
 from recbole_pos.model.session_pop import SPop
@@ -46,6 +47,7 @@ MODELS: dict[str, type] = {
     "TORoPE": TORoPE,
     "FPARec": FPARec,
     "PARec": PARec,
+    "PosRec": PosRec,
 }
 
 # The plugin's other models, without position schemes; their loss is their own.

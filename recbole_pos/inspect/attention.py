@@ -39,8 +39,8 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """The attention of every block, in order; other blocks' too, if they subclass it."""
-    return [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    """The causal attention of every block, in order; other blocks' too, if they subclass it."""
+    return [m for m in model.modules() if isinstance(m, MultiHeadAttention) and m.causal]
 
 
 def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:

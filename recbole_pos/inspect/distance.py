@@ -99,7 +99,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
         if not has_weights(layer):
             raise UsageError(f"{scheme_name(layer)} mixes events without attention weights")
     if not layers:
-        raise UsageError(f"{type(model).__name__} has no attention layers")
+        raise UsageError(f"{type(model).__name__} has no causal attention layers")
     totals: list[Any] = [0.0 for _ in layers]
     uniform: Any = 0.0
     rescaled = False

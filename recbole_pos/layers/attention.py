@@ -1,4 +1,4 @@
-"""Causal self-attention with the places where order may enter, and the blocks around it.
+"""Self-attention with the places where order may enter, and the blocks around it.
 
 One equation carries all schemes; a scheme fills some of its places (see ``position/base.py``):
 
@@ -48,6 +48,7 @@ class BlockOptions:
         bias: whether attention's projections have a bias.
         output: whether a linear layer (``dense``) follows the heads.
         layer_norm_eps: epsilon of the layer norms.
+        causal: whether an event sees only itself and older ones, or all of its sequence.
     """
 
     hidden_size: int
@@ -60,10 +61,11 @@ class BlockOptions:
     bias: bool
     output: bool
     layer_norm_eps: float
+    causal: bool = True
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal multi-head attention sub-layer with residual, layer norm and one position scheme.
+    """Multi-head attention sub-layer with residual, layer norm and one position scheme.
 
     Args:
         options: of the block.
@@ -83,6 +85,7 @@ class MultiHeadAttention(nn.Module):
         self.out_dropout = Dropout(options.hidden_dropout)
         self.attn_dropout = Dropout(options.attn_dropout)
         self.pre_norm = options.norm == "pre"
+        self.causal = options.causal
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
@@ -124,22 +127,30 @@ class MultiHeadAttention(nn.Module):
         """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         q, k, v, bias = self._places(query, key, value, ctx)
         if bias is not None:
-            bias = bias.masked_fill(future_mask(ctx.width, bias.device), -torch.inf)
+            bias = bias.masked_fill(self._hidden(ctx), -torch.inf)
+        elif not (self.causal or ctx.is_full):
+            bias = ~self._hidden(ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
         if bias is not None and bias.requires_grad and dropout == 0 and _of_all_sequences(bias):
             bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
             return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
+            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=self.causal and bias is None
         )
         return ctx.unpad(out.transpose(1, 2), "start")
+
+    def _hidden(self, ctx: SequenceContext) -> Tensor:
+        """True where a key is not seen, [t, t] or, without the causal mask, [b, 1, 1, t]."""
+        if self.causal:
+            return future_mask(ctx.width, ctx.lengths.device)
+        return ctx.padding[:, None, None]
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """The softmax of dot-product attention, [b, h, t, t] aligned at the start; to look at."""
         q, k, _, bias = self._places(*self._project(self.LayerNorm(x) if self.pre_norm else x), ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
-        return logits.masked_fill(future_mask(ctx.width, x.device), -torch.inf).softmax(-1)
+        return logits.masked_fill(self._hidden(ctx), -torch.inf).softmax(-1)
 
 
 def _of_all_sequences(bias: Tensor) -> bool:

@@ -74,6 +74,11 @@ class SequenceContext:
         return self.lengths[self.row] - 1 - self.index
 
     @cached_property
+    def padding(self) -> Tensor:
+        """[b, t] boolean, True at the padding of a block aligned at the start."""
+        return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
+
+    @cached_property
     def elapsed(self) -> Tensor:
         """[m] float64, seconds since the oldest event of the sequence, which no event is before.
 

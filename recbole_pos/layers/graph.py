@@ -1,0 +1,178 @@
+"""Sessions as graphs: one node per item of a session, an edge for every transition.
+
+PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, and besides: k nodes
+in the batch, packed session by session, n nodes in the session that has most, a anchors in the
+batch. A transition of an item to itself is an edge like any other, as the paper's procedure has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from recbole_pos.layers.context import SequenceContext
+
+OVERLAPS = ("distance", "edge", "sum")
+
+
+@dataclass(frozen=True)
+class SessionGraph:
+    """Weighted directed graphs of b sessions. Built with :meth:`build`."""
+
+    events: SequenceContext  # of the m events
+    nodes: SequenceContext  # of the k nodes; those of a session in order of their items
+    items: Tensor  # [k] int64
+    first: Tensor  # [k] int64, events of the session before the node's first appearance
+    age: Tensor  # [k] int64, events of the session after the node's last appearance
+    count: Tensor  # [k] int64, appearances
+    alias: Tensor  # [m] int64, the node of each event
+
+    @classmethod
+    def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
+        """Graphs of packed item ids [m]."""
+        key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
+        new = torch.ones_like(key, dtype=torch.bool)
+        torch.ne(key[1:], key[:-1], out=new[1:])
+        alias = torch.empty_like(order).index_copy_(0, order, new.cumsum(0) - 1)
+        start = new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
+        count = torch.diff(start, append=start.new_tensor([order.numel()]))
+        first, last = order[start], order[start + count - 1]
+        lengths = torch.bincount(events.row[first], minlength=events.batch_size)
+        return cls(
+            events=events,
+            nodes=SequenceContext.from_lengths(lengths, events.max_length),
+            items=items[first],
+            first=events.index[first],
+            age=events.age[last],
+            count=count,
+            alias=alias,
+        )
+
+    @cached_property
+    def first_node(self) -> Tensor:
+        """[b] the node of each session's oldest event."""
+        return self.alias[self.events.last - self.events.lengths + 1]
+
+    @cached_property
+    def last_node(self) -> Tensor:
+        """[b] the node of each session's newest event."""
+        return self.alias[self.events.last]
+
+    @cached_property
+    def transitions(self) -> Tensor:
+        """[b, n, n] how often node j (column) follows node i (row) directly."""
+        b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
+        place = self.nodes.index[self.alias]
+        edge = (row[:-1] * n + place[:-1]) * n + place[1:]
+        inside = (row[1:] == row[:-1]).to(torch.get_default_dtype())
+        return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Source node, target node (of the k nodes) and weight of every edge."""
+        row, source, target = self.transitions.nonzero().unbind(1)
+        before = (self.nodes.last - self.nodes.lengths + 1)[row]
+        return before + source, before + target, self.transitions[row, source, target]
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Nodes that send to every node of their session. Built with :meth:`build`."""
+
+    node: Tensor  # [a] int64, of the k nodes
+    into: Tensor  # [a] bool, in N_in of every node: the first item and repeated ones
+    out: Tensor  # [a] bool, in N_out of every node: the last item and repeated ones
+    distance: Tensor  # [a, n] int64, to the nodes of its session; 0 for itself and at padding
+
+    @classmethod
+    def build(cls, graph: SessionGraph) -> Anchors:
+        """First, last and repeated items of every session."""
+        into, out = graph.count > 1, graph.count > 1
+        into[graph.first_node] = True
+        out = out.index_fill(0, graph.last_node, True)
+        node = (into | out).nonzero().squeeze(1)
+        return cls(node, into[node], out[node], distances(graph, node))
+
+
+def distances(graph: SessionGraph, start: Tensor) -> Tensor:
+    """Steps from nodes to all nodes of their session, edges taken without weight or direction.
+
+    A session is a walk through its graph, so on the way from one event to another along the session
+    every step is an edge; a shortest path is made of such stretches, and changes from one to the
+    next where an item stands again. A sweep along the session and back relaxes all stretches of all
+    paths; it takes as many sweeps as a session has repeated items, and one. Faster than a search by
+    levels, which takes as many rounds as the graph is wide.
+
+    Args:
+        graph: of b sessions.
+        start: [a] nodes.
+
+    Returns:
+        [a, n] int64; 0 at padding.
+    """
+    events, nodes, n = graph.events, graph.nodes, graph.nodes.width
+    row, place = nodes.row[start], nodes.index[start]
+    block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
+    node = block[row]
+    step = torch.arange(events.width, device=start.device)
+    far = 2 * events.width
+    distance = torch.where(node == place[:, None], 0, far)
+    repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
+    for _ in range(int(repeated) + 1):
+        onwards = (distance - step).cummin(1).values + step
+        back = (distance + step).flip(1).cummin(1).values.flip(1) - step
+        reached = distance.new_full((len(start), n + 1), far)
+        reached.scatter_reduce_(1, node, torch.minimum(onwards, back), "amin")
+        before, distance = distance, reached.gather(1, node)
+        if torch.equal(before, distance):
+            break
+    return reached[:, :n].masked_fill(nodes.padding[row], 0)
+
+
+def neighbourhoods(
+    graph: SessionGraph, anchors: Anchors | None, overlap: str, self_weight: float, mean: bool
+) -> Tensor:
+    """Weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
+
+    The paper adds anchors to the neighbours of every node, "the distance" being the weight between
+    an anchor and other nodes. Of an anchor that is a neighbour anyway (at distance 1, by an edge of
+    weight w) it says nothing; nor of the anchor itself, at distance 0.
+
+    Args:
+        graph: of b sessions.
+        anchors: of the same, or None for the edges alone.
+        overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
+            weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
+        self_weight: of an anchor's message to itself, beside a self-transition; 0 as its distance.
+        mean: divide the weights a node receives by their sum, in and out apart, as SR-GNN does.
+
+    Returns:
+        [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.
+    """
+    weights = torch.stack((graph.transitions.transpose(1, 2), graph.transitions), 1)
+    if anchors is not None:
+        row, place = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+        side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
+        sent = torch.zeros_like(weights).transpose(2, 3)  # [b, 2, from, to]
+        sent[row, :, place] = (anchors.distance[:, None] * side).to(weights.dtype)
+        if self_weight:
+            sent[row, :, place, place] = self_weight * side[:, :, 0].to(weights.dtype)
+        sent = sent.transpose(2, 3)
+        weights = _join(weights, sent, overlap, self_weight)
+    if mean:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+    return weights
+
+
+def _join(edges: Tensor, anchors: Tensor, overlap: str, self_weight: float) -> Tensor:
+    if overlap == "sum":
+        return edges + anchors
+    kept = (anchors, edges) if overlap == "distance" else (edges, anchors)
+    joined = torch.where(kept[0] > 0, *kept)
+    if self_weight:  # a self-transition is an edge to another appearance, not the anchor's message
+        same = torch.eye(edges.size(-1), dtype=torch.bool, device=edges.device)
+        joined = torch.where(same, edges + anchors, joined)
+    return joined

@@ -1,0 +1,116 @@
+"""PosRec: sessions as graphs, with anchors, read out by a transformer that knows both ends.
+
+Reference:
+    Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
+    Session-based Recommendation." ACM Transactions on Information Systems 2021.
+
+Where its equations are:
+
+=============== ===================================================================
+equation        code
+=============== ===================================================================
+5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
+section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
+7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
+7, 8            ``PGGNN`` in ``layers/ggnn.py``
+9               ``PosRec.nodes``; the transformer is that of ``layers/attention.py``
+10              ``PosRec.states``
+11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
+12              ``full_cross_entropy`` in ``layers/losses.py``
+=============== ===================================================================
+
+The model is not causal: a session's graph, and each node's place before its end, change with every
+event. So each prefix is an example of its own (``train_windows: prefix``).
+
+Figure 3 and 4's encodings are ``position``, Figure 5 and 6's PosRec-ANC is ``anchors: False``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.ggnn import PGGNN
+from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.base import ComposeInput, Dimensions
+from recbole_pos.position.build import build_schemes
+
+
+class PosRec(PosRecommender):
+    """Gated graph layers over a session's items, then a bidirectional transformer (section 4.3)."""
+
+    causal = False
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        d, n_heads = config["hidden_size"], config["n_heads"]
+        if d % n_heads:
+            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {n_heads}")
+        self.position_embedding, attention = self._encodings(config)
+        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+        self.self_weight = float(config["anchor_self_weight"])
+        self.mean = config["messages"] == "mean"
+        self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
+        options = BlockOptions(
+            hidden_size=d,
+            inner_size=config["inner_size"],
+            n_heads=n_heads,
+            hidden_dropout=config["hidden_dropout_prob"],
+            attn_dropout=config["attn_dropout_prob"],
+            activation=config["hidden_act"],
+            norm=config["norm"],
+            bias=True,
+            output=True,
+            layer_norm_eps=config["layer_norm_eps"],
+            causal=False,
+        )
+        self.trm_encoder = TransformerEncoder(options, config["n_layers"], attention)
+        self.dropout = Dropout(config["hidden_dropout_prob"])
+        self.mixture = [config[f"lambda_{i}"] for i in range(3)]
+        self.init_weights()
+
+    def _encodings(self, config: Any) -> tuple[nn.ModuleList, Any]:
+        """The schemes of ``position`` that tell a node's row by its place in the session."""
+        dimensions = Dimensions(
+            max_length=self.max_seq_length,
+            hidden_size=config["hidden_size"],
+            n_heads=config["n_heads"],
+            initializer_range=self.initializer_range,
+            n_layers=config["n_layers"],
+        )
+        schemes = build_schemes(config["position"], dimensions, config)
+        found = schemes.input
+        inputs = found.schemes.values() if isinstance(found, ComposeInput) else [found]
+        if not all(hasattr(s, "rows") for s in inputs) or schemes.needs_time:
+            raise UsageError(f"position: nodes of a graph have no place for {config['position']!r}")
+        return nn.ModuleList(inputs), schemes.attention
+
+    def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
+        """Packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
+        graph = SessionGraph.build(items, ctx)
+        anchors = Anchors.build(graph) if self.anchors else None
+        weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean)
+        x = self.item_embedding(graph.items)
+        for layer in self.graph_layers:
+            x = layer(x, weights, graph.nodes)
+        hidden = x
+        for scheme in self.position_embedding:
+            length = ctx.lengths[graph.nodes.row]
+            hidden = hidden + scheme.rows(graph.first, graph.age, length)
+        return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)
+
+    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """[b, d] what predicts the event after each session's newest (equation 10)."""
+        asked = len(items) if positions is None else len(positions)
+        if asked != ctx.batch_size:
+            raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
+        graph, x, hidden = self.nodes(items, ctx)
+        rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
+        return sum(weight * row for weight, row in zip(self.mixture, rows, strict=True))
