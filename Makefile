@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers bench-positions bench-sce results results-kernel results-to-rope rhythm clean
+.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope rhythm clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -23,6 +23,9 @@ bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  
 
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
 	$(BIN)/python benchmarks/sce.py
+
+bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--data_path ..." for diginetica)
+	$(BIN)/python benchmarks/sessions.py $(ARGS)
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)

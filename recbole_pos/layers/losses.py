@@ -8,7 +8,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 
-MIN_ROWS = 32  # positions of a chunk, however large the catalogue
+MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
 
 class _FullCrossEntropy(torch.autograd.Function):

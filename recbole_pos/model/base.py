@@ -30,12 +30,19 @@ def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
 
 
+def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a value that an option does not have."""
+    if value not in choices:
+        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}")
+
+
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
-    One that is not causal sets ``causal = False`` and defines :meth:`states` instead; it trains on
-    windows with one target, after their newest event. Two batch formats are understood: :class:`SequenceBatch` (packed windows, every position may
-    have a target) and RecBole's ``Interaction`` (one right-padded history and one target a row).
+    One that is not causal sets ``causal = False`` and defines :meth:`states` instead: it trains on
+    windows with one target, the event after the newest. Two batch formats are understood:
+    :class:`SequenceBatch` (packed windows, every position may have a target) and RecBole's
+    ``Interaction`` (one right-padded history and one target a row).
 
     Args:
         config: RecBole configuration; keys read here are in ``properties/model/<name>.yaml``.

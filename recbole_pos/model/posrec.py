@@ -29,18 +29,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
+from recbole_pos.layers.attention import ACTIVATIONS, BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
-from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import ComposeInput, Dimensions
-from recbole_pos.position.build import build_schemes
+from recbole_pos.model.base import PosRecommender, check_choice
+from recbole_pos.position.base import ComposeInput, Dimensions, InputPosition
+from recbole_pos.position.build import Schemes, build_schemes
+from recbole_pos.position.contextual import NoPosition
 
 
 class PosRec(PosRecommender):
@@ -51,9 +51,12 @@ class PosRec(PosRecommender):
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
         d, n_heads = config["hidden_size"], config["n_heads"]
+        check_choice("norm", config["norm"], ("pre", "post"))
+        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
         if d % n_heads:
             raise UsageError(f"hidden_size {d} is not a multiple of n_heads {n_heads}")
-        self.position_embedding, attention = self._encodings(config)
+        schemes = self._schemes(config)
+        self.position_embedding = nn.ModuleList(_inputs(schemes.input))
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])
         self.mean = config["messages"] == "mean"
@@ -71,13 +74,13 @@ class PosRec(PosRecommender):
             layer_norm_eps=config["layer_norm_eps"],
             causal=False,
         )
-        self.trm_encoder = TransformerEncoder(options, config["n_layers"], attention)
+        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention)
         self.dropout = Dropout(config["hidden_dropout_prob"])
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
-    def _encodings(self, config: Any) -> tuple[nn.ModuleList, Any]:
-        """The schemes of ``position`` that tell a node's row by its place in the session."""
+    def _schemes(self, config: Any) -> Schemes:
+        """Of ``position``, all of which must tell a node's row by its place in the session."""
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=config["hidden_size"],
@@ -86,18 +89,25 @@ class PosRec(PosRecommender):
             n_layers=config["n_layers"],
         )
         schemes = build_schemes(config["position"], dimensions, config)
-        found = schemes.input
-        inputs = found.schemes.values() if isinstance(found, ComposeInput) else [found]
-        if not all(hasattr(s, "rows") for s in inputs) or schemes.needs_time:
-            raise UsageError(f"position: nodes of a graph have no place for {config['position']!r}")
-        return nn.ModuleList(inputs), schemes.attention
+        others = [
+            name
+            for name, scheme in schemes.attention().schemes.items()
+            if not isinstance(scheme, NoPosition)
+        ]
+        others += [type(s).__name__ for s in _inputs(schemes.input) if not hasattr(s, "rows")]
+        if others:
+            raise UsageError(
+                f"position: {config['position']!r}: only encodings that are rows by position fit "
+                f"the nodes of a graph, which {', '.join(others)} is not"
+            )
+        return schemes
 
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
         """Packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
         graph = SessionGraph.build(items, ctx)
         anchors = Anchors.build(graph) if self.anchors else None
-        weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean)
         x = self.item_embedding(graph.items)
+        weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, graph.nodes)
         hidden = x
@@ -114,3 +124,8 @@ class PosRec(PosRecommender):
         graph, x, hidden = self.nodes(items, ctx)
         rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * row for weight, row in zip(self.mixture, rows, strict=True))
+
+
+def _inputs(found: InputPosition) -> list[InputPosition]:
+    """A single input encoding stands bare, several (or none) in a composition."""
+    return list(found.schemes.values()) if isinstance(found, ComposeInput) else [found]

@@ -21,7 +21,7 @@ from recbole_pos.layers.attention import (
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hstu import HSTULayer
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.base import PosRecommender, check_choice
 from recbole_pos.position.base import Dimensions, shortest_period
 from recbole_pos.position.build import build_schemes
 
@@ -38,9 +38,9 @@ class PosSASRec(PosRecommender):
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
         d, norm = config["hidden_size"], config["norm"]
-        _check_choice("norm", norm, ("pre", "post"))
-        _check_choice("block", config["block"], tuple(BLOCKS))
-        _check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
+        check_choice("norm", norm, ("pre", "post"))
+        check_choice("block", config["block"], tuple(BLOCKS))
+        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
         if d % config["n_heads"]:
             raise UsageError(f"hidden_size {d} is not a multiple of n_heads {config['n_heads']}")
         dimensions = Dimensions(
@@ -86,8 +86,3 @@ class PosSASRec(PosRecommender):
         if self.pre_norm:
             return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx))
         return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx)
-
-
-def _check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}")

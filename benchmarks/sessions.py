@@ -1,0 +1,189 @@
+"""``make bench-sessions``: PosRec against RecBole's SRGNN, training and graph construction alone.
+
+Both train on the same prefixes in batches of 100 with d = 100 in one process, taking turns; each
+figure is the best of ROUNDS. SRGNN is RecBole's model and optimiser in RecBole's training step; its
+histories are gathered by the plugin's loader. Without ``--data_path`` sessions are generated, with
+lengths and catalogue like diginetica's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from data import write_atomic
+from rich.console import Console
+
+import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
+from recbole_pos.config import PosConfig
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.memory import keep_freed_memory
+from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.report import peak_rss_mb
+
+BATCH, D, L, ROUNDS = 100, 100, 50, 3
+console = Console()
+
+
+def generated_sessions(seed: int, sessions: int = 30_000, items: int = 43_000) -> pd.DataFrame:
+    """Sessions of 2 to 50 events, 4.8 on average; one event in eight is a step back."""
+    rng = np.random.default_rng(seed)
+    lengths = np.minimum(1 + rng.geometric(1 / 3.8, sessions), L)
+    popularity = np.arange(1, items + 1, dtype=float) ** -0.6
+    events = int(lengths.sum())
+    item = rng.permutation(items)[rng.choice(items, events, p=popularity / popularity.sum())]
+    rank = np.arange(events) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    back = (rng.random(events) < 1 / 8) & (rank >= 2)
+    item[back] = item[np.flatnonzero(back) - 2]
+    return pd.DataFrame(
+        {
+            "user_id": np.repeat(np.arange(1, sessions + 1), lengths),
+            "item_id": item + 1,
+            "timestamp": 1_600_000_000 + np.arange(events) * 60,
+        }
+    )
+
+
+def experiment(model: str, data: str, folder: str, user: str, **options: Any) -> Experiment:
+    """A model with its data; a tenth of the time is held out, since some of it must be."""
+    given = {
+        "data_path": folder,
+        "USER_ID_FIELD": user,
+        "load_col": {"inter": [user, "item_id", "timestamp"]},
+        "MAX_ITEM_LIST_LENGTH": L,
+        "train_batch_size": BATCH,
+        "eval_args": {"split": {"GT": [0.9]}},
+        "show_progress": False,
+    }
+    return prepare(PosConfig(model, data, None, {**given, **options}))
+
+
+def ours(made: Experiment, batches: int) -> Callable[[], tuple[int, float]]:
+    """Runs some batches of PosRec as the trainer does; prefixes and seconds."""
+    loader = made.trainer.training_loader(made.loaders["train"])
+    stream = iter(loader)
+    made.model.train()
+
+    def turn() -> tuple[int, float]:
+        prefixes, started = 0, time.perf_counter()
+        for batch in islice(stream, batches):
+            made.trainer._step(made.model.calculate_loss, batch, 0, 0)
+            prefixes += len(batch)
+        return prefixes, time.perf_counter() - started
+
+    return turn
+
+
+def theirs(made: Experiment, batches: int, anomaly: bool) -> Callable[[], tuple[int, float]]:
+    """The same of RecBole's SRGNN, its step as in RecBole's ``Trainer._train_epoch``."""
+    model, stream = made.model, iter(made.loaders["train"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.train()
+
+    def turn() -> tuple[int, float]:
+        prefixes, started = 0, time.perf_counter()
+        with torch.autograd.set_detect_anomaly(anomaly, check_nan=True):
+            for batch in islice(stream, batches):
+                optimizer.zero_grad()
+                loss = model.calculate_loss(batch)
+                loss.item()
+                loss.backward()
+                optimizer.step()
+                prefixes += len(batch)
+        return prefixes, time.perf_counter() - started
+
+    return turn
+
+
+def rates(sides: dict[str, Callable[[], tuple[int, float]]]) -> dict[str, float]:
+    """The best prefixes per second of each side, in turns, after one to warm up."""
+    best = dict.fromkeys(sides, 0.0)
+    for number in range(ROUNDS + 1):
+        for name, turn in sides.items():
+            prefixes, seconds = turn()
+            if number:
+                best[name] = max(best[name], prefixes / seconds)
+    return best
+
+
+def graph_rates(peer: Experiment) -> dict[str, float]:
+    """Graphs of the same random prefixes: ours with anchors and weights, SRGNN's without.
+
+    The sum over batches of the best of ROUNDS, since a batch takes less than a slice of a busy CPU.
+    """
+    rows = peer.loaders["train"]._dataset.inter_feat
+    chosen = torch.from_numpy(np.random.default_rng(0).permutation(len(rows))[: 10 * BATCH])
+    batches = [rows[part] for part in chosen.split(BATCH)]
+
+    def mine(items: torch.Tensor, length: torch.Tensor) -> None:
+        packed = items[items > 0]
+        graph = SessionGraph.build(packed, SequenceContext.from_lengths(length, L))
+        neighbourhoods(graph, Anchors.build(graph), "distance", 0.0, False)
+
+    sides = {"PosRec": mine, "SRGNN": lambda items, _: peer.model._get_slice(items)}
+    best = {name: np.full(len(batches), np.inf) for name in sides}
+    for _ in range(2 * ROUNDS):
+        for number, batch in enumerate(batches):
+            for name, build in sides.items():
+                started = time.perf_counter()
+                build(batch["item_id_list"], batch["item_length"])
+                seconds = time.perf_counter() - started
+                best[name][number] = min(best[name][number], seconds)
+    return {name: len(chosen) / seconds.sum() for name, seconds in best.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_path", type=Path, help="folder of diginetica/")
+    parser.add_argument("--dataset", default="diginetica")
+    parser.add_argument("--batches", type=int, default=30, help="batches of a turn")
+    given = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("BENCH_THREADS", "2")))
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        where = (given.dataset, str(given.data_path), "session_id")
+        if given.data_path is None:
+            write_atomic(generated_sessions(0), folder, "sessions")
+            where = ("sessions", folder, "user_id")
+        mine = experiment("PosRec", *where, hidden_size=D, inner_size=D)
+        peer = experiment("SRGNN", *where, embedding_size=D, step=1)
+    console.print(
+        f"{where[0]}: {len(mine.dataset.log):,} events, {mine.dataset.item_num - 1:,} items, "
+        f"{len(peer.loaders['train']._dataset):,} prefixes; {torch.get_num_threads()} threads, "
+        f"load {os.getloadavg()[0]:.1f} before the first turn"
+    )
+    found = graph_rates(peer)
+    show("graphs alone", found["PosRec"], found["SRGNN"], 20)
+    found = rates(
+        {
+            "PosRec": ours(mine, given.batches),
+            "SRGNN": theirs(peer, given.batches, anomaly=False),
+            "shipped": theirs(peer, given.batches, anomaly=True),
+        }
+    )
+    show("training", found["PosRec"], found["SRGNN"], 2)
+    show("training, RecBole as shipped (anomaly detection)", found["PosRec"], found["shipped"], 2)
+    console.print(f"peak memory {peak_rss_mb():,.0f} MB, load now {os.getloadavg()[0]:.1f}")
+
+
+def show(what: str, ours: float, theirs: float, goal: float) -> None:
+    """One line: both rates and their ratio."""
+    console.print(
+        f"{what}: PosRec {ours:,.0f}, SRGNN {theirs:,.0f} prefixes/s, "
+        f"ratio {ours / theirs:.1f} (goal {goal:g})"
+    )
+
+
+if __name__ == "__main__":
+    main()
