@@ -31,6 +31,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "metric_decimal_place"), (1, math.inf)),
     **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, math.inf)),
     **dict.fromkeys(("n_layers", "n_heads", "num_layers", "graph_layers"), (1, math.inf)),
+    **dict.fromkeys(("step", "readout_steps"), (1, math.inf)),
+    "weight": (0, 1),
     "anchor_self_weight": (0, math.inf),
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
     **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
@@ -165,8 +167,8 @@ def _check_type(where: str, key: str, value: Any, example: Any) -> None:
         )
 
 
-def check_together(config: dict[str, Any], plugin_model: bool) -> None:
-    """What several options must agree on: metrics, evaluation, loss.
+def check_together(config: dict[str, Any], plugin_model: bool, losses: tuple[str, ...]) -> None:
+    """What several options must agree on: metrics, evaluation, and those ``losses`` there are.
 
     Raises:
         UsageError: if they do not.
@@ -183,7 +185,6 @@ def check_together(config: dict[str, Any], plugin_model: bool) -> None:
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
         raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
-    losses = ("CE", "SCE") if plugin_model else ("CE", "BPR")
     if config.get("loss_type", "CE") not in losses:
         raise UsageError(
             f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"

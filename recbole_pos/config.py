@@ -25,6 +25,7 @@ from recbole_pos.registry import (
     BUILTIN_SEQUENTIAL,
     MODELS,
     nearest,
+    on_our_base,
     suggest,
 )
 
@@ -157,7 +158,8 @@ class PosConfig(Config):
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
         final["load_col"] = with_time_field(final)
-        check_together(final, plugin_model=self.model in MODELS)
+        losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
+        check_together(final, plugin_model=self.model in MODELS, losses=losses)
         left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
         self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)

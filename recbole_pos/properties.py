@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import suggest
+from recbole_pos.registry import on_our_base, suggest
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
@@ -86,7 +86,7 @@ def plugin_defaults(
 ) -> dict[str, Any]:
     """Defaults of one plugin model: overall, its position schemes and loss, then its own yaml.
 
-    A model whose yaml names neither (``BASELINES``) takes no schemes and keeps its loss.
+    A model whose yaml has no ``position`` takes no schemes.
 
     Args:
         model: name in the registry.
@@ -98,7 +98,7 @@ def plugin_defaults(
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
             schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    sampled = "position" in own and (loss_type or own["loss_type"]) == "SCE"
+    sampled = on_our_base(model) and (loss_type or own["loss_type"]) == "SCE"
     loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
     return {**overall_defaults(), **schemes, **loss, **own}
 

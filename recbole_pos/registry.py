@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from recbole_pos.model.anchored import AnchoredGCSAN, AnchoredSRGNN
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.encoded import EncodedSASRec, EncodedSTAMP
+from recbole_pos.model.fgnn import FGNN
 from recbole_pos.model.fparec import FPARec, PARec
 from recbole_pos.model.kernel_attention import KernelAttention
 from recbole_pos.model.posrec import PosRec
@@ -50,12 +54,17 @@ MODELS: dict[str, type] = {
     "PosRec": PosRec,
 }
 
-# The plugin's other models, without position schemes; their loss is their own.
+# The plugin's other models, which take no position schemes or encodings alone (``position``).
 BASELINES: dict[str, type] = {
     "SPop": SPop,
     "SessionKNN": SessionKNN,
     "SessionBPR": SessionBPR,
     "SessionFPMC": SessionFPMC,
+    "FGNN": FGNN,
+    "EncodedSTAMP": EncodedSTAMP,
+    "EncodedSASRec": EncodedSASRec,
+    "AnchoredSRGNN": AnchoredSRGNN,
+    "AnchoredGCSAN": AnchoredGCSAN,
 }
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
@@ -98,6 +107,12 @@ BUILTIN_SEQUENTIAL = (
     "FDSA NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
 ).split()
 BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
+
+
+def on_our_base(model: str) -> bool:
+    """Whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
+    found = {**MODELS, **BASELINES}.get(model)
+    return found is not None and issubclass(found, PosRecommender)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

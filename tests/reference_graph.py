@@ -36,12 +36,18 @@ def anchors(session: list[int]) -> tuple[set[int], set[int]]:
 
 
 def message_weights(
-    session: list[int], with_anchors: bool, overlap: str, self_weight: float, mean: bool
+    session: list[int],
+    with_anchors: bool,
+    overlap: str,
+    self_weight: float,
+    mean: bool,
+    counted: bool = True,
 ) -> tuple[dict, dict]:
     """N'_in and N'_out: item -> {sender: weight}."""
     into: dict[int, dict[int, float]] = {item: {} for item in session}
     out: dict[int, dict[int, float]] = {item: {} for item in session}
-    for (a, b), weight in edges(session).items():
+    for (a, b), count in edges(session).items():
+        weight = count if counted else 1
         into[b][a] = out[a][b] = weight
     for side, senders in zip((into, out), anchors(session), strict=True):
         for item in side if with_anchors else ():
@@ -87,6 +93,47 @@ def graph_layer(x: dict[int, Tensor], weights: tuple[dict, dict], layer) -> dict
             sums.append(total)
         new[item] = gru(state, torch.cat(sums), layer.gru)
     return new
+
+
+def weighted_attention(x: dict[int, Tensor], into: dict, layer) -> dict[int, Tensor]:
+    """One layer of FGNN: item -> what it attends to, in all heads."""
+    new = {}
+    for item, state in x.items():
+        new[item] = layer.bias.clone()
+        for weight, attention in zip(layer.weight, layer.attention, strict=True):
+            logits = []
+            for sender, edge in into[item].items():
+                both = torch.cat((weight @ state, weight @ x[sender], torch.tensor([edge * 1.0])))
+                logit = attention @ both
+                logits.append(logit if logit > 0 else 0.2 * logit)
+            share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
+            for part, sender in zip(share, into[item], strict=True):
+                new[item] = new[item] + part * (weight @ x[sender]) / len(layer.weight)
+    return new
+
+
+def set2set(rows: list[Tensor], readout) -> Tensor:
+    """[2d] the last query of a GRU and the answer to it."""
+    query, both = torch.zeros_like(rows[0]), torch.zeros(2 * len(rows[0]))
+    for _ in range(readout.steps):
+        query = gru(query, both, readout.gru)
+        share = torch.stack([row @ query for row in rows]).exp()
+        answer = sum(part * row for part, row in zip(share / share.sum(), rows, strict=True))
+        both = torch.cat((query, answer))
+    return both
+
+
+def fgnn(model, session: list[int], with_anchors: bool, overlap: str) -> Tensor:
+    """[d] z of one session."""
+    into, _ = message_weights(session, with_anchors, overlap, 0.0, False)
+    x = {item: model.item_embedding.weight[item] for item in session}
+    for item in x:
+        into[item] = {sender: weight for sender, weight in into[item].items() if weight}
+        into[item].setdefault(item, 1)
+    for number, layer in enumerate(model.graph_layers):
+        x = {item: state.clamp(min=0) if number else state for item, state in x.items()}
+        x = weighted_attention(x, into, layer)
+    return model.out.weight @ set2set(list(x.values()), model.readout)
 
 
 def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:

@@ -150,3 +150,8 @@ class _Unpad(torch.autograd.Function):
 def future_mask(t: int, device: torch.device) -> Tensor:
     """[t, t] boolean, True where the key (column) is newer than the query (row)."""
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
+
+
+def trimmed(rows: Tensor, lengths: Tensor) -> Tensor:
+    """[B, L] rows padded on the right, without the columns that are padding in all of them."""
+    return rows[:, : int(lengths.max())]

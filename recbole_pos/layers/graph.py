@@ -133,7 +133,12 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
 
 
 def neighbourhoods(
-    graph: SessionGraph, anchors: Anchors | None, overlap: str, self_weight: float, mean: bool
+    graph: SessionGraph,
+    anchors: Anchors | None,
+    overlap: str,
+    self_weight: float,
+    mean: bool,
+    counted: bool = True,
 ) -> Tensor:
     """Weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
@@ -148,11 +153,13 @@ def neighbourhoods(
             weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
         self_weight: of an anchor's message to itself, beside a self-transition; 0 as its distance.
         mean: divide the weights a node receives by their sum, in and out apart, as SR-GNN does.
+        counted: edges weigh as often as they occur, or else 1, as in the code of SR-GNN.
 
     Returns:
         [b, 2, n, n]: to node i (row) from node j (column), by N_in and by N_out.
     """
-    weights = torch.stack((graph.transitions.transpose(1, 2), graph.transitions), 1)
+    edges = graph.transitions if counted else graph.transitions.clamp(max=1)
+    weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is not None:
         row, place = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
         side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]

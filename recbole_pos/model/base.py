@@ -77,6 +77,13 @@ class PosRecommender(SequentialRecommender):
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
 
+    @staticmethod
+    def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
+        """For models that are not causal: the newest event of each session alone is asked for."""
+        asked = len(items) if positions is None else len(positions)
+        if asked != ctx.batch_size:
+            raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
+
     def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
         """Loss of the batch's targets, by default mean cross-entropy (FPARec, equation 11)."""
         if isinstance(interaction, SequenceBatch):

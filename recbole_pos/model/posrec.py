@@ -38,9 +38,8 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.model.base import PosRecommender, check_choice
-from recbole_pos.position.base import ComposeInput, Dimensions, InputPosition
-from recbole_pos.position.build import Schemes, build_schemes
-from recbole_pos.position.contextual import NoPosition
+from recbole_pos.position.base import Compose, Dimensions
+from recbole_pos.position.build import row_encodings
 
 
 class PosRec(PosRecommender):
@@ -55,8 +54,14 @@ class PosRec(PosRecommender):
         check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
         if d % n_heads:
             raise UsageError(f"hidden_size {d} is not a multiple of n_heads {n_heads}")
-        schemes = self._schemes(config)
-        self.position_embedding = nn.ModuleList(_inputs(schemes.input))
+        dimensions = Dimensions(
+            max_length=self.max_seq_length,
+            hidden_size=d,
+            n_heads=n_heads,
+            initializer_range=self.initializer_range,
+            n_layers=config["n_layers"],
+        )
+        self.position_embedding = row_encodings(config["position"], dimensions, config)
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])
         self.mean = config["messages"] == "mean"
@@ -74,33 +79,10 @@ class PosRec(PosRecommender):
             layer_norm_eps=config["layer_norm_eps"],
             causal=False,
         )
-        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention)
+        self.trm_encoder = TransformerEncoder(options, config["n_layers"], lambda: Compose({}))
         self.dropout = Dropout(config["hidden_dropout_prob"])
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
-
-    def _schemes(self, config: Any) -> Schemes:
-        """Of ``position``, all of which must tell a node's row by its place in the session."""
-        dimensions = Dimensions(
-            max_length=self.max_seq_length,
-            hidden_size=config["hidden_size"],
-            n_heads=config["n_heads"],
-            initializer_range=self.initializer_range,
-            n_layers=config["n_layers"],
-        )
-        schemes = build_schemes(config["position"], dimensions, config)
-        others = [
-            name
-            for name, scheme in schemes.attention().schemes.items()
-            if not isinstance(scheme, NoPosition)
-        ]
-        others += [type(s).__name__ for s in _inputs(schemes.input) if not hasattr(s, "rows")]
-        if others:
-            raise UsageError(
-                f"position: {config['position']!r}: only encodings that are rows by position fit "
-                f"the nodes of a graph, which {', '.join(others)} is not"
-            )
-        return schemes
 
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
         """Packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
@@ -118,14 +100,7 @@ class PosRec(PosRecommender):
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """[b, d] what predicts the event after each session's newest (equation 10)."""
-        asked = len(items) if positions is None else len(positions)
-        if asked != ctx.batch_size:
-            raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
+        self.require_last(items, ctx, positions)
         graph, x, hidden = self.nodes(items, ctx)
         rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * row for weight, row in zip(self.mixture, rows, strict=True))
-
-
-def _inputs(found: InputPosition) -> list[InputPosition]:
-    """A single input encoding stands bare, several (or none) in a composition."""
-    return list(found.schemes.values()) if isinstance(found, ComposeInput) else [found]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from recbole_pos.errors import UsageError
 from recbole_pos.position.base import (
     AttentionPosition,
@@ -16,6 +18,7 @@ from recbole_pos.position.base import (
     PositionScheme,
     replaces_attention,
 )
+from recbole_pos.position.contextual import NoPosition
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,33 @@ def build_schemes(
     inputs = make(InputPosition)
     first = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
     return Schemes(first, attention, any(c.needs_time for c in classes.values()))
+
+
+def row_encodings(
+    position: str | list[str], dimensions: Dimensions, options: Mapping[str, Any]
+) -> nn.ModuleList:
+    """The named schemes, for a model in which events have no other place than at the input.
+
+    Each tells its rows by the places of events (``rows``); ``nope`` is none.
+
+    Raises:
+        UsageError: for what :func:`build_schemes` refuses, and any other scheme.
+    """
+    schemes = build_schemes(position, dimensions, options)
+    found = schemes.input
+    inputs = list(found.schemes.values()) if isinstance(found, ComposeInput) else [found]
+    others = [
+        name
+        for name, scheme in schemes.attention().schemes.items()
+        if not isinstance(scheme, NoPosition)
+    ]
+    others += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
+    if others:
+        raise UsageError(
+            f"position: {position!r}: only encodings that are rows by position fit this model, "
+            f"which {', '.join(others)} is not"
+        )
+    return nn.ModuleList(inputs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""AnchoredSRGNN and AnchoredGCSAN: RecBole's SRGNN and GCSAN with PosRec's anchors.
+
+Reference:
+    Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
+    Session-based Recommendation." ACM Transactions on Information Systems 2021, Figures 5 and 6.
+
+Both are RecBole's classes; only where RecBole makes the graphs of a batch in a loop
+(``_get_slice``), they come from ``layers/graph.py``. Anchors join the edges with their distances as
+weights, before both are divided by their sum as SR-GNN divides. With ``anchors: False`` the scores
+are RecBole's, faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recbole.model.sequential_recommender.gcsan import GCSAN
+from recbole.model.sequential_recommender.srgnn import SRGNN
+from torch import Tensor
+
+from recbole_pos.layers.context import SequenceContext, trimmed
+from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+
+
+class _Anchored:
+    """Before a model of RecBole: graphs of its rows, in the form it takes them."""
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+        self.self_weight = float(config["anchor_self_weight"])
+
+    def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
+        """[B, L] histories to [B, d]."""
+        return super().forward(trimmed(item_seq, item_seq_len), item_seq_len)
+
+    def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
+        """[B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
+
+        Nodes are those of sessions alone: RecBole has one more for padding, without an edge.
+        """
+        real = item_seq > 0
+        events = SequenceContext.from_lengths(real.sum(1), self.max_seq_length)
+        graph = SessionGraph.build(item_seq[real], events)
+        anchors = Anchors.build(graph) if self.anchors else None
+        weights = neighbourhoods(
+            graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
+        )
+        into, out = weights.to(self.item_embedding.weight).unbind(1)
+        alias = torch.zeros_like(item_seq).masked_scatter_(real, graph.nodes.index[graph.alias])
+        return alias, torch.cat((into, out), 2), graph.nodes.pad(graph.items, "start")
+
+
+class AnchoredSRGNN(_Anchored, SRGNN):
+    """RecBole's SRGNN with anchors; without them the same model, its graphs made in one batch."""
+
+    def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
+        return *super()._get_slice(item_seq), item_seq > 0
+
+
+class AnchoredGCSAN(_Anchored, GCSAN):
+    """RecBole's GCSAN with anchors; without them the same model, its graphs made in one batch."""

@@ -1,0 +1,63 @@
+"""FGNN: sessions as graphs, weighted attention over their edges, read out in a learned order.
+
+Reference:
+    Ruihong Qiu, Jingjing Li, Zi Huang, Hongzhi Yin. "Rethinking the Item Order in Session-based
+    Recommendation with Graph Neural Networks." CIKM 2019.
+
+With w_ij the number of transitions from item j to item i, and 1 from an item to itself if it never
+follows itself:
+
+    e_ij = LeakyReLU(a^T [W x_i || W x_j || w_ij])                 j with an edge to i
+    x'_i = 1/h sum over heads of  sum_j softmax_j(e_ij) W x_j      ReLU between layers
+    q*   = GRU-Set2Set(x')                                         order of the items, learned
+    z    = W_out q*,    y = softmax(z . x_v)                       x_v the initial item vectors
+
+Graphs are those of ``layers/graph.py``, the first two lines ``WGAT``, the third ``GRUSet2Set`` in
+``layers/wgat.py``. With ``anchors: True`` the anchors of PosRec that send, the first and repeated
+items, have edges to all nodes, their distances the weights (Figures 5 and 6 of the PosRec paper).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.wgat import WGAT, GRUSet2Set
+from recbole_pos.model.base import PosRecommender
+
+
+class FGNN(PosRecommender):
+    """Weighted graph attention with self-loops over a session's items, GRU-Set2Set readout."""
+
+    causal = False
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)
+        d = config["hidden_size"]
+        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+        layers = range(config["graph_layers"])
+        self.graph_layers = nn.ModuleList(WGAT(d, config["n_heads"]) for _ in layers)
+        self.readout = GRUSet2Set(d, config["readout_steps"])
+        self.out = nn.Linear(2 * d, d, bias=False)
+        self.init_weights()
+
+    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """[b, d] what predicts the event after each session's newest, z."""
+        self.require_last(items, ctx, positions)
+        graph = SessionGraph.build(items, ctx)
+        weights = self.weights(graph)
+        x = self.item_embedding(graph.items)
+        for number, layer in enumerate(self.graph_layers):
+            x = layer(x.relu() if number else x, weights, graph.nodes)
+        return self.out(self.readout(x, graph.nodes))
+
+    def weights(self, graph: SessionGraph) -> Tensor:
+        """[b, n, n] w_ij: of the edge to node i (row) from node j (column), 0 for none."""
+        anchors = Anchors.build(graph) if self.anchors else None
+        into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        same = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
+        return torch.where(same & (into == 0), 1.0, into).to(self.item_embedding.weight)
