@@ -18,7 +18,8 @@ SIZE = {
     "SASRec": "hidden_size",
 }
 FULL = [[*range(1, 13)], [2, 9] * 6]  # as long as a history can be
-ALL = [*SESSIONS, *FULL]
+UNEVEN = [[1, 2, 1, 2, 1, 3]]  # a transition that comes twice beside one that comes once
+ALL = [*SESSIONS, *FULL, *UNEVEN]
 
 
 def padded(sessions: list[list[int]], width: int = 12) -> tuple[torch.Tensor, torch.Tensor]:

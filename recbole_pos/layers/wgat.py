@@ -39,8 +39,9 @@ class WGAT(nn.Module):
 
         Args:
             x: nodes.
-            weights: [b, n, n] of the edge to node i (row) from node j (column), 0 for none.
-            nodes: the context of the nodes, each of which has an edge to itself.
+            weights: [b, n, n] of the edge to node i (row) from node j (column), 0 for none. Each
+                has one to itself, at padding too, since no edge at all would be a softmax of none.
+            nodes: the context of the nodes.
         """
         d = x.size(1)
         to, from_, edge = self.attention.split((d, d, 1), 1)
@@ -49,8 +50,7 @@ class WGAT(nn.Module):
         to, from_ = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
         logits = to[..., None] + from_[:, :, None] + edge[:, :, None, None] * weights
         logits = nn.functional.leaky_relu(logits, 0.2)
-        # padding receives nothing at all: without a finite number its softmax would be nan
-        logits = logits.masked_fill((weights == 0) & ~nodes.padding[:, :, None], -torch.inf)
+        logits = logits.masked_fill(weights == 0, -torch.inf)
         values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]
         mixed = (logits.softmax(-1) @ values).mean(0)
         return nodes.unpad(mixed, "start") + self.bias
