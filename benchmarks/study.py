@@ -137,11 +137,12 @@ def difference(
     return float(delta[:, keep].mean()), float(low), float(high)
 
 
-def score(runs: dict[int, Path], metric: str, phase: str = "test") -> str:
-    """Mean and standard deviation over seeds."""
-    values = [result(run)[phase][metric] for run in runs.values()]
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
+def score(runs: dict[int, Path], metric: str, phase: str = "test", percent: bool = False) -> str:
+    """Mean and standard deviation over seeds, to 4 decimals of 1 or 2 of a percent."""
+    scale, digits = (100, 2) if percent else (1, 4)
+    values = [scale * result(run)[phase][metric] for run in runs.values()]
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
 def paired(runs: dict[int, Path], others: dict[int, Path], **given: Any) -> str:

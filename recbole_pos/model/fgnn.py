@@ -56,7 +56,7 @@ class FGNN(PosRecommender):
         return self.out(self.readout(x, graph.nodes))
 
     def weights(self, graph: SessionGraph) -> Tensor:
-        """[b, n, n] w_ij: of the edge to node i (row) from node j (column), 0 for none; padding as a node."""
+        """[b, n, n] w_ij: of the edge to node i (row) from node j (column), 0 for none."""
         anchors = Anchors.build(graph) if self.anchors else None
         into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
         same = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
