@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope rhythm clean
+.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -35,6 +35,9 @@ results-kernel: $(VENV)/installed  ## schemes of the kernel attention paper (hou
 
 results-to-rope: $(VENV)/installed  ## schemes of the TO-RoPE paper (ARGS="--dataset ..." chooses data)
 	$(BIN)/python benchmarks/results_to_rope.py $(ARGS)
+
+results-posrec: $(VENV)/installed  ## PosRec and the baselines of its paper (hours; ARGS="--data_path ... --dataset ...")
+	$(BIN)/python benchmarks/results_posrec.py $(ARGS)
 
 rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
 	$(BIN)/python benchmarks/rhythm.py $(ARGS)
