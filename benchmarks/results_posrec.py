@@ -154,7 +154,7 @@ def table(study: Study, names: list[str], paper: dict[str, tuple[float, ...]]) -
     with_paper = any(name in paper for name in done)
     columns = ["model", "seeds", *METRICS]
     columns += [f"paper {name}" for name in METRICS] + ["R@10 to paper"] if with_paper else []
-    columns += ["prefixes/s"]
+    columns += ["prefixes/s", "peak memory, MB"]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for name, runs in done.items():
         cells = [name, f"{len(runs)}"]
@@ -165,8 +165,9 @@ def table(study: Study, names: list[str], paper: dict[str, tuple[float, ...]]) -
             mean = 100 * statistics.mean(result(run)["test"]["recall@10"] for run in runs.values())
             cells.append(f"{mean / theirs[1] - 1:+.1%}" if theirs else "")
         rate = statistics.median(result(run)["targets_per_second"] for run in runs.values())
-        trained = not {"model": None, **OVERALL.get(name, {})}.get("epochs")
+        trained = "epochs" not in OVERALL.get(name, {})
         cells.append(f"{rate:,.0f}" if trained else "")
+        cells.append(f"{max(result(run)['peak_rss_mb'] for run in runs.values()):,.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
