@@ -255,6 +255,7 @@ def main() -> None:
     protocol |= {
         "USER_ID_FIELD": "session_id",
         "eval_args": {"split": {"ST": sessions}},
+        "eval_batch_size": 512,  # RecBole's 4096 would take gigabytes of scores
         "show_progress": False,
     }
     if given.data_path:
