@@ -16,7 +16,7 @@ SMALL = {"hidden_size": 16}
     "options",
     [
         {},
-        {"graph_layers": 1, "n_heads": 1, "readout_steps": 1},
+        {"graph_layers": 2, "n_heads": 1, "readout_steps": 1},
         {"graph_layers": 3, "n_heads": 2, "anchors": True},
         {"anchors": True, "anchor_overlap": "edge"},
         {"anchors": True, "anchor_overlap": "sum"},
