@@ -1,4 +1,4 @@
-"""The command line: ``recbole-pos run | attach | models | schemes | plot | inspect``."""
+"""The command line: ``recbole-pos run | tune | attach | models | schemes | plot | inspect``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 
 from recbole_pos.errors import Interrupted, PosError, UsageError
 
+# Options of `tune` alone; no option of any model has one of these names.
+TUNE_OPTIONS = (
+    *("space", "num_samples", "max_concurrent", "metric", "scheduler", "grace_epochs", "searcher"),
+    *("address", "storage", "cpus_per_trial", "gpus_per_trial"),
+)
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
   recbole-pos run -m SASRec -d ml-100k --epochs=20 --learning_rate=5e-4
   recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
+  recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --max_concurrent 2
   recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
 """
 
@@ -48,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _is_override(word: str) -> bool:
     key, equals, _ = word.removeprefix("--").partition("=")
-    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug")
+    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug", *TUNE_OPTIONS)
     return word.startswith("--") and bool(equals) and key not in own
 
 
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
     run.add_argument("--resume", metavar="RUN_DIR", help="continue an interrupted run")
     run.set_defaults(command=_run)
+    _add_tune(commands, debug)
     attach = commands.add_parser(
         "attach",
         parents=[debug],
@@ -100,6 +107,44 @@ def _parser() -> argparse.ArgumentParser:
     plot.set_defaults(command=_plot)
     _add_inspect(commands, debug)
     return parser
+
+
+def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
+    tune = commands.add_parser(
+        "tune",
+        parents=[debug],
+        help="search for the best configuration with Ray Tune, by validation",
+        description="Search for the best configuration by validation, on this machine or a Ray "
+        "cluster, and test it once. Every key of the configuration can be given as --key=value and "
+        "is then the same in all trials.",
+        allow_abbrev=False,
+    )
+    tune.add_argument("-m", "--model", help="plugin model or RecBole model")
+    tune.add_argument("-d", "--dataset", help="folder with atomic files, or ml-100k")
+    tune.add_argument("--config_files", nargs="+", default=[], metavar="YAML", help="configuration")
+    tune.add_argument(
+        "--space", metavar="FILE", help="yaml, .hyper or .test (properties/tune/<model>.yaml)"
+    )
+    tune.add_argument("--num_samples", type=int, metavar="N", help="trials (60; all of a grid)")
+    tune.add_argument(
+        "--max_concurrent", type=int, metavar="N", help="trials side by side (what has room)"
+    )
+    tune.add_argument("--metric", help="validation metric to go by (valid_metric), such as ndcg@10")
+    tune.add_argument("--scheduler", default="asha", help="asha (stops weak trials early) or none")
+    tune.add_argument(
+        "--grace_epochs", type=int, default=5, metavar="N", help="asha leaves every trial (5)"
+    )
+    tune.add_argument("--searcher", default="optuna", help="optuna (TPE), random or grid")
+    tune.add_argument("--seed", type=int, default=0, help="of the search (0)")
+    tune.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/tune-<time>)")
+    tune.add_argument("--resume", metavar="DIR", help="continue an interrupted search")
+    tune.add_argument("--address", help="Ray cluster: auto or HOST:PORT (one of its own)")
+    tune.add_argument("--storage", metavar="PATH", help="path or URI that all machines reach")
+    tune.add_argument("--cpus_per_trial", type=float, default=1, metavar="N", help="cores (1)")
+    tune.add_argument(
+        "--gpus_per_trial", type=float, default=0, metavar="N", help="0.5 shares a GPU (0)"
+    )
+    tune.set_defaults(command=_tune)
 
 
 def _add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -160,6 +205,23 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         parse_overrides(rest),
         run_dir=args.run_dir,
         resume=args.resume,
+    )
+    return 0
+
+
+def _tune(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.tune import search
+
+    names = ("num_samples", "max_concurrent", "metric", "scheduler", "grace_epochs", "searcher",
+             "seed", "run_dir", "storage", "resume", "address", "cpus_per_trial",
+             "gpus_per_trial")  # fmt: skip
+    search(
+        args.model,
+        args.dataset,
+        args.space,
+        [file for group in args.config_files for file in group.split()],
+        parse_overrides(rest),
+        **{name: getattr(args, name) for name in names},
     )
     return 0
 

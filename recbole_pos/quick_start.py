@@ -64,16 +64,20 @@ class Experiment:
     data_seconds: float
 
 
-def prepare(config: PosConfig, folder: RunFolder | None = None, fresh: bool = True) -> Experiment:
+def prepare(
+    config: PosConfig, folder: RunFolder | None = None, fresh: bool = True, dataset: Any = None
+) -> Experiment:
     """Data, model and trainer for a configuration, seeded.
 
     ``fresh`` is false where weights come from a checkpoint anyhow, so ``init_from`` is not read.
+    ``dataset`` is one that was built before, for this configuration; read from files when None.
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     try:
-        dataset = (PosSequentialDataset if sequential else PosDataset)(config)
+        if dataset is None:
+            dataset = (PosSequentialDataset if sequential else PosDataset)(config)
         loaders = build_loaders(config, dataset)
     except UsageError:
         raise

@@ -54,11 +54,11 @@ class RunFolder:
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
-        _write(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+        write_whole(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
-        _write(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
+        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append one epoch."""
@@ -67,10 +67,10 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        _write(self.result, json.dumps(result, indent=2) + "\n")
+        write_whole(self.result, json.dumps(result, indent=2) + "\n")
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """All of a file or nothing."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(text, encoding="utf-8")

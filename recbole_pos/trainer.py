@@ -105,6 +105,12 @@ class PosTrainer(Trainer):
         if run:
             self.saved_model_file = str(run.checkpoint)
 
+    @property
+    def finished(self) -> bool:
+        """Whether no epoch is left whose validation could still change the best one."""
+        step = max(self.eval_step, 1)
+        return self.progress.stopped or self.progress.next_epoch + step > self.epochs
+
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from recbole.data.interaction import Interaction
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.splits import PHASES, TRAIN
+from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
@@ -173,8 +174,9 @@ class _ExactTimeMixin:
 
     def build(self) -> list[Any]:
         """[train, valid, test] datasets over the same log."""
-        self._drop_unused_col()
-        self._change_feat_format()
+        if not hasattr(self, "split"):
+            self._drop_unused_col()
+            self._change_feat_format()
         parts = [self._part(phase) for phase in PHASES]
         if not len(parts[0]):
             raise UsageError(
@@ -182,6 +184,29 @@ class _ExactTimeMixin:
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
         return parts
+
+    def for_config(self, config: Any) -> Any:
+        """The same events and split, after ``build``, under other options of model and training."""
+        other = copy.copy(self)
+        other.config, other.phase = config, None
+        other.inter_feat = Interaction(self.log.fields)
+        return other
+
+    def without_test(self) -> Any:
+        """A copy, after ``build``, whose log ends before the test events of every user.
+
+        Training and validation stay as they are: histories never reach into a later part.
+        """
+        other = copy.copy(self)
+        other.fingerprint = self.fingerprint  # weights learned from the copy fit the whole
+        keep, split = self.part != TEST, self.split
+        other.split = replace(
+            split,
+            log=split.log.keep(keep),
+            part=split.part[keep],
+            is_target=split.is_target[keep],
+        )
+        return other
 
     def _part(self, phase: str) -> Any:
         part = copy.copy(self)
@@ -216,6 +241,15 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self._build_log()
         self._require_distinct_fields()
         self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
+
+    def for_config(self, config: Any) -> Any:
+        """As above; histories may have another length."""
+        other = super().for_config(config)
+        other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
+        other.field2seqlen = dict(self.field2seqlen)
+        other._aug_presets()
+        other.inter_feat = other._prefix_rows(np.flatnonzero(other.log.ranks > 0))
+        return other
 
     def _require_distinct_fields(self) -> None:
         columns = self._prefix_rows(np.empty(0, dtype=np.int64)).columns

@@ -1,0 +1,61 @@
+"""A space against the configuration it is for: wrong lines are errors before the first trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from recbole.utils.argument_list import dataset_arguments, evaluation_arguments
+
+from recbole_pos.errors import UsageError
+from recbole_pos.tune.space import Space
+
+# Data are prepared once for all trials, and all are judged alike.
+SHARED = {
+    *dataset_arguments,
+    *evaluation_arguments,
+    *("data_path", "dataset", "model", "train_fraction", "timestamp_unit", "encoding"),
+    *("alias_of_user_id", "alias_of_item_id", "mask_history", "init_from"),
+} - {"MAX_ITEM_LIST_LENGTH", "eval_batch_size"}
+# The scheduler and early stopping own these.
+SCHEDULED = {"epochs", "eval_step", "stopping_step", "tensorboard", "show_progress", "gpu_id"}
+
+
+def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
+    """Try every parameter at its ends, with what its condition asks for.
+
+    Args:
+        space: what is searched.
+        build: makes a configuration of options, or raises UsageError.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    for parameter in space.parameters:
+        if parameter.name in SHARED:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: data, split and metrics "
+                "are the same for all trials; run one search for each value"
+            )
+        if parameter.name in SCHEDULED:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: the scheduler and early "
+                f"stopping decide how long a trial trains; give one value, {parameter.name}: ..."
+            )
+        for name in parameter.when:
+            if name not in space.names and name not in space.context:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition names {name!r}, which is "
+                    "neither searched here nor an option of the model"
+                )
+    for name, value in space.fixed.items():
+        _try(build, {name: value}, space.lines[name])
+    for parameter, options in space.combinations():
+        _try(build, options, parameter.where)
+
+
+def _try(build: Callable[[dict[str, Any]], Any], options: dict[str, Any], where: str) -> None:
+    try:
+        build(options)
+    except UsageError as error:
+        raise UsageError(f"{where}: {str(error).removeprefix('configuration: ')}") from error

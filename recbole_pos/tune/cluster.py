@@ -1,0 +1,60 @@
+"""Starting Ray on this machine, or joining a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from recbole_pos.errors import UsageError
+
+
+def connect(address: str | None) -> bool:
+    """Join the cluster at ``address``, or the one this process has joined; else start one.
+
+    Returns:
+        Whether this call did it, so that the caller is the one to :func:`stop` it.
+
+    Raises:
+        UsageError: if nothing answers at the address.
+    """
+    # every trial keeps two checkpoints, so the state of the search is written often, by design
+    os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+    # Ray's tables would come between the lines of progress.py; verbose=0 alone leaves some
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    if ray.is_initialized():
+        return False
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    try:
+        if address is None:
+            ray.init("local", include_dashboard=False, **quiet)
+        else:
+            ray.init(address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"--address: no Ray cluster answers at {address!r}; start one with `ray start --head`, "
+            f"or leave --address out to run on this machine ({str(error).splitlines()[0]})"
+        ) from error
+    return True
+
+
+def stop(started: bool) -> None:
+    """Leave the cluster, and end it if it is this process's own."""
+    if started:
+        ray.shutdown()
+
+
+def describe_cluster(settings: Any) -> str:
+    """Machines, what a trial takes, and what lies idle, in one line."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (sum(node.get(key, 0) for node in nodes) for key in ("CPU", "GPU"))
+    machines = "1 machine" if len(nodes) == 1 else f"{len(nodes)} machines"
+    idle = (
+        ", none of them used: see --gpus_per_trial" if gpus and not settings.gpus_per_trial else ""
+    )
+    takes = f"{settings.cpus_per_trial:g} CPU"
+    if settings.gpus_per_trial:
+        takes += f" and {settings.gpus_per_trial:g} GPU"
+    return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {takes}"

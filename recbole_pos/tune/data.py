@@ -1,0 +1,53 @@
+"""The data of a search: prepared once, handed to all trials, without a single test event."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+
+
+class SharedData:
+    """A prepared dataset as plain arrays, which Ray's object store keeps once per machine.
+
+    Arrays are mapped into every process on the machine that reads them, not copied; tensors would
+    be copied. Test events are cut out beforehand: a trial cannot read what it does not have.
+
+    Args:
+        dataset: after ``build``.
+    """
+
+    def __init__(self, dataset: PosDataset | PosSequentialDataset) -> None:
+        shell = dataset.without_test()
+        split = shell.split
+        self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
+        shell.split = replace(split, log=replace(split.log, fields={}))
+        shell.config = shell.inter_feat = None
+        self.shell = shell
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that processes share."""
+        split = self.shell.split
+        arrays = (*self.columns.values(), split.log.offsets, split.part, split.is_target)
+        return sum(array.nbytes for array in arrays)
+
+    def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
+        """The dataset for the configuration of a trial; its events stay where they are."""
+        shell = copy.copy(self.shell)
+        fields = {name: _read_only(column) for name, column in self.columns.items()}
+        shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))
+        return shell.for_config(config)
+
+
+def _read_only(column: Any) -> Tensor:
+    """A tensor over an array of the object store; nothing in the package writes into the log."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(column)

@@ -1,0 +1,156 @@
+"""Reads space files: the plugin's yaml, and RecBole's ``.hyper`` and ``.test``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recbole_pos.errors import UsageError
+from recbole_pos.properties import ROOT, YamlLoader, parse_scalar
+from recbole_pos.registry import suggest
+from recbole_pos.tune.space import KINDS, Parameter, Space
+
+RECBOLE_SUFFIXES = (".hyper", ".test")
+
+
+def space_file(given: str | Path | None, model: str) -> Path:
+    """The file as given, one of that name under ``properties/tune/``, or the model's own there.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    shipped = ROOT / "tune"
+    there_are = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
+    if given is None:
+        file = shipped / f"{model}.yaml"
+        if not file.is_file():
+            raise UsageError(
+                f"--space: {model} has no space of its own; write one (docs/cluster.md says how) "
+                f"or start from one of {there_are}"
+            )
+        return file
+    file = Path(given)
+    for candidate in (file, shipped / file, shipped / file.name):
+        if candidate.is_file():
+            return candidate
+    raise UsageError(f"--space: no file {given}; spaces that come along are {there_are}")
+
+
+def read_space(path: str | Path) -> Space:
+    """A space file.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read space file {path}: {error}") from error
+    space = _recbole(path, text) if path.suffix in RECBOLE_SUFFIXES else _yaml(path, text)
+    if not space.parameters:
+        raise UsageError(
+            f"{path} searches nothing; a line that searches looks like "
+            "`learning_rate: {loguniform: [1e-4, 1e-2]}`"
+        )
+    return space
+
+
+def _yaml(path: Path, text: str) -> Space:
+    loader = YamlLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None or not isinstance(root, yaml.MappingNode):
+            raise UsageError(f"space file {path} must hold `option: ...` lines")
+        entries = [
+            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True),
+             f"{path}, line {key.start_mark.line + 1}")
+            for key, value in root.value
+        ]  # fmt: skip
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
+    finally:
+        loader.dispose()
+    parameters, fixed, lines = [], {}, {}
+    for name, value, where in entries:
+        _require_new(name, where, lines)
+        lines[name] = where
+        found = _parameter(name, value, where)
+        if found:
+            parameters.append(found)
+        else:
+            fixed[name] = value
+    return Space(parameters, fixed, lines)
+
+
+def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"{where}: the name of an option is text, found {name!r}")
+    if name in lines:
+        raise UsageError(f"{where}: {name} is given already, at {lines[name]}")
+
+
+def _parameter(name: str, value: Any, where: str) -> Parameter | None:
+    """A searched option, or None for a value that is fixed."""
+    if not isinstance(value, dict):
+        return None
+    kinds = [key for key in value if key in KINDS]
+    rest = [key for key in value if key not in KINDS and key != "when"]
+    if not kinds:
+        near = [key for key in rest if suggest(str(key), KINDS)]
+        if near or "when" in value:
+            word = near[0] if near else "when alone"
+            hint = suggest(str(word), KINDS) if near else ""
+            raise UsageError(
+                f"{where}: {name}: cannot search by {word!r}{hint}; known are {', '.join(KINDS)}"
+            )
+        return None  # an option that is a mapping, such as eval_args
+    if len(kinds) > 1 or rest:
+        raise UsageError(
+            f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when; "
+            f"found {', '.join(map(str, value))}"
+        )
+    when = value.get("when", {})
+    if not isinstance(when, dict):
+        raise UsageError(f"{where}: {name}: when is a mapping such as {{fusion: early}}")
+    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
+    return Parameter(name, kinds[0], value[kinds[0]], where, allowed)
+
+
+def _recbole(path: Path, text: str) -> Space:
+    """``name kind values`` a line, as RecBole's HyperTuning reads it, but without its eval.
+
+    Ends of loguniform are natural logarithms there (hyperopt's), values here. RecBole skips lines
+    with fewer than three words in silence; only empty ones and comments are skipped here.
+    """
+    parameters, lines = [], {}
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {number}"
+        words = line.split(maxsplit=2)
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 3:
+            raise UsageError(f"{where}: expected `option kind values`, found {line.strip()!r}")
+        name, kind, written = words
+        _require_new(name, where, lines)
+        lines[name] = where
+        if kind not in ("choice", "uniform", "loguniform", "quniform"):
+            raise UsageError(
+                f"{where}: {name}: unknown kind {kind!r}; RecBole's are choice, uniform, "
+                "loguniform, quniform"
+            )
+        values = parse_scalar(written if written.startswith("[") else f"[{written}]")
+        if isinstance(values, list) and kind == "choice":
+            values = [None if value == "None" else value for value in values]
+        if kind == "loguniform" and isinstance(values, list):
+            if not all(isinstance(value, (int, float)) for value in values):
+                raise UsageError(f"{where}: {name}: loguniform takes low,high, found {written!r}")
+            values = [math.exp(value) for value in values]
+        parameters.append(Parameter(name, kind, values, where))
+    return Space(parameters, {}, lines)

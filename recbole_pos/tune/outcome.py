@@ -1,0 +1,103 @@
+"""What a search found: one row per trial, the best of them, and the files that say so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.report import write_whole
+from recbole_pos.tune.progress import state_of
+from recbole_pos.tune.searchers import BEST
+from recbole_pos.tune.trial import FAILURE, reason
+
+
+@dataclass
+class Trial:
+    """One sample of a search.
+
+    ``score`` is its best validation value, in epoch ``best_epoch`` (from 0) of ``epochs``;
+    ``curve`` has the value of every validated epoch, counted from 1. ``state`` is finished,
+    stopped (by the scheduler) or failed, then with a ``reason``.
+    """
+
+    number: int
+    state: str
+    reason: str
+    score: float | None
+    epochs: int
+    best_epoch: int | None
+    seconds: float
+    parameters: int | None
+    host: str
+    node: str
+    options: dict[str, Any]
+    curve: dict[int, float]
+    result: Any = None  # Ray's, with the last checkpoint
+
+
+def collect(grid: Any) -> list[Trial]:
+    """The trials of Ray's ResultGrid, in the order of their numbers."""
+    return sorted((_trial(result) for result in grid), key=lambda trial: trial.number)
+
+
+def _trial(result: Any) -> Trial:
+    last, curve, best_seen = result.metrics or {}, {}, {}
+    frame = result.metrics_dataframe
+    if frame is not None and "epoch" in frame and "valid" in frame:
+        rows = frame[["epoch", "valid", BEST]].dropna()  # a failure has no epoch
+        curve = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
+        best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
+    state = state_of("ERROR" if result.error else "TERMINATED", last)
+    why = last.get(FAILURE) or (_lost(result.error) if result.error else "")
+    score = last.get(BEST)
+    if score is None or not math.isfinite(score):
+        score = best_seen[max(best_seen)] if best_seen else None
+    return Trial(
+        number=result.config["number"],
+        state=state,
+        reason=why,
+        score=score,
+        epochs=max(curve, default=0),
+        best_epoch=last.get("best_epoch"),
+        seconds=float(last.get("seconds") or 0.0),
+        parameters=last.get("parameters"),
+        host=str(last.get("hostname", "")),
+        node=str(last.get("node", "")),
+        options=result.config["options"],
+        curve=curve,
+        result=result,
+    )
+
+
+def _lost(error: BaseException) -> str:
+    return reason(getattr(error, "cause", None) or error)
+
+
+def best_of(trials: list[Trial], mode: str) -> Trial | None:
+    """The trial with the best score among those that did not fail."""
+    sign = 1 if mode == "max" else -1
+    usable = [trial for trial in trials if trial.state != "failed" and trial.score is not None]
+    return max(usable, key=lambda trial: sign * trial.score, default=None)
+
+
+def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
+    """trials.csv: a row per trial, an empty cell where an option does not exist."""
+    head = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*head, *names, "host", "node", "reason"])
+    for t in trials:
+        values = [t.options.get(name, "") for name in names]
+        row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
+        writer.writerow([*row, *values, t.host, t.node, t.reason])
+    write_whole(file, text.getvalue())
+
+
+def write_json(content: dict[str, Any], file: Path) -> None:
+    """All of the file or nothing."""
+    write_whole(file, json.dumps(content, indent=2) + "\n")

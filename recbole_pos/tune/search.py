@@ -1,0 +1,307 @@
+"""A search from beginning to end: check everything, prepare the data once, let Ray run the trials,
+evaluate the best one on test data."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from recbole_pos import checkpoint, report
+from recbole_pos.config import PosConfig
+from recbole_pos.data.targets import describe
+from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.report import RunFolder, Screen
+from recbole_pos.tune.cluster import connect, describe_cluster, stop
+from recbole_pos.tune.data import SharedData
+from recbole_pos.tune.outcome import Trial, best_of, collect, write_json, write_trials
+from recbole_pos.tune.plot import draw
+from recbole_pos.tune.progress import Progress, show_options
+from recbole_pos.tune.searchers import BEST
+from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
+from recbole_pos.tune.trial import run_trial, trial_config
+
+# How often a trial is taken up again after its process or machine was lost. What a trial raises
+# itself is not repeated: it would raise again.
+MOST_LOSSES = 3
+REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
+
+
+@dataclass
+class Found:
+    """What a search found; ``test`` is that of ``best`` alone."""
+
+    folder: Path
+    trials: list[Trial]
+    best: Trial
+    test: dict[str, float] | None
+    seconds: float
+
+
+def search(
+    model: str | None = None,
+    dataset: str | None = None,
+    space: str | Path | None = None,
+    config_file_list: list[str] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    *,
+    num_samples: int | None = None,
+    max_concurrent: int | None = None,
+    metric: str | None = None,
+    scheduler: Any = "asha",
+    grace_epochs: int = 5,
+    searcher: str = "optuna",
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    storage: str | None = None,
+    resume: str | Path | None = None,
+    address: str | None = None,
+    cpus_per_trial: float = 1,
+    gpus_per_trial: float = 0,
+    verbose: bool = True,
+) -> Found:
+    """Search for the best configuration by validation; test it once.
+
+    Args:
+        model, dataset, config_file_list, config_dict: as of :func:`recbole_pos.run`; options given
+            here are the same in all trials, whatever the space says of them.
+        space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
+        num_samples: how many trials, 60 when None; a grid runs all its points.
+        max_concurrent: how many at the same time; as many as the machines have room for when None.
+        metric: validation metric, ``valid_metric`` of the configuration when None.
+        scheduler: asha, none, or a scheduler object of Ray's.
+        grace_epochs: epochs that ASHA leaves every trial.
+        searcher: optuna (TPE), random or grid.
+        seed: of the searcher; that of training is the option ``seed``.
+        run_dir: where to write; saved/<dataset>/<model>/tune-<time>/ when None.
+        storage: path or URI for Ray's checkpoints, which all machines reach; in run_dir when None.
+        resume: the folder of an interrupted search; only ``address`` may be given with it.
+        address: of a Ray cluster, ``auto`` or HOST:PORT; a cluster of its own when None.
+        cpus_per_trial, gpus_per_trial: what a trial takes; fractions share a GPU.
+        verbose: print progress.
+
+    Raises:
+        UsageError: if something given is wrong, before any trial starts.
+        TrainingError: if every trial failed.
+        KeyboardInterrupt: if it was interrupted; names the folder to resume.
+    """
+    if resume is not None:
+        if model or dataset or space or config_file_list or config_dict or run_dir or storage:
+            raise UsageError("--resume takes everything from its folder; only --address may change")
+        folder = SearchFolder(resume)
+        settings = folder.read()
+    else:
+        settings = read_settings(
+            model, dataset, space, config_file_list, config_dict,
+            num_samples=num_samples, max_concurrent=max_concurrent, metric=metric,
+            scheduler=scheduler, grace_epochs=grace_epochs, searcher=searcher, seed=seed,
+            storage=storage, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
+        )  # fmt: skip
+        folder = None
+    screen, began = Screen(verbose), time.perf_counter()
+    experiment = _prepare(settings)
+    shared = SharedData(experiment.dataset)
+    started = connect(address)
+    try:
+        settings.require_room()
+        if folder is None:
+            folder = SearchFolder.create(run_dir, settings)
+        _headline(screen, settings, folder, experiment, shared)
+        tuner = _tuner(settings, folder, scheduler, shared, verbose)
+        trials = collect(_fit(tuner, folder))
+    finally:
+        stop(started)
+    if len(trials) < settings.total or any(not trial.state for trial in trials):
+        raise KeyboardInterrupt(_interrupted(folder))
+    return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
+
+
+def _prepare(settings: Settings) -> Experiment:
+    """The data, and a model of the configuration as it stands, so that wrong input shows now."""
+    import logging
+
+    logging.getLogger().setLevel(logging.WARNING)
+    experiment = prepare(settings.config())
+    if not experiment.loaders["valid"]:
+        raise UsageError(
+            "tune: this split has no validation targets to choose by; see eval_args, for example "
+            "--eval_args='{split: {LS: valid_and_test}}'"
+        )
+    experiment.trainer.training_loader(experiment.loaders["train"])
+    if settings.fingerprint not in (None, experiment.dataset.fingerprint):
+        raise UsageError(
+            "--resume: the data or their split have changed since the search began; start a new one"
+        )
+    settings.fingerprint = experiment.dataset.fingerprint
+    return experiment
+
+
+def _tuner(
+    settings: Settings, folder: SearchFolder, scheduler: Any, shared: SharedData, verbose: bool
+) -> tune.Tuner:
+    trainable = tune.with_resources(
+        tune.with_parameters(
+            run_trial,
+            model=settings.model,
+            dataset=settings.dataset,
+            base=settings.base,
+            threads=max(1, int(settings.cpus_per_trial)),
+            on_gpu=settings.gpus_per_trial > 0,
+            data=shared,
+        ),
+        {"cpu": settings.cpus_per_trial, "gpu": settings.gpus_per_trial},
+    )
+    path = folder.ray_path(settings)
+    if folder.begun and tune.Tuner.can_restore(path):
+        return tune.Tuner.restore(path, trainable)
+    storage, name = path.rsplit("/", 1)
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            metric=BEST,
+            mode=settings.mode,
+            search_alg=settings.make_searcher(),
+            scheduler=_scheduler(settings, scheduler),
+            num_samples=settings.total,
+            max_concurrent_trials=settings.max_concurrent,
+            reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
+            trial_dirname_creator=_folder_name,
+        ),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
+            callbacks=[Progress(settings.metric, settings.mode, settings.total, verbose)],
+            verbose=0,
+        ),
+    )
+
+
+def _scheduler(settings: Settings, given: Any) -> Any:
+    if settings.scheduler == "asha":
+        return tune.schedulers.AsyncHyperBandScheduler(
+            time_attr="epoch",
+            max_t=settings.epochs,
+            grace_period=min(settings.grace_epochs, settings.epochs),
+            reduction_factor=REDUCTION,
+        )
+    return None if settings.scheduler == "none" else given
+
+
+def _folder_name(trial: Any) -> str:
+    return f"trial_{trial.config['number']:05d}"
+
+
+def _fit(tuner: tune.Tuner, folder: SearchFolder) -> Any:
+    try:
+        return tuner.fit()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_interrupted(folder)) from None
+
+
+def _interrupted(folder: SearchFolder) -> str:
+    return (
+        "interrupted; finished trials and the last checkpoints of the others are kept, continue "
+        f"with `recbole-pos tune --resume {folder.path}`"
+    )
+
+
+def _headline(
+    screen: Screen, settings: Settings, folder: SearchFolder, experiment: Experiment, shared: Any
+) -> None:
+    screen.line(
+        f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
+        f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
+        f"{', '.join(settings.space.names)}; {folder.path}"
+    )
+    screen.line(
+        f"{describe_cluster(settings)}; data shared by trials: {shared.nbytes / 1e6:.1f} MB"
+    )
+    if settings.overruled:
+        screen.line(f"given, so not searched: {', '.join(settings.overruled)}")
+    if split := describe(experiment.dataset.split.summary):
+        screen.line(split)
+
+
+def _finish(
+    settings: Settings,
+    folder: SearchFolder,
+    experiment: Experiment,
+    trials: list[Trial],
+    screen: Screen,
+    seconds: float,
+) -> Found:
+    """Write the tables and pictures; test the best trial, unless an earlier call did."""
+    names = settings.space.names
+    write_trials(trials, names, settings.metric, folder.trials)
+    best = best_of(trials, settings.mode)
+    if best is None:
+        first = trials[0]
+        raise TrainingError(
+            f"all {len(trials)} trials failed; the first one: {first.reason} "
+            f"({show_options(first.options)}). {folder.trials} has the reasons of all"
+        )
+    config = trial_config(settings.model, settings.dataset, settings.base, best.options)
+    kept = RunFolder(folder.best)
+    _keep(best, kept)
+    kept.write_config(config.plain)
+    shutil.copy(kept.config, folder.best_yaml)
+    test = folder.tested()
+    if test is None:
+        test = {"test": _test(config, experiment, kept)}
+        test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset, **test}
+        write_json(test, folder.test)
+    states = [trial.state for trial in trials]
+    write_json(
+        {
+            "search": {
+                **settings.to_plain(),
+                "space": [asdict(p) for p in settings.space.parameters],
+            },
+            "trials": len(trials),
+            "states": {state: states.count(state) for state in ("finished", "stopped", "failed")},
+            "seconds": round(seconds, 1),
+            "best": {
+                "trial": best.number,
+                "valid": best.score,
+                "best_epoch": best.best_epoch,
+                "options": best.options,
+            },
+            "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
+            "versions": {**report.versions(), "ray": ray.__version__},
+        },
+        folder.result,
+    )
+    pictures = draw(trials, settings.space, settings.metric, settings.mode, folder.path)
+    screen.results(
+        f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
+        {"valid": (best.result.metrics or {}).get("best_valid"), "test (once)": test["test"]},
+    )
+    for file in (folder.best_yaml, folder.trials, *pictures):
+        screen.line(str(file))
+    return Found(folder.path, trials, best, test["test"], seconds)
+
+
+def _keep(best: Trial, kept: RunFolder) -> None:
+    """The best trial's checkpoint as a run folder, for ``plot``, ``inspect`` and ``load``."""
+    kept.path.mkdir(exist_ok=True)
+    with best.result.checkpoint.as_directory() as saved:
+        for file in (kept.checkpoint, kept.metrics):
+            shutil.copy(Path(saved) / file.name, file)
+
+
+def _test(config: PosConfig, experiment: Experiment, kept: RunFolder) -> dict[str, float] | None:
+    """The only reading of test data in a search."""
+    tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
+    state = checkpoint.load(kept.checkpoint, ("best_weights",))
+    checkpoint.require_same_data(state, experiment.dataset.fingerprint, kept.checkpoint)
+    tested.trainer.load_weights(state["best_weights"])
+    result = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
+    return None if result is None else {name: float(value) for name, value in result.items()}

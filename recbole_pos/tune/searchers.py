@@ -1,0 +1,119 @@
+"""Where configurations come from: Optuna's TPE, random draws, or a grid, behind Ray's interface."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+from ray.tune.search import Searcher
+
+from recbole_pos.tune.space import Space
+
+BEST = "best"  # the metric of a search: the best validation score of a trial so far
+
+
+class NumberedSearcher(Searcher):
+    """Gives every trial a number, from 0 on, and ``options``; its state can be saved and restored.
+
+    Args:
+        space: what is searched.
+        mode: max or min.
+        seed: of the draws.
+    """
+
+    def __init__(self, space: Space, mode: str, seed: int) -> None:
+        super().__init__(metric=BEST, mode=mode)
+        self.space, self.seed = space, seed
+        self.numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Ray's hook: the configuration of a new trial."""
+        number = len(self.numbers)
+        options = self.options(number, trial_id)
+        if options is None:
+            return Searcher.FINISHED
+        self.numbers[trial_id] = number
+        return {"number": number, "options": options}
+
+    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+        """The options of a trial; None when there are no more."""
+        raise NotImplementedError
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Ray's hook: a trial ended."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Ray's hook: everything of this object into a file."""
+        with open(checkpoint_path, "wb") as file:
+            pickle.dump(self.__dict__, file)
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Ray's hook: what :meth:`save` wrote. Ray's own state beside it is pickled likewise."""
+        with open(checkpoint_path, "rb") as file:
+            self.__dict__.update(pickle.load(file))
+
+
+class RandomSearcher(NumberedSearcher):
+    """Trial n depends on seed and n alone: not on machines, or on which trial ends first."""
+
+    def options(self, number: int, trial_id: str) -> dict[str, Any]:
+        return self.space.draw(np.random.default_rng((self.seed, number)))
+
+
+class GridSearcher(NumberedSearcher):
+    """All combinations, in order."""
+
+    def __init__(self, space: Space, mode: str, seed: int) -> None:
+        super().__init__(space, mode, seed)
+        self.grid = space.grid()
+
+    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+        return self.grid[number] if number < len(self.grid) else None
+
+
+class OptunaSearcher(NumberedSearcher):
+    """Optuna's TPE (Bergstra et al. 2011) through its ask-and-tell interface.
+
+    Ray's own OptunaSearch would do for flat spaces; asking here lets conditions choose what is
+    asked next, and tells failed trials apart from bad ones. A trial in progress counts as a bad one
+    nearby (constant liar), so that trials side by side do not crowd.
+    """
+
+    def __init__(self, space: Space, mode: str, seed: int) -> None:
+        import optuna
+
+        super().__init__(space, mode, seed)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        direction = {"max": "maximize", "min": "minimize"}[mode]
+        self.study = optuna.create_study(direction=direction, sampler=sampler)
+        self.asked: dict[str, Any] = {}
+
+    def options(self, number: int, trial_id: str) -> dict[str, Any]:
+        self.asked[trial_id] = self.study.ask()
+        return self.space.suggest(self.asked[trial_id])
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        import optuna
+
+        trial = self.asked.pop(trial_id, None)
+        if trial is None:  # told already, before the search was resumed
+            return
+        score = (result or {}).get(BEST)
+        if error or score is None or not math.isfinite(score):
+            self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            self.study.tell(trial, score)
+
+
+SEARCHERS: dict[str, type[NumberedSearcher]] = {
+    "optuna": OptunaSearcher,
+    "random": RandomSearcher,
+    "grid": GridSearcher,
+}

@@ -1,0 +1,241 @@
+"""Everything that defines a search, checked, and the folder that keeps it for ``--resume``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from recbole_pos.checkpoint import to_plain
+from recbole_pos.config import EXTRA_KEYS, PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.registry import suggest
+from recbole_pos.tune.check import check_space
+from recbole_pos.tune.files import read_space, space_file
+from recbole_pos.tune.outcome import write_json
+from recbole_pos.tune.searchers import SEARCHERS
+from recbole_pos.tune.space import Space
+from recbole_pos.tune.trial import trial_config
+
+SCHEDULERS = ("asha", "none")
+SAMPLES = 60  # as the kernel attention paper
+_RAY = "trials"  # name of Ray's folder
+
+
+@dataclass
+class Settings:
+    """A search, as plain values but for its space.
+
+    Attributes:
+        base: options that are the same in all trials.
+        overruled: searched options that the command line gives a value instead.
+        total: number of trials.
+        mode: max or min.
+        epochs: most epochs of a trial.
+        fingerprint: of the data, once prepared.
+    """
+
+    model: str
+    dataset: str
+    base: dict[str, Any]
+    space: Space
+    total: int
+    max_concurrent: int | None
+    metric: str
+    mode: str
+    scheduler: str
+    grace_epochs: int
+    searcher: str
+    seed: int
+    epochs: int
+    storage: str | None
+    cpus_per_trial: float
+    gpus_per_trial: float
+    overruled: list[str] = field(default_factory=list)
+    fingerprint: str | None = None
+
+    def config(self, options: dict[str, Any] | None = None) -> PosConfig:
+        """The configuration, with options of a trial."""
+        return trial_config(self.model, self.dataset, self.base, options or {})
+
+    def make_searcher(self) -> Any:
+        """A new searcher."""
+        return SEARCHERS[self.searcher](self.space, self.mode, self.seed)
+
+    def require_room(self) -> None:
+        """Refuse trials that no machine can ever run; Ray would wait for one.
+
+        Raises:
+            UsageError: naming what there is.
+        """
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for key, wanted in (("CPU", self.cpus_per_trial), ("GPU", self.gpus_per_trial)):
+            most = max((node.get(key, 0) for node in nodes), default=0)
+            if wanted > most:
+                raise UsageError(
+                    f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
+                    "any machine in the cluster"
+                )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for a file."""
+        return {**asdict(self), "space": self.space.to_plain()}
+
+
+def read_settings(
+    model: str | None,
+    dataset: str | None,
+    space: str | Path | None,
+    config_file_list: list[str] | None,
+    config_dict: dict[str, Any] | None,
+    *,
+    num_samples: int | None,
+    scheduler: Any,
+    searcher: str,
+    metric: str | None,
+    **others: Any,
+) -> Settings:
+    """Settings of what a user gave.
+
+    Raises:
+        UsageError: naming the option, or the file and line, that is wrong.
+    """
+    for name, value, known in (
+        ("scheduler", scheduler, SCHEDULERS),
+        ("searcher", searcher, SEARCHERS),
+    ):
+        if isinstance(value, str) and value not in known:
+            raise UsageError(
+                f"--{name}: {value!r} is not one of {', '.join(known)}{suggest(value, known)}"
+            )
+    given = {**(config_dict or {}), **({"valid_metric": metric} if metric else {})}
+    first = PosConfig(model, dataset, config_file_list, given)
+    found = read_space(space_file(space, first["model"]))
+    told = {**first.external_config_dict}
+    overruled = [name for name in found.names if name in told]
+    found = found.without(told)
+    if not found.parameters:
+        raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
+    found.context = first.plain
+    base = to_plain({k: v for k, v in told.items() if k not in EXTRA_KEYS})
+    base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
+    check_space(found, lambda more: trial_config(first["model"], first["dataset"], base, more))
+    base = {**found.fixed, **base}
+    config = trial_config(first["model"], first["dataset"], base, {})
+    if config["eval_step"] < 1:
+        raise UsageError("eval_step: a search needs validation; expected at least 1")
+    found.context = {k: v for k, v in config.plain.items() if _is_named(found, k)}
+    settings = Settings(
+        model=first["model"],
+        dataset=first["dataset"],
+        base=base,
+        space=found,
+        total=num_samples or SAMPLES,
+        metric=config["valid_metric"].lower(),
+        mode="max" if config["valid_metric_bigger"] else "min",
+        scheduler=scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
+        searcher=searcher,
+        epochs=config["epochs"],
+        overruled=overruled,
+        **others,
+    )
+    _require_numbers(settings, num_samples)
+    if searcher == "grid":
+        points = len(found.grid())
+        if num_samples not in (None, points):
+            raise UsageError(
+                f"--num_samples: the grid has {points} points and all are run; leave it out, or "
+                "use --searcher random"
+            )
+        settings.total = points
+    return settings
+
+
+def _is_named(space: Space, key: str) -> bool:
+    return any(key in parameter.when for parameter in space.parameters)
+
+
+def _require_numbers(settings: Settings, num_samples: int | None) -> None:
+    whole = {"num_samples": num_samples, "max_concurrent": settings.max_concurrent}
+    for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise UsageError(f"--{name}: expected a whole number of at least 1, found {value}")
+    if not settings.cpus_per_trial > 0:
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {settings.cpus_per_trial}")
+    gpus = settings.gpus_per_trial
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
+
+
+class SearchFolder:
+    """The folder of one search."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.settings = self.path / "search.json"
+        self.trials = self.path / "trials.csv"
+        self.result = self.path / "tune.json"
+        self.test = self.path / "test.json"
+        self.best_yaml = self.path / "best.yaml"
+        self.best = self.path / "best"
+        self.begun = self.settings.is_file()  # by an earlier call
+
+    @classmethod
+    def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
+        """A new folder with the settings in it.
+
+        Raises:
+            UsageError: if it holds a search already.
+        """
+        if path is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            base = Path("saved") / settings.dataset / settings.model / f"tune-{stamp}"
+            names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
+            path = next(name for name in names if not name.exists())
+        folder = cls(path)
+        if folder.begun or (folder.path / _RAY).exists():
+            raise UsageError(
+                f"{folder.path} holds a search already; continue it with --resume {folder.path} "
+                "or choose another --run_dir"
+            )
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot create {folder.path}: {error.strerror}") from error
+        if settings.storage:  # two searches in one storage must not meet
+            settings.storage = f"{settings.storage.rstrip('/')}/{folder.path.resolve().name}"
+            if "://" not in settings.storage:
+                settings.storage = os.path.abspath(settings.storage)
+        write_json(settings.to_plain(), folder.settings)
+        return folder
+
+    def read(self) -> Settings:
+        """The settings of the search in this folder.
+
+        Raises:
+            UsageError: if there are none.
+        """
+        try:
+            plain = json.loads(self.settings.read_text(encoding="utf-8"))
+            known = {f.name for f in fields(Settings)}
+            plain = {key: value for key, value in plain.items() if key in known}
+            return Settings(**{**plain, "space": Space.from_plain(plain["space"])})
+        except OSError as error:
+            raise UsageError(
+                f"--resume: {self.path} is not the folder of a search: no {self.settings.name}"
+            ) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"--resume: {self.settings} is damaged: {error}") from error
+
+    def ray_path(self, settings: Settings) -> str:
+        """Where Ray keeps trials, their checkpoints and the state of the search."""
+        return f"{settings.storage or self.path.resolve()}/{_RAY}"
+
+    def tested(self) -> dict[str, Any] | None:
+        """What an earlier call found on test data; it is not read twice."""
+        return json.loads(self.test.read_text()) if self.test.is_file() else None

@@ -1,0 +1,266 @@
+"""What is searched: parameters, how each is drawn, and under which values of others it exists.
+
+One description serves all searchers: Optuna asks for values by name, the random searcher draws them
+from a generator, the grid lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from recbole_pos.errors import UsageError
+
+KINDS = {
+    "choice": "a list of values",
+    "uniform": "[low, high]",
+    "loguniform": "[low, high], both above 0",
+    "quniform": "[low, high, step]",
+    "randint": "[low, high], whole numbers, both included",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One searched option.
+
+    Attributes:
+        name: the key of the configuration.
+        kind: one of ``KINDS``.
+        values: the choices, or low, high and for quniform the step.
+        where: file and line, for messages.
+        when: other option -> the values under which this one exists; all must hold.
+    """
+
+    name: str
+    kind: str
+    values: list[Any]
+    where: str
+    when: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        kind, values = self.kind, self.values
+        if not isinstance(values, list):
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {values!r}")
+        if kind == "choice":
+            if not values:
+                self._refuse("choice has no values to choose from")
+            twice = [value for n, value in enumerate(values) if value in values[:n]]
+            if twice:
+                self._refuse(f"{twice[0]!r} is listed twice")
+            return
+        if len(values) != (3 if kind == "quniform" else 2) or not all(map(_is_number, values)):
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {values!r}")
+        low, high = values[:2]
+        if low > high or (low == high and kind != "randint"):
+            self._refuse(f"the range from {low} to {high} is empty")
+        if kind == "loguniform" and low <= 0:
+            self._refuse(
+                f"loguniform needs a low end above 0, found {low}; ends are the values themselves, "
+                "not their logarithms as in RecBole's .hyper files"
+            )
+        if kind == "randint" and not all(isinstance(value, int) for value in values):
+            self._refuse(f"randint takes whole numbers, found {values!r}")
+        if kind == "quniform" and values[2] <= 0:
+            self._refuse(f"the step must be above 0, found {values[2]}")
+
+    def _refuse(self, problem: str) -> None:
+        raise UsageError(f"{self.where}: {self.name}: {problem}")
+
+    @property
+    def steps(self) -> int:
+        """How many steps quniform has above its low end."""
+        low, high, step = self.values
+        return int(math.floor((high - low) / step + 1e-9))
+
+    def on_grid(self, number: int) -> int | float:
+        """Low end and so many steps, without the dust of floating point."""
+        low, _, step = self.values
+        value = low + number * step
+        return value if isinstance(value, int) else float(f"{value:.12g}")
+
+    def ends(self) -> list[Any]:
+        """Values whose validity stands for that of all: every choice, or both ends."""
+        if self.kind == "choice":
+            return self.values
+        return (
+            [self.on_grid(0), self.on_grid(self.steps)] if self.kind == "quniform" else self.values
+        )
+
+    def all_values(self) -> list[Any]:
+        """Every value, for a grid.
+
+        Raises:
+            UsageError: where there are infinitely many.
+        """
+        if self.kind == "choice":
+            return self.values
+        if self.kind == "randint":
+            return list(range(self.values[0], self.values[1] + 1))
+        if self.kind == "quniform":
+            return [self.on_grid(number) for number in range(self.steps + 1)]
+        self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
+        raise AssertionError
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """A value from a generator of random numbers."""
+        low, high = self.values[:2] if self.kind != "choice" else (0, 0)
+        if self.kind == "choice":
+            return self.values[int(rng.integers(len(self.values)))]
+        if self.kind == "randint":
+            return int(rng.integers(low, high + 1))
+        if self.kind == "quniform":
+            return self.on_grid(int(rng.integers(self.steps + 1)))
+        if self.kind == "loguniform":
+            return min(max(float(np.exp(rng.uniform(np.log(low), np.log(high)))), low), high)
+        return float(rng.uniform(low, high))
+
+    def suggest(self, trial: Any) -> Any:
+        """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
+        if self.kind == "choice":
+            return self.values[trial.suggest_categorical(self.name, list(range(len(self.values))))]
+        low, high = self.values[:2]
+        if self.kind == "randint":
+            return trial.suggest_int(self.name, low, high)
+        if self.kind == "quniform":
+            return self.on_grid(trial.suggest_int(self.name, 0, self.steps))
+        return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+@dataclass
+class Space:
+    """The parameters of a search, those a condition names before those that have it.
+
+    Attributes:
+        parameters: what is searched.
+        fixed: options that the space file sets for every trial.
+        context: values of options that conditions may name though nothing searches them.
+        lines: option -> file and line, fixed ones included.
+    """
+
+    parameters: list[Parameter]
+    fixed: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parameters = _parents_first(self.parameters)
+
+    @property
+    def names(self) -> list[str]:
+        return [parameter.name for parameter in self.parameters]
+
+    def without(self, names: Any) -> Space:
+        """The space that is left when options are given on the command line."""
+        left = [parameter for parameter in self.parameters if parameter.name not in names]
+        fixed = {key: value for key, value in self.fixed.items() if key not in names}
+        return Space(left, fixed, self.lines, self.context)
+
+    def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
+        """Whether the values chosen so far fulfil a parameter's condition."""
+        for name, allowed in parameter.when.items():
+            searched = name in self.names
+            if searched and name not in options:  # itself left out by a condition of its own
+                return False
+            if (options if searched else self.context).get(name) not in allowed:
+                return False
+        return True
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Random options."""
+        return self._fill(lambda parameter: parameter.draw(rng))
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Options that an ``optuna.Trial`` suggests."""
+        return self._fill(lambda parameter: parameter.suggest(trial))
+
+    def _fill(self, choose: Any) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if self.exists(parameter, options):
+                options[parameter.name] = choose(parameter)
+        return options
+
+    def grid(self) -> list[dict[str, Any]]:
+        """All combinations, in the order of the file, the last parameter changing first."""
+        found: list[dict[str, Any]] = [{}]
+        for parameter in self.parameters:
+            grown: list[dict[str, Any]] = []
+            for options in found:
+                if self.exists(parameter, options):
+                    grown += [{**options, parameter.name: v} for v in parameter.all_values()]
+                else:
+                    grown.append(options)
+            found = grown
+        return found
+
+    def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
+        """Each parameter at each of its ends, with values of others under which it exists."""
+        for parameter in self.parameters:
+            base = self._making(parameter)
+            if base is None:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition "
+                    f"{parameter.when} never holds"
+                )
+            for value in parameter.ends():
+                yield parameter, {**base, parameter.name: value}
+
+    def _making(self, parameter: Parameter) -> dict[str, Any] | None:
+        """Values of other parameters under which this one exists; None if there are none."""
+        found: dict[str, Any] = {}
+        for name, allowed in parameter.when.items():
+            parent = next((p for p in self.parameters if p.name == name), None)
+            if parent is None:
+                if self.context.get(name) not in allowed:
+                    return None
+                continue
+            above = self._making(parent)
+            values = [value for value in allowed if _can_be(parent, value)]
+            if above is None or not values:
+                return None
+            found.update({**above, name: values[0]})
+        return found
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Space:
+        """Inverse of :meth:`to_plain`."""
+        return cls(**{**plain, "parameters": [Parameter(**p) for p in plain["parameters"]]})
+
+
+def _can_be(parameter: Parameter, value: Any) -> bool:
+    if parameter.kind in ("uniform", "loguniform"):
+        return _is_number(value) and parameter.values[0] <= value <= parameter.values[1]
+    return value in parameter.all_values()
+
+
+def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
+    names, placed = {p.name for p in parameters}, set()
+    left, ordered = list(parameters), []
+    while left:
+        ready = next((p for p in left if not (set(p.when) & names) - placed), None)
+        if ready is None:
+            raise UsageError(
+                f"{left[0].where}: {left[0].name}: its condition depends on itself, by way of "
+                f"{', '.join(left[0].when)}"
+            )
+        left.remove(ready)
+        ordered.append(ready)
+        placed.add(ready.name)
+    return ordered
