@@ -13,6 +13,7 @@ TUNE_OPTIONS = (
     *("space", "num_samples", "max_concurrent", "metric", "scheduler", "grace_epochs", "searcher"),
     *("address", "storage", "cpus_per_trial", "gpus_per_trial"),
 )
+PARALLEL_OPTIONS = ("nproc", "world_size", "ip", "port", "group_offset")  # of `run` alone
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
   recbole-pos run -m SASRec -d ml-100k --epochs=20 --learning_rate=5e-4
@@ -54,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _is_override(word: str) -> bool:
     key, equals, _ = word.removeprefix("--").partition("=")
-    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug", *TUNE_OPTIONS)
+    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug")
+    own += TUNE_OPTIONS + PARALLEL_OPTIONS
     return word.startswith("--") and bool(equals) and key not in own
 
 
@@ -84,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config_files", nargs="+", default=[], metavar="YAML", help="configuration")
     run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
     run.add_argument("--resume", metavar="RUN_DIR", help="continue an interrupted run")
+    run.add_argument("--nproc", type=int, default=1, metavar="N", help="processes here (1)")
+    run.add_argument("--world_size", type=int, default=-1, metavar="N", help="on all machines")
+    run.add_argument("--ip", default="localhost", help="of the machine of the first process")
+    run.add_argument("--port", type=int, help="where they meet (a free one; 5678 between machines)")
+    run.add_argument(
+        "--group_offset", type=int, default=0, metavar="N", help="number of the first process here"
+    )
     run.set_defaults(command=_run)
     _add_tune(commands, debug)
     attach = commands.add_parser(
@@ -143,6 +152,9 @@ def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
     tune.add_argument("--cpus_per_trial", type=float, default=1, metavar="N", help="cores (1)")
     tune.add_argument(
         "--gpus_per_trial", type=float, default=0, metavar="N", help="0.5 shares a GPU (0)"
+    )
+    tune.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="processes that train one trial (1)"
     )
     tune.set_defaults(command=_tune)
 
@@ -205,6 +217,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         parse_overrides(rest),
         run_dir=args.run_dir,
         resume=args.resume,
+        **{name: getattr(args, name) for name in PARALLEL_OPTIONS},
     )
     return 0
 
@@ -214,7 +227,7 @@ def _tune(args: argparse.Namespace, rest: list[str]) -> int:
 
     names = ("num_samples", "max_concurrent", "metric", "scheduler", "grace_epochs", "searcher",
              "seed", "run_dir", "storage", "resume", "address", "cpus_per_trial",
-             "gpus_per_trial")  # fmt: skip
+             "gpus_per_trial", "nproc")  # fmt: skip
     search(
         args.model,
         args.dataset,

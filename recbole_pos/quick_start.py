@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import asdict, dataclass, field
@@ -10,13 +11,14 @@ from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
-from recbole_pos import checkpoint, report
+from recbole_pos import checkpoint, parallel, report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
+from recbole_pos.parallel_trainer import ParallelTrainer
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.trainer import PosTrainer, masks_history
 from recbole_pos.warm_start import start_from
@@ -92,7 +94,8 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
     start_from(model, config, dataset.fingerprint, weights=fresh)
-    trainer = PosTrainer(config, model, folder)
+    kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
+    trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
@@ -124,7 +127,12 @@ def run(
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
     verbose: bool = True,
-) -> Result:
+    nproc: int = 1,
+    world_size: int = -1,
+    ip: str = "localhost",
+    port: int | str | None = None,
+    group_offset: int = 0,
+) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
 
     Args:
@@ -136,6 +144,13 @@ def run(
         resume: the folder of an interrupted run; of the other arguments only ``epochs`` in
             ``config_dict`` may be given with it.
         verbose: print progress and the result table.
+        nproc: how many processes train together on this machine, each with a part of every batch.
+        world_size: how many do so on all machines; ``nproc`` when -1.
+        ip, port: where those of several machines meet: the machine of the first process.
+        group_offset: number of this machine's first process.
+
+    Returns:
+        What was found; None on a machine that has not the first process.
 
     Raises:
         UsageError: if something given is wrong.
@@ -157,17 +172,69 @@ def run(
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         folder = None
+    plan = parallel.Plan.of(nproc, world_size, ip, port, group_offset)
+    if plan.world_size > 1:
+        return _run_in_parallel(plan, config, run_dir, resume, verbose)
+    return _train(config, folder, run_dir, verbose)
+
+
+def _run_in_parallel(
+    plan: parallel.Plan,
+    config: PosConfig,
+    run_dir: str | Path | None,
+    resume: str | Path | None,
+    verbose: bool,
+) -> Result | None:
+    gpus = parallel.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
+    if resume is None and plan.offset == 0:
+        run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
+    path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
+    try:
+        parallel.launch(plan, _member, (config.plain, path, resume is not None, verbose), gpus)
+    except KeyboardInterrupt:
+        raise Interrupted(str(path)) from None
+    except UsageError:
+        if path and resume is None and not any(path.iterdir()):
+            path.rmdir()  # wrong options leave no folder behind
+        raise
+    if plan.offset:
+        return None
+    return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
+
+
+def _member(
+    plain: dict[str, Any], path: Path | None, resumed: bool, verbose: bool, gpu: str
+) -> None:
+    """What each process of a group runs; the first one writes and prints."""
+    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
+    config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
+    first = parallel.this_share().rank == 0
+    folder = RunFolder(path) if resumed and path else None
+    _train(config, folder, path, verbose and first)
+
+
+def _train(
+    config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, verbose: bool
+) -> Result:
+    """One experiment in this process, from a folder on if it is given."""
     screen = Screen(verbose)
+    first = parallel.this_share().rank == 0
     logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
     keep_freed_memory()
     experiment = prepare(config, folder, fresh=folder is None)
     trainer, loaders = experiment.trainer, experiment.loaders
     if folder is None:
         trainer.training_loader(loaders["train"])  # wrong options must not leave a folder behind
-        folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-        trainer.use_folder(folder)
+        if first:
+            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+            trainer.use_folder(folder)
     else:
+        trainer.use_folder(folder if first else None)
         trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+    if not first:
+        trainer.fit(loaders["train"], loaders["valid"], verbose=False)
+        trainer.evaluate(loaders["test"])
+        return None
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     screen.line(_headline(experiment, folder))
     if split := describe(experiment.dataset.split.summary):

@@ -212,7 +212,8 @@ class PosTrainer(Trainer):
         total = weight = 0.0
         for number, batch in enumerate(batches):
             loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
-            total, weight = total + loss * len(batch), weight + len(batch)
+            count = self._targets(batch)
+            total, weight = total + loss * count, weight + count
         seconds = time.perf_counter() - started
         sequences = isinstance(train_data, WindowLoader)
         targets = train_data.targets if sequences else train_data.sample_size
@@ -235,19 +236,34 @@ class PosTrainer(Trainer):
     def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> float:
         """One optimiser step; the loss before it."""
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, enabled=self.enable_amp):
-            losses = loss_func(batch)
-        loss = sum(losses) if isinstance(losses, tuple) else losses
-        value = loss.item()
+        loss = self._loss(loss_func, batch)
+        value = self._value(loss)
         if not math.isfinite(value):
             raise TrainingError(self._explain_loss(value, batch, epoch, number))
         self.scaler.scale(loss).backward()
+        self._after_backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+    # What ParallelTrainer does otherwise.
+
+    def _loss(self, loss_func: Any, batch: Any) -> Tensor:
+        with torch.autocast(self.device.type, enabled=self.enable_amp):
+            losses = loss_func(batch)
+        return sum(losses) if isinstance(losses, tuple) else losses
+
+    def _value(self, loss: Tensor) -> float:
+        return loss.item()
+
+    def _after_backward(self) -> None:
+        pass
+
+    def _targets(self, batch: Any) -> int:
+        return len(batch)
 
     def _explain_loss(self, value: float, batch: Any, epoch: int, number: int) -> str:
         """Why a loss is not a number, as far as can be told."""

@@ -15,6 +15,8 @@ import torch
 
 # the models here are tiny: a second thread only waits, the more so beside other test processes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers give way to everything else, which on a busy machine leaves them next to nothing
+os.environ.setdefault("RAY_worker_niceness", "0")
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
 
 import recbole_pos  # noqa: E402

@@ -27,6 +27,7 @@ OTHERS = {
     "storage": None,
     "cpus_per_trial": 1,
     "gpus_per_trial": 0,
+    "nproc": 1,
 }
 ALL_KINDS = """
 epochs: 7
@@ -64,7 +65,8 @@ def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
 
 def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> None:
     text = (  # the child stands first: order in the file does not matter
-        "kernel_band: {choice: [5, 9], when: {kernel_u: toeplitz, kernel_l: [toeplitz, identity]}}\n"
+        "kernel_band:\n  choice: [5, 9]\n"
+        "  when: {kernel_u: toeplitz, kernel_l: [toeplitz, identity]}\n"
         "kernel_u: {choice: [toeplitz, full]}\n"
         "kernel_l: {choice: [toeplitz, full, identity]}\n"
     )
@@ -89,7 +91,7 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("learning_rate: {loguniform: [1e-4, 1e-2]}\nlearing_rate: {uniform: [0, 1]}", 2, "nearest"),
+        ("learning_rate: {loguniform: [1e-4, 1]}\nlearing_rate: {uniform: [0, 1]}", 2, "nearest"),
         ("a: 1\n\nn_layers: {randint: [3, 1]}", 3, "from 3 to 1 is empty"),
         ("n_layers: {randint: [1, 2.5]}", 1, "whole numbers"),
         ("learning_rate: {loguniform: [-8, 0]}", 1, "above 0"),
@@ -165,6 +167,7 @@ def test_metric_and_its_direction(tmp_path: Path) -> None:
         ({"max_concurrent": 0}, "--max_concurrent"),
         ({"grace_epochs": 0}, "--grace_epochs"),
         ({"cpus_per_trial": 0}, "--cpus_per_trial"),
+        ({"nproc": 0}, "--nproc"),
         ({"gpus_per_trial": 1.5}, "--gpus_per_trial"),
     ],
 )

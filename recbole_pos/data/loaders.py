@@ -18,6 +18,7 @@ from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
+from recbole_pos.parallel import Share, this_share
 
 
 class WindowLoader:
@@ -51,6 +52,7 @@ class WindowLoader:
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
         self.shuffle, self.needs_time = shuffle, needs_time
         self.epoch = 0
+        self.share = Share()
         self._made: tuple[int, list[np.ndarray]] | None = None
 
     @property
@@ -92,8 +94,9 @@ class WindowLoader:
         return batches
 
     def __iter__(self) -> Iterator[SequenceBatch]:
+        targets = self.windows.end - self.windows.first
         for batch in self._batches():
-            yield self.gather(batch)
+            yield self.gather(self.share.of(batch, targets[batch]))
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
         """The given windows as one packed batch."""
@@ -123,7 +126,9 @@ class TargetLoader(FullSortEvalDataLoader):
 
     def __init__(self, config: Any, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
-        self.sample_size = len(dataset)
+        share = this_share()
+        self.rows = np.arange(share.rank, len(dataset), share.size)  # this process's
+        self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, sampler, shuffle)
 
     def _init_batch_size_and_step(self) -> None:
@@ -132,7 +137,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
     def collate_fn(self, index: list[int]) -> tuple[Interaction, None, Tensor, Tensor]:
         """RecBole's batch of a sequential model: rows, no history, row and item of each target."""
-        rows = self.transform(self._dataset, self._dataset[np.array(index)])
+        rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
 

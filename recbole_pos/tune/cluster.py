@@ -11,6 +11,11 @@ import ray
 from recbole_pos.errors import UsageError
 
 
+def _no_stacks(record: logging.LogRecord) -> bool:
+    """Leaves out the stack of every lost process, of which progress.py tells in a line."""
+    return not str(record.msg).startswith("Trial task failed")
+
+
 def connect(address: str | None) -> bool:
     """Join the cluster at ``address``, or the one this process has joined; else start one.
 
@@ -24,6 +29,10 @@ def connect(address: str | None) -> bool:
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
     # Ray's tables would come between the lines of progress.py; verbose=0 alone leaves some
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    logging.getLogger("ray.tune").setLevel(logging.WARNING)
+    noisy = logging.getLogger("ray.tune.execution.tune_controller")
+    if _no_stacks not in noisy.filters:
+        noisy.addFilter(_no_stacks)
     if ray.is_initialized():
         return False
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
@@ -38,6 +47,15 @@ def connect(address: str | None) -> bool:
             f"or leave --address out to run on this machine ({str(error).splitlines()[0]})"
         ) from error
     return True
+
+
+def fill(room: int) -> None:
+    """Let Ray start as many trials at once as have room.
+
+    With a searcher of one's own it lets a single trial wait for a process at a time, so that on a
+    hundred machines the first trials would be over before most machines had begun.
+    """
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, room))
 
 
 def stop(started: bool) -> None:
@@ -57,4 +75,6 @@ def describe_cluster(settings: Any) -> str:
     takes = f"{settings.cpus_per_trial:g} CPU"
     if settings.gpus_per_trial:
         takes += f" and {settings.gpus_per_trial:g} GPU"
+    if settings.nproc > 1:
+        takes = f"{settings.nproc} times {takes}"
     return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {takes}"

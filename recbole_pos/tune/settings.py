@@ -56,6 +56,7 @@ class Settings:
     storage: str | None
     cpus_per_trial: float
     gpus_per_trial: float
+    nproc: int
     overruled: list[str] = field(default_factory=list)
     fingerprint: str | None = None
 
@@ -67,20 +68,31 @@ class Settings:
         """A new searcher."""
         return SEARCHERS[self.searcher](self.space, self.mode, self.seed)
 
-    def require_room(self) -> None:
-        """Refuse trials that no machine can ever run; Ray would wait for one.
+    def room(self) -> int:
+        """How many trials the machines of the cluster can run side by side.
 
         Raises:
-            UsageError: naming what there is.
+            UsageError: if none of them can ever run one; Ray would wait for a machine that can.
         """
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        for key, wanted in (("CPU", self.cpus_per_trial), ("GPU", self.gpus_per_trial)):
+        takes = {"CPU": self.cpus_per_trial, "GPU": self.gpus_per_trial}
+        for key, wanted in takes.items():
             most = max((node.get(key, 0) for node in nodes), default=0)
             if wanted > most:
                 raise UsageError(
                     f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
                     "any machine in the cluster"
                 )
+        processes = sum(
+            min(int(node.get(key, 0) / wanted + 1e-9) for key, wanted in takes.items() if wanted)
+            for node in nodes
+        )
+        if processes < self.nproc:
+            raise UsageError(
+                f"--nproc: a trial of {self.nproc} processes does not fit: there is room for "
+                f"{processes}"
+            )
+        return processes // self.nproc
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for a file."""
@@ -161,7 +173,11 @@ def _is_named(space: Space, key: str) -> bool:
 
 
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
-    whole = {"num_samples": num_samples, "max_concurrent": settings.max_concurrent}
+    whole = {
+        "num_samples": num_samples,
+        "max_concurrent": settings.max_concurrent,
+        "nproc": settings.nproc,
+    }
     for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
         if value is not None and (isinstance(value, bool) or value < 1):
             raise UsageError(f"--{name}: expected a whole number of at least 1, found {value}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
+from recbole_pos.tune.team import gpu_of_ray, team
 
 FAILURE = "failure"  # key of a last report that says why a trial failed
 _OUT_OF_MEMORY = (
@@ -45,9 +45,9 @@ def run_trial(
     model: str,
     dataset: str,
     base: dict[str, Any],
-    threads: int,
-    on_gpu: bool,
-    data: SharedData,
+    takes: dict[str, float],
+    nproc: int,
+    data: list[Any],
 ) -> None:
     """Train, report the validation metric and a checkpoint after every epoch, never test.
 
@@ -58,21 +58,23 @@ def run_trial(
     Args:
         config: number and options, from the searcher.
         model, dataset, base: of the search.
-        threads: for torch, so that the trials of a machine share its cores.
-        on_gpu: whether Ray gave this process a GPU.
-        data: from the object store.
+        takes: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
+            the trials of a machine share its cores.
+        nproc: how many processes train the model together.
+        data: a list with the reference of a :class:`SharedData` in the object store.
     """
-    torch.set_num_threads(threads)
+    on_gpu = takes["num_gpus"] > 0
+    torch.set_num_threads(max(1, int(takes["num_cpus"])))
     keep_freed_memory()
     logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
-    # RecBole writes gpu_id into CUDA_VISIBLE_DEVICES: it must say what Ray gave, or all trials of a
-    # machine would crowd on its first GPU
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if on_gpu else ""
-    options = {**config["options"], **QUIET, "gpu_id": gpu}
+    options = {**config["options"], **QUIET, "gpu_id": gpu_of_ray(on_gpu)}
     try:
         with tempfile.TemporaryDirectory(prefix="recbole-pos-trial-") as folder:
             chosen = trial_config(model, dataset, base, options)
-            _train(chosen, data.dataset(chosen), RunFolder(folder))
+            run = RunFolder(folder)
+            start = _last_checkpoint(run)
+            with team(nproc, takes, chosen.plain, data, start):
+                _train(chosen, ray.get(data[0]), run, start)
     except Exception as error:
         tune.report({BEST: math.nan, FAILURE: reason(error), "number": config["number"]})
     finally:
@@ -81,13 +83,19 @@ def run_trial(
             torch.cuda.empty_cache()
 
 
-def _train(config: PosConfig, dataset: Any, folder: RunFolder) -> None:
+def _last_checkpoint(folder: RunFolder) -> Path | None:
+    """Where an earlier process of this trial stopped, brought here."""
     start = tune.get_checkpoint()
-    if start:
-        with start.as_directory() as saved:
-            for file in Path(saved).iterdir():
-                shutil.copy(file, folder.path)
-    experiment = prepare(config, folder, fresh=start is None, dataset=dataset)
+    if not start:
+        return None
+    with start.as_directory() as saved:
+        for file in Path(saved).iterdir():
+            shutil.copy(file, folder.path)
+    return folder.checkpoint
+
+
+def _train(config: PosConfig, data: SharedData, folder: RunFolder, start: Path | None) -> None:
+    experiment = prepare(config, folder, fresh=start is None, dataset=data.dataset(config))
     trainer, loaders = experiment.trainer, experiment.loaders
     folder.write_config(config.plain)
     if start:

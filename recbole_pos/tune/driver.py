@@ -18,7 +18,7 @@ from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder, Screen
-from recbole_pos.tune.cluster import connect, describe_cluster, stop
+from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import Trial, best_of, collect, write_json, write_trials
 from recbole_pos.tune.plot import draw
@@ -64,6 +64,7 @@ def search(
     address: str | None = None,
     cpus_per_trial: float = 1,
     gpus_per_trial: float = 0,
+    nproc: int = 1,
     verbose: bool = True,
 ) -> Found:
     """Search for the best configuration by validation; test it once.
@@ -84,6 +85,7 @@ def search(
         resume: the folder of an interrupted search; only ``address`` may be given with it.
         address: of a Ray cluster, ``auto`` or HOST:PORT; a cluster of its own when None.
         cpus_per_trial, gpus_per_trial: what a trial takes; fractions share a GPU.
+        nproc: processes that train one trial together, each of which takes as much.
         verbose: print progress.
 
     Raises:
@@ -102,6 +104,7 @@ def search(
             num_samples=num_samples, max_concurrent=max_concurrent, metric=metric,
             scheduler=scheduler, grace_epochs=grace_epochs, searcher=searcher, seed=seed,
             storage=storage, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
+            nproc=nproc,
         )  # fmt: skip
         folder = None
     screen, began = Screen(verbose), time.perf_counter()
@@ -109,7 +112,7 @@ def search(
     shared = SharedData(experiment.dataset)
     started = connect(address)
     try:
-        settings.require_room()
+        fill(settings.room())
         if folder is None:
             folder = SearchFolder.create(run_dir, settings)
         _headline(screen, settings, folder, experiment, shared)
@@ -145,17 +148,18 @@ def _prepare(settings: Settings) -> Experiment:
 def _tuner(
     settings: Settings, folder: SearchFolder, scheduler: Any, shared: SharedData, verbose: bool
 ) -> tune.Tuner:
+    bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
     trainable = tune.with_resources(
         tune.with_parameters(
             run_trial,
             model=settings.model,
             dataset=settings.dataset,
             base=settings.base,
-            threads=max(1, int(settings.cpus_per_trial)),
-            on_gpu=settings.gpus_per_trial > 0,
-            data=shared,
+            takes={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
+            nproc=settings.nproc,
+            data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
         ),
-        {"cpu": settings.cpus_per_trial, "gpu": settings.gpus_per_trial},
+        tune.PlacementGroupFactory([bundle] * settings.nproc),
     )
     path = folder.ray_path(settings)
     if folder.begun and tune.Tuner.can_restore(path):

@@ -1,0 +1,84 @@
+"""PosTrainer as one of several processes that train the same model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recbole.utils import ModelType, init_seed
+from torch import Tensor
+
+from recbole_pos import parallel
+from recbole_pos.errors import UsageError
+from recbole_pos.report import RunFolder
+from recbole_pos.trainer import PosTrainer
+
+
+class ParallelTrainer(PosTrainer):
+    """Takes this process's part of every batch; the weights stay the same in all processes.
+
+    Only the first process writes. Metrics are computed from all rows in every process, so all of
+    them stop in the same epoch.
+    """
+
+    def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
+        if model.type == ModelType.TRADITIONAL:
+            raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
+        super().__init__(config, model, run)
+        self.share = parallel.this_share()
+        self.evaluator = _Gathered(self.evaluator)
+
+    def training_loader(self, train_data: Any) -> Any:
+        """As in one process, but its batches are this process's part."""
+        loader = super().training_loader(train_data)
+        if loader is train_data:
+            parallel.divide(loader, self.share)
+        else:
+            loader.share = self.share
+        return loader
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """As in one process; dropout and negatives are drawn independently."""
+        init_seed(self._seed(), self.config["reproducibility"])
+        return super().fit(*args, **kwargs)
+
+    def _seed(self) -> int:
+        """One per process; a resumed run does not draw the same again."""
+        more = 7919 * self.share.rank + 104729 * self.progress.next_epoch
+        return (self.config["seed"] + more) % 2**32
+
+    def _loss(self, loss_func: Any, batch: Any) -> Tensor:
+        return super()._loss(loss_func, batch) * self.share.weight
+
+    def _value(self, loss: Tensor) -> float:
+        """Mean over the whole batch: where one process has no number, none has."""
+        return parallel.total(loss.item(), self.device)
+
+    def _after_backward(self) -> None:
+        parallel.sum_gradients(self.model)
+
+    def _targets(self, batch: Any) -> int:
+        return self.share.whole
+
+    def _save_checkpoint(self) -> None:
+        if self.share.rank == 0:
+            super()._save_checkpoint()
+
+    def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
+        """Every process reads the same file."""
+        super().resume_checkpoint(resume_file, train_data)
+        torch.distributed.barrier()  # nobody writes before all have read
+
+
+class _Gathered:
+    """RecBole's evaluator over the rows of all processes."""
+
+    def __init__(self, evaluator: Any) -> None:
+        self.evaluator = evaluator
+
+    def evaluate(self, struct: Any) -> Any:
+        found = struct._data_dict
+        rows = {name: value for name, value in found.items() if name.startswith("rec.")}
+        for name, value in parallel.gather_rows(rows).items():
+            struct.set(name, value)
+        return self.evaluator.evaluate(struct)

@@ -1,0 +1,95 @@
+"""A trial of several processes, which Ray places together: a placement group of equal bundles."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from recbole_pos.config import PosConfig
+from recbole_pos.memory import keep_freed_memory
+from recbole_pos.parallel import Plan
+from recbole_pos.quick_start import prepare
+from recbole_pos.report import RunFolder
+
+
+@contextmanager
+def team(
+    nproc: int,
+    takes: dict[str, float],
+    options: dict[str, Any],
+    data: list[Any],
+    start: Path | None,
+) -> Iterator[None]:
+    """Let this process be the first of ``nproc`` that train one model.
+
+    Args:
+        nproc: how many; nothing happens for one.
+        takes: ``num_cpus`` and ``num_gpus`` of each.
+        options: the complete configuration, plain.
+        data: a list with the reference of the shared data.
+        start: a checkpoint to go on from, or None.
+    """
+    if nproc == 1:
+        yield
+        return
+    plan = Plan.of(nproc, nproc, ray.util.get_node_ip_address(), None, 0)
+    place = ray.util.get_current_placement_group()
+    state = start.read_bytes() if start else None
+    others = [
+        ray.remote(max_retries=0, max_calls=1, **takes)(_member)
+        .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
+        .remote(rank, plan, options, data, state, bool(takes["num_gpus"]))
+        for rank in range(1, nproc)
+    ]
+    try:
+        plan.join(0, bool(takes["num_gpus"]))
+        yield
+        ray.get(others)
+    except Exception:
+        ended, _ = ray.wait(others, num_returns=len(others), timeout=5)
+        ray.get(ended)  # what another process said, rather than that it is gone
+        raise
+    finally:  # also when the scheduler stops the trial in the middle
+        for other in others:
+            ray.cancel(other, force=True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _member(
+    rank: int,
+    plan: Plan,
+    options: dict[str, Any],
+    data: list[Any],
+    state: bytes | None,
+    on_gpu: bool,
+) -> None:
+    """A process of the team other than the first: trains, tells nobody."""
+    torch.set_num_threads(max(1, int(ray.get_runtime_context().get_assigned_resources()["CPU"])))
+    keep_freed_memory()
+    logging.getLogger().setLevel(logging.WARNING)
+    plan.join(rank, on_gpu)
+    config = PosConfig(None, None, None, {**options, "gpu_id": gpu_of_ray(on_gpu)})
+    shared = ray.get(data[0])
+    made = prepare(config, fresh=state is None, dataset=shared.dataset(config))
+    with tempfile.TemporaryDirectory(prefix="recbole-pos-member-") as name:
+        if state is not None:
+            file = RunFolder(name).checkpoint
+            file.write_bytes(state)
+            made.trainer.resume_checkpoint(str(file), made.loaders["train"])
+        made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False)
+
+
+def gpu_of_ray(on_gpu: bool) -> str:
+    """The option ``gpu_id``: RecBole writes it into CUDA_VISIBLE_DEVICES, so it must say what Ray
+    gave this process, or all trials of a machine would crowd on its first GPU."""
+    return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if on_gpu else ""

@@ -1,0 +1,189 @@
+"""Searches that lose a machine, a process, or the driver. Real raylets, real ``kill -9``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from recbole_pos.tune import search
+from recbole_pos.tune.settings import SearchFolder
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+FAST = {
+    "hidden_size": 16,
+    "inner_size": 16,
+    "MAX_ITEM_LIST_LENGTH": 12,
+    "train_batch_size": 16,
+    "stopping_step": 100,
+}
+SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n"
+PATIENCE = 150  # seconds, on a machine that has other things to do
+
+
+def slow_epochs(file: str, seconds: float) -> Callable[[], None]:
+    """A function that makes a worker take its time for an epoch, and note it."""
+
+    def hook() -> None:
+        import os
+        import time
+
+        import ray
+
+        import recbole_pos  # noqa: F401
+        from recbole_pos.trainer import PosTrainer
+
+        train = PosTrainer._train_epoch
+
+        def _train_epoch(self, loader, epoch, **kwargs):
+            line = train(self, loader, epoch, **kwargs)
+            node = ray.get_runtime_context().get_node_id()
+            rate = self.config["learning_rate"]
+            with open(file, "a") as stream:
+                stream.write(f"{rate!r} {epoch} {node} {os.getpid()}\n")
+            time.sleep(seconds)
+            return line
+
+        PosTrainer._train_epoch = _train_epoch
+
+    return hook
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two raylets on loopback, one CPU each."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def trained(file: Path) -> dict[float, list[tuple[int, str, int]]]:
+    """Learning rate of a trial -> epochs it trained, where, and in which process."""
+    found = defaultdict(list)
+    for line in file.read_text().splitlines() if file.exists() else []:
+        rate, epoch, node, pid = line.split()
+        found[float(rate)].append((int(epoch), node, int(pid)))
+    return found
+
+
+def wait(what: Callable[[], Any]) -> Any:
+    deadline = time.time() + PATIENCE
+    while time.time() < deadline:
+        if value := what():
+            return value
+        time.sleep(0.05)
+    pytest.fail("waited in vain")
+
+
+def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: Path) -> None:
+    log, space = tmp_path / "log", tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    hook = {"worker_process_setup_hook": slow_epochs(str(log), 0.4)}
+    ray.init(cluster.address, runtime_env=hook, log_to_driver=False)
+    other = next(iter(cluster.worker_nodes))
+    killed: list[str] = []
+
+    def kill() -> None:
+        """When a trial is three epochs along on the other machine."""
+        node = other.node_id
+        wait(lambda: any(e >= 2 for es in trained(log).values() for e, n, _ in es if n == node))
+        killed.append(node)
+        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    last = 15  # a worker outlives its raylet by a few epochs
+    given = {**FAST, "data_path": str(tiny), "epochs": last}
+    options = {"searcher": "random", "seed": 3, "scheduler": "none", "verbose": False}
+    found = search("FPARec", "tiny", space, [], given, num_samples=4, run_dir=tmp_path / "two",
+                   storage=str(tmp_path / "storage"), **options)  # fmt: skip
+    killer.join()
+    epochs = trained(log)
+    assert killed and len({n for es in epochs.values() for _, n, _ in es}) == 2  # both had trials
+    assert [trial.number for trial in found.trials] == [0, 1, 2, 3]
+    assert [trial.state for trial in found.trials] == ["finished"] * 4
+    assert [list(trial.curve) for trial in found.trials] == [list(range(1, last + 1))] * 4
+    moved = [es for es in epochs.values() if len({pid for *_, pid in es}) > 1]
+    assert moved  # the trial on the dead machine
+    for es in moved:
+        first = [e for e, node, _ in es if node == killed[0]]
+        second = [e for e, node, _ in es if node != killed[0]]
+        assert 1 <= second[0] <= first[-1] + 1  # from its last checkpoint, not from the start
+        assert sorted({*first, *second}) == list(range(last))
+
+    one = search("FPARec", "tiny", space, [], {**given, "epochs": 1}, num_samples=4,
+                 run_dir=tmp_path / "one", **options)  # fmt: skip
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 1
+    assert [t.options for t in one.trials] == [t.options for t in found.trials]
+
+
+def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:
+    space, folder = tmp_path / "space.yaml", tmp_path / "out"
+    space.write_text(SPACE)
+    options = {**FAST, "data_path": tiny, "epochs": 40}
+    command = [sys.executable, str(SCRIPT), "tune", "-m", "FPARec", "-d", "tiny"]
+    command += [f"--{key}={value}" for key, value in options.items()]
+    command += ["--space", str(space), "--num_samples=5", "--max_concurrent=2", "--searcher=optuna"]
+    command += ["--scheduler=none", f"--run_dir={folder}"]
+    root = str(SCRIPT.parent)
+    env = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.2", "PYTHONPATH": root}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    ended = []
+    for line in process.stdout:  # type: ignore[union-attr]
+        if line.startswith("trial ") and " finished " in line:
+            ended.append(line)
+        if len(ended) == 2:
+            break
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert len(ended) == 2 and not (folder / "tune.json").exists()
+    results = {p.parent.name: p.read_text() for p in (folder / "trials").glob("*/result.json")}
+    done = [name for name, text in results.items() if '"ended": true' in text]
+    assert len(done) >= 2
+    again = [sys.executable, str(SCRIPT), "tune", "--resume", str(folder)]
+    finished = subprocess.run(again, capture_output=True, text=True, env=env, timeout=PATIENCE)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    written = json.loads((folder / "tune.json").read_text())
+    assert written["trials"] == 5 and written["states"]["finished"] == 5
+    rows = (folder / "trials.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4]
+    for name in done[:2]:  # what had ended before is as it was
+        assert (folder / "trials" / name / "result.json").read_text() == results[name]
+    assert all(row.split(",")[4] == "40" for row in rows)
+    assert np.isfinite(list(json.loads((folder / "test.json").read_text())["test"].values())).all()
+
+
+def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) -> None:
+    """Only the settings are there: the search begins."""
+    space, folder = tmp_path / "space.yaml", tmp_path / "out"
+    space.write_text(SPACE)
+    given = {**FAST, "data_path": str(tiny), "epochs": 1}
+    options = {"searcher": "random", "num_samples": 2, "run_dir": folder, "verbose": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recbole_pos.tune.driver._tuner", _die)
+        with pytest.raises(ZeroDivisionError):
+            search("FPARec", "tiny", space, [], given, **options)
+    assert SearchFolder(folder).begun and os.listdir(folder) == ["search.json"]
+    assert not ray.is_initialized()
+    found = search(resume=folder, verbose=False)
+    assert [trial.state for trial in found.trials] == ["finished"] * 2
+
+
+def _die(*args: Any) -> None:
+    raise ZeroDivisionError
