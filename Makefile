@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm clean
+.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
+
+tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (ARGS="--max_concurrent 2 ...")
+	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
 
 test: lint  ## lint, then all tests
 	$(BIN)/python -m pytest -n 2
@@ -38,6 +41,9 @@ results-to-rope: $(VENV)/installed  ## schemes of the TO-RoPE paper (ARGS="--dat
 
 results-posrec: $(VENV)/installed  ## PosRec and the baselines of its paper (hours; ARGS="--data_path ... --dataset ...")
 	$(BIN)/python benchmarks/results_posrec.py $(ARGS)
+
+results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; writes results/tuning.md
+	$(BIN)/python benchmarks/tuning.py $(ARGS)
 
 rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
 	$(BIN)/python benchmarks/rhythm.py $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from recbole_pos import properties
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import prepare
 from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, SCHEMES
+from recbole_pos.tune.check import check_space
+from recbole_pos.tune.files import read_space
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
@@ -48,6 +51,16 @@ def test_the_new_scheme(tiny: Path, tmp_path: Path, monkeypatch) -> None:
     assert torch.isfinite(torch.tensor(loss))
     first = made.model.trm_encoder.layer[0].multi_head_attention.position
     assert first.schemes["distance_bias"].slopes.flatten().tolist() == [0.25, 0.0625]
+
+
+def test_the_space_of_a_search(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "space.yaml").write_text(block)
+    space = read_space(tmp_path / "space.yaml")
+    check_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
+    assert {"rope", "kernel"} == {name for o in space.parameters[2].values for name in o}
+    drawn = [space.draw(np.random.default_rng(seed)) for seed in range(20)]
+    assert all(("kernel_l" in options) == ("kernel" in options["position"]) for options in drawn)
 
 
 def test_the_count_of_recbole_models() -> None:
