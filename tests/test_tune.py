@@ -107,7 +107,7 @@ def tune(
     folder.mkdir(exist_ok=True)
     (folder / "space.yaml").write_text(space)
     given = {**FAST, "data_path": str(tiny), **options.pop("given", {})}
-    options = {"searcher": "random", "scheduler": "none", "max_concurrent": 2, **options}
+    options = {"searcher": "random", "scheduler": "none", "max_concurrent": 1, **options}
     return search(model, "tiny", folder / "space.yaml", [], given, run_dir=folder / "out",
                   verbose=False, **options)  # fmt: skip
 
@@ -126,7 +126,7 @@ def found(spied: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     patch.setattr(TargetLoader, "collate_fn", collate_fn)
     try:
-        made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4)
+        made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
     finally:
         patch.undo()
     return made, here
@@ -330,7 +330,7 @@ def test_models_of_recbole_are_tuned_the_same_way(
     )
     arguments = ["tune", "-m", model, "-d", "tiny", f"--data_path={tiny}", "--epochs=1"]
     arguments += ["--space", str(tmp_path / "space.hyper"), "--num_samples=2", "--metric=mrr@10"]
-    arguments += ["--searcher=optuna", "--max_concurrent=2", f"--run_dir={tmp_path / 'out'}"]
+    arguments += ["--searcher=optuna", "--max_concurrent=1", f"--run_dir={tmp_path / 'out'}"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "trial   0  finished  mrr@10 0." in printed and "test (once)" in printed

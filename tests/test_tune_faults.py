@@ -104,10 +104,12 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
         wait(lambda: any(e >= 2 for es in trained(log).values() for e, n, _ in es if n == node))
         killed.append(node)
         os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        for pid in {pid for es in trained(log).values() for _, n, pid in es if n == node}:
+            os.kill(pid, signal.SIGKILL)  # a machine takes its processes along
 
     killer = threading.Thread(target=kill)
     killer.start()
-    last = 15  # a worker outlives its raylet by a few epochs
+    last = 8
     given = {**FAST, "data_path": str(tiny), "epochs": last}
     options = {"searcher": "random", "seed": 3, "scheduler": "none", "verbose": False}
     found = search("FPARec", "tiny", space, [], given, num_samples=4, run_dir=tmp_path / "two",
@@ -138,7 +140,7 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     options = {**FAST, "data_path": tiny, "epochs": 40}
     command = [sys.executable, str(SCRIPT), "tune", "-m", "FPARec", "-d", "tiny"]
     command += [f"--{key}={value}" for key, value in options.items()]
-    command += ["--space", str(space), "--num_samples=5", "--max_concurrent=2", "--searcher=optuna"]
+    command += ["--space", str(space), "--num_samples=6", "--max_concurrent=2", "--searcher=optuna"]
     command += ["--scheduler=none", f"--run_dir={folder}"]
     root = str(SCRIPT.parent)
     env = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.2", "PYTHONPATH": root}
@@ -155,18 +157,35 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     assert len(ended) == 2 and not (folder / "tune.json").exists()
     results = {p.parent.name: p.read_text() for p in (folder / "trials").glob("*/result.json")}
     done = [name for name, text in results.items() if '"ended": true' in text]
+    assert len(done) == _ended(folder)
     assert len(done) >= 2
     again = [sys.executable, str(SCRIPT), "tune", "--resume", str(folder)]
+    # a shell lets what it starts in the background ignore the signal, the tests as well
+    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        stopped = subprocess.Popen(again, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    finally:
+        signal.signal(signal.SIGINT, heed)
+    wait(lambda: _ended(folder) > len(done))
+    stopped.send_signal(signal.SIGINT)
+    error = stopped.communicate(timeout=PATIENCE)[1].decode()
+    assert stopped.returncode == 130 and f"tune --resume {folder}`" in error
+    assert "Traceback" not in error
     finished = subprocess.run(again, capture_output=True, text=True, env=env, timeout=PATIENCE)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     written = json.loads((folder / "tune.json").read_text())
-    assert written["trials"] == 5 and written["states"]["finished"] == 5
+    assert written["trials"] == 6 and written["states"]["finished"] == 6
     rows = (folder / "trials.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4]
+    assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4, 5]
     for name in done[:2]:  # what had ended before is as it was
         assert (folder / "trials" / name / "result.json").read_text() == results[name]
     assert all(row.split(",")[4] == "40" for row in rows)
     assert np.isfinite(list(json.loads((folder / "test.json").read_text())["test"].values())).all()
+
+
+def _ended(folder: Path) -> int:
+    files = (folder / "trials").glob("*/result.json")
+    return sum('"ended": true' in file.read_text() for file in files)
 
 
 def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) -> None:

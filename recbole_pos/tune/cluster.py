@@ -27,6 +27,8 @@ def connect(address: str | None) -> bool:
     """
     # every trial keeps two checkpoints, so the state of the search is written often, by design
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+    # Ctrl-C reaches the command, which says how to go on; Ray's handler ends as if all was well
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
     # Ray's tables would come between the lines of progress.py; verbose=0 alone leaves some
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
