@@ -18,9 +18,11 @@ from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.data.windows import TRAIN_WINDOWS
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.graph import OVERLAPS
+from recbole_pos.model.attrformer import USER_LAYERS
 from recbole_pos.position.frequencies import LEARN
 from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
 from recbole_pos.registry import nearest, suggest
+from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE
 from recbole_pos.units import SECONDS
 
 # smallest and largest value allowed; an open end is math.inf
@@ -34,6 +36,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("step", "readout_steps"), (1, math.inf)),
     "weight": (0, 1),
     "anchor_self_weight": (0, math.inf),
+    **dict.fromkeys(("relation_heads", "relation_size", "top_k", "bank_size"), (1, math.inf)),
+    "prior_weight": (0, math.inf),
     **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
     **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
     "t5_buckets": (2, math.inf),
@@ -62,6 +66,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "time_from": ("first", "previous"),
     "block": ("transformer", "hstu"),
     "kerple_kind": ("log", "power"),
+    "cross_sequence": CROSS_SEQUENCE,
+    "inference_relations": INFERENCE,
+    "user_layers": USER_LAYERS,
     "anchor_overlap": OVERLAPS,
     "messages": ("sum", "mean"),
     "timestamp_unit": tuple(SECONDS),

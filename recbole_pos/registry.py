@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from recbole_pos.model.anchored import AnchoredGCSAN, AnchoredSRGNN
+from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.encoded import EncodedSASRec, EncodedSTAMP
 from recbole_pos.model.fgnn import FGNN
@@ -52,6 +53,7 @@ MODELS: dict[str, type] = {
     "FPARec": FPARec,
     "PARec": PARec,
     "PosRec": PosRec,
+    "AttrFormer": AttrFormer,
 }
 
 # The plugin's other models, which take no position schemes or encodings alone (``position``).

@@ -150,6 +150,8 @@ class PosTrainer(Trainer):
             seed=self.config["seed"],
             shuffle=self.config["shuffle"],
             needs_time=self.model.needs_time,
+            needs_events=self.model.needs_events,
+            linked=self.model.linked,
         )
 
     def fit(

@@ -18,6 +18,7 @@ class SequenceBatch:
         targets: [k] int64 the item to predict at each trained position.
         positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
         times: [m] float64 time of each input event, or None.
+        events: [m] int64 place of each input event in the log, or None.
     """
 
     items: Tensor
@@ -25,6 +26,7 @@ class SequenceBatch:
     targets: Tensor
     positions: Tensor | None = None
     times: Tensor | None = None
+    events: Tensor | None = None
 
     def __len__(self) -> int:
         """The number of targets."""

@@ -30,6 +30,8 @@ class _ExactTimeMixin:
     Attributes (after ``build``):
         split: the log with the part of every event and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
+        missing: for fields of type float, which cells had no number: [users], [items] or [events of
+            the log] bool. RecBole puts the mean there.
     """
 
     split: Split
@@ -118,6 +120,15 @@ class _ExactTimeMixin:
         kept = in_time.drop_duplicates([self.uid_field, self.iid_field], keep=keep)
         self.inter_feat = kept.sort_index()
 
+    def _fill_nan(self) -> None:
+        self.missing: dict[str, np.ndarray] = {}
+        for name in self.feat_name_list:
+            feat = getattr(self, name)
+            for field in feat:
+                if self.field2type[field].value == "float" and feat[field].isna().any():
+                    self.missing[field] = feat[field].isna().to_numpy()
+        super()._fill_nan()
+
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""
         exact = self.inter_feat[self.time_field].copy()
@@ -144,8 +155,12 @@ class _ExactTimeMixin:
 
     def _build_log(self) -> None:
         """Sort and split the events."""
+        fields = dict(self.inter_feat.interaction)
+        # what was missing is sorted and cut like the fields, then put aside
+        masks = {field: f"{field} is missing" for field in self.missing if field in fields}
+        fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
         log = EventLog.build(
-            self.inter_feat.interaction,
+            fields,
             self.user_num,
             self.uid_field,
             self.iid_field,
@@ -156,6 +171,10 @@ class _ExactTimeMixin:
         tokens = self.field2id_token[self.uid_field]
         fraction = self.config["train_fraction"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction)
+        self.missing = {
+            **self.missing,
+            **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
+        }
 
     @cached_property
     def fingerprint(self) -> str:

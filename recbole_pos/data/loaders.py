@@ -35,6 +35,8 @@ class WindowLoader:
         pool: batches sorted together; 1 for none.
         seed: of the order.
         needs_time: whether batches carry times.
+        needs_events: whether batches carry the places of events in the log.
+        linked: whether all windows of a user come in one batch, one after the other, oldest first.
     """
 
     def __init__(
@@ -46,11 +48,14 @@ class WindowLoader:
         seed: int,
         shuffle: bool,
         needs_time: bool,
+        needs_events: bool = False,
+        linked: bool = False,
     ) -> None:
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs_time = shuffle, needs_time
+        self.shuffle, self.needs_time, self.needs_events = shuffle, needs_time, needs_events
+        self.members, self.sizes = self._groups(linked)
         self.epoch = 0
         self.share = Share()
         self._made: tuple[int, list[np.ndarray]] | None = None
@@ -74,16 +79,17 @@ class WindowLoader:
         return self._made[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        lengths, targets = self.windows.lengths, self.windows.end - self.windows.first
+        begin = np.cumsum(self.sizes) - self.sizes  # of each group among the members
+        lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
+        targets = self.windows.end - self.windows.first
+        targets = np.add.reduceat(targets[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(len(lengths)) if self.shuffle else np.arange(len(lengths))
-        size = self.batch_size * self.pool
+        order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
         batches: list[np.ndarray] = []
-        for start in range(0, len(order), size):
-            pool = order[start : start + size]
-            count = -(-len(pool) // self.batch_size)
+        for pool in self._cut(order, self.batch_size * self.pool):
+            count = -(-int(self.sizes[pool].sum()) // self.batch_size)
             if self.pool == 1 or not self.shuffle:
-                batches += np.array_split(pool, count)
+                batches += np.array_split(pool, min(count, len(pool)))
                 continue
             pool = pool[np.argsort(lengths[pool], kind="stable")]
             middle = np.cumsum(targets[pool]) - targets[pool] / 2
@@ -91,7 +97,21 @@ class WindowLoader:
             batches += [part for part in np.split(pool, np.flatnonzero(np.diff(share)) + 1)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        return batches
+        return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
+
+    def _groups(self, linked: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Windows that stay together: all of them, group by group, and the size of each group."""
+        start = self.windows.start
+        if not linked:
+            return np.arange(len(start)), np.ones(len(start), dtype=np.int64)
+        members = np.argsort(start, kind="stable")  # the log is sorted by user, then time
+        user = self.log.users.numpy()[start[members]]
+        return members, np.unique(user, return_counts=True)[1]
+
+    def _cut(self, order: np.ndarray, windows: int) -> list[np.ndarray]:
+        """Groups in parts of about so many windows."""
+        before = np.cumsum(self.sizes[order]) - self.sizes[order]
+        return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.end - self.windows.first
@@ -114,6 +134,7 @@ class WindowLoader:
             targets=self.log.items[targets],
             positions=positions,
             times=self.log.times[event] if self.needs_time else None,
+            events=event if self.needs_events else None,
         )
 
 

@@ -89,15 +89,18 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
-        query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
+        out = self.attention(self.LayerNorm(x) if self.pre_norm else x, ctx)
+        out = x + self.out_dropout(out)
+        return out if self.pre_norm else self.LayerNorm(out)
+
+    def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] to [m, d]: what the heads found, before residual and norm."""
+        query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
             out = self._dot_product(query, key, value, ctx)
         out = out.reshape(x.shape)
-        if self.dense is not None:
-            out = self.dense(out)
-        out = x + self.out_dropout(out)
-        return out if self.pre_norm else self.LayerNorm(out)
+        return out if self.dense is None else self.dense(out)
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Query, key and value as [m, h, e]; None where the scheme needs none, x for the value."""

@@ -38,10 +38,15 @@ class SequenceContext:
     width: int  # t
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
+    relations: Any = None  # BatchRelations of layers/relations.py, for models that read them
 
     @classmethod
     def from_lengths(
-        cls, lengths: Tensor, max_length: int, times: Tensor | None = None
+        cls,
+        lengths: Tensor,
+        max_length: int,
+        times: Tensor | None = None,
+        relations: Any = None,
     ) -> SequenceContext:
         """Context of packed sequences of the given lengths ([b], each in 1..max_length)."""
         width = int(lengths.max())
@@ -51,7 +56,7 @@ class SequenceContext:
         row = torch.repeat_interleave(torch.arange(b, device=lengths.device), lengths)
         first = lengths.cumsum(0) - lengths
         index = torch.arange(row.numel(), device=lengths.device) - first[row]
-        return cls(lengths, row, index, width, max_length, times)
+        return cls(lengths, row, index, width, max_length, times, relations)
 
     @property
     def batch_size(self) -> int:

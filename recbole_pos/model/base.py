@@ -50,6 +50,8 @@ class PosRecommender(SequentialRecommender):
     """
 
     needs_time = False
+    needs_events = False  # whether batches must say which events of the log they hold
+    linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
 
     def __init__(self, config: Any, dataset: Any) -> None:

@@ -6,6 +6,7 @@ Reference:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender, check_choice
-from recbole_pos.position.base import Dimensions, shortest_period
+from recbole_pos.position.base import AttentionPosition, Dimensions, shortest_period
 from recbole_pos.position.build import build_schemes
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
@@ -39,7 +40,6 @@ class PosSASRec(PosRecommender):
         super().__init__(config, dataset)
         d, norm = config["hidden_size"], config["norm"]
         check_choice("norm", norm, ("pre", "post"))
-        check_choice("block", config["block"], tuple(BLOCKS))
         check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
         if d % config["n_heads"]:
             raise UsageError(f"hidden_size {d} is not a multiple of n_heads {config['n_heads']}")
@@ -66,7 +66,7 @@ class PosSASRec(PosRecommender):
             output=config["attention_output"],
             layer_norm_eps=config["layer_norm_eps"],
         )
-        block = BLOCKS[config["block"]]
+        block = self._block(config)
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)
         # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=config["layer_norm_eps"])
@@ -76,6 +76,11 @@ class PosSASRec(PosRecommender):
         self.init_weights()
         if self.needs_time:
             check_clock(dataset.log, config["timestamp_unit"], shortest_period(self))
+
+    def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+        """What builds the blocks, called once a layer from the first on."""
+        check_choice("block", config["block"], tuple(BLOCKS))
+        return BLOCKS[config["block"]]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]."""

@@ -1,0 +1,183 @@
+"""Relation-augmented heads, and position-to-position aggregation (AttrFormer, 3.1.2 and 3.1.3).
+
+Shapes as in ``context.py``; M relations of items and behaviour, M' relation heads of size e'.
+
+The mixture of relations by W^R is linear, so it need not be formed: with R_i the normalised
+relation i and V_j the value of head j,
+
+    Norm( sum_i W_ij R_i ) V_j  =  sum_i W_ij (R_i V_j)                      equations 7 and 8
+
+one sparse product for all heads, E M' e' multiplications, and a small dense one. The relations have
+no gradient; W^R gets its own from the dense part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recbole_pos.layers.attention import (
+    BlockOptions,
+    MultiHeadAttention,
+    TransformerLayer,
+)
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.position.base import AttentionPosition
+
+
+@dataclass(frozen=True)
+class SparseProduct:
+    """A constant sparse matrix [rows, cols] that multiplies dense ones, [cols, d] to [rows, d].
+
+    Kept by rows and, for the gradient, by columns: entry p of row r stands at offset[r] <= p, with
+    ``index[p]`` its column and ``weight[p]`` its value. Rows are summed one by one by
+    ``embedding_bag``, which takes a twentieth of the time of torch's own sparse product on a CPU.
+    """
+
+    index: Tensor
+    offset: Tensor
+    weight: Tensor
+    back_index: Tensor
+    back_offset: Tensor
+    back_weight: Tensor
+
+    @classmethod
+    def build(
+        cls,
+        row: np.ndarray,
+        col: np.ndarray,
+        weight: np.ndarray,
+        rows: int,
+        cols: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> SparseProduct:
+        """From entries sorted by row."""
+
+        def offsets(place: np.ndarray, size: int) -> Tensor:
+            count = np.bincount(place, minlength=size)
+            return torch.from_numpy(np.cumsum(count) - count).to(device)
+
+        by_col = np.argsort(col, kind="stable")
+        return cls(
+            torch.from_numpy(col).to(device),
+            offsets(row, rows),
+            torch.from_numpy(weight).to(device, dtype),
+            torch.from_numpy(row[by_col]).to(device),
+            offsets(col, cols),
+            torch.from_numpy(weight[by_col]).to(device, dtype),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product."""
+        return _Product.apply(x, self)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, matrix: SparseProduct) -> Tensor:
+        ctx.matrix = matrix
+        return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        matrix = ctx.matrix
+        return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
+
+
+def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    weight = weight.to(x.dtype)
+    return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
+
+
+@dataclass(frozen=True)
+class BatchRelations:
+    """The relations of one batch, in ``SequenceContext.relations``.
+
+    Attributes:
+        heads: [M m, m], the normalised relations of items and behaviour, one below the other.
+        users: [m, m], Norm(R^U) from position to position; rows sum over one column of the block.
+        edges: E, relations in ``heads``.
+    """
+
+    heads: SparseProduct | None
+    users: SparseProduct | None
+    edges: int = 0
+
+
+@dataclass(frozen=True)
+class RelationOptions:
+    """Sizes of relation-augmented heads.
+
+    Attributes:
+        relations: M.
+        heads: M'.
+        head_size: e', the paper's relation dimension.
+        users: whether the layer aggregates from position to position.
+    """
+
+    relations: int
+    heads: int
+    head_size: int
+    users: bool
+
+
+class RelationAttention(MultiHeadAttention):
+    """Self-attention with relation-augmented heads beside its own.
+
+    W^O of equation 9 is in two parts, ``dense`` for the self-attention heads and ``relation_dense``
+    for the others: Concat(H^MSA, H^RAH) W^O = H^MSA W_1 + H^RAH W_2. Without relations this is the
+    backbone's attention, weights and all.
+    """
+
+    def __init__(
+        self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions
+    ) -> None:
+        super().__init__(options, position)
+        d, heads = options.hidden_size, relations.heads
+        self.relation_heads, self.relations = heads, relations.relations
+        if self.relations:
+            size = heads * relations.head_size
+            self.relation_value = nn.Linear(d, size, bias=options.bias)
+            # heads start as the plain sum of all relations, a mean by its normalisation
+            self.relation_mix = nn.Parameter(torch.ones(self.relations, heads))
+            self.relation_dense = nn.Linear(size, d, bias=False)
+
+    def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] to [m, d]: Concat(H^MSA, H^RAH) W^O (equation 9)."""
+        out = super().attention(x, ctx)
+        relations = ctx.relations
+        if not self.relations or relations is None or relations.heads is None:
+            return out
+        return out + self.relation_dense(self.augmented(x, relations))
+
+    def augmented(self, x: Tensor, relations: BatchRelations) -> Tensor:
+        """[m, M' e'] H^RAH (equations 6 to 8)."""
+        m = x.size(0)
+        value = self.relation_value(x)  # [m, M' e']
+        read = relations.heads(value).view(self.relations, m, self.relation_heads, -1)
+        return torch.einsum("rmhe,rh->mhe", read, self.relation_mix).reshape(m, -1)
+
+
+class RelationLayer(TransformerLayer):
+    """One block of AttrFormer: relation-augmented attention, feed-forward, aggregation by users."""
+
+    def __init__(
+        self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions
+    ) -> None:
+        super().__init__(options, position)
+        self.multi_head_attention = RelationAttention(options, position, relations)
+        self.aggregates = relations.users
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] to [m, d]."""
+        x = super().forward(x, ctx)
+        if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
+            return x
+        return ctx.relations.users(x)

@@ -1,0 +1,233 @@
+"""AttrFormer: attributes as explicit relations between events, within and across sequences.
+
+Reference:
+    Gang Liu et al. "Learning Attribute as Explicit Relation for Sequential Recommendation."
+    KDD 2025.
+
+Where its equations are:
+
+=============== ===================================================================
+equation        code
+=============== ===================================================================
+1, 10, A.2      ``categorical``, ``similarity`` in ``relations/tables.py``
+2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
+6, degrees      ``RelationLookup`` in ``relations/lookup.py``
+6 to 8          ``RelationAttention.augmented`` in ``layers/relations.py``
+9               ``RelationAttention.attention``, same file
+top-K           ``top_relations`` in ``relations/search.py``
+section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
+section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
+11, 12          ``full_cross_entropy`` in ``layers/losses.py``
+13 to 17        ``layers/posterior.py``; ``AttrFormer.future``
+=============== ===================================================================
+
+What an event may read is said in one place, ``RelationLookup.order``; docs/architecture.md tells
+why nothing of a user's future comes back to the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.data.interaction import Interaction
+from torch import Tensor, nn
+
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.clock import check_clock
+from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import BlockOptions
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
+from recbole_pos.layers.relations import RelationLayer, RelationOptions
+from recbole_pos.model.base import check_choice
+from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.position.base import AttentionPosition
+from recbole_pos.relations.declare import TIME, read_relations
+from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
+
+USER_LAYERS = ("odd", "even", "all", "none")
+
+
+class AttrFormer(PosSASRec):
+    """The backbone with relation-augmented heads, aggregation by users, and posterior targets."""
+
+    needs_events = True
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        check_choice("cross_sequence", config["cross_sequence"], CROSS_SEQUENCE)
+        check_choice("inference_relations", config["inference_relations"], INFERENCE)
+        check_choice("user_layers", config["user_layers"], USER_LAYERS)
+        declared = read_relations(config["relations"], dataset)
+        self._declared = declared
+        super().__init__(config, dataset)
+        self.linked = config["chunking"]
+        if self.linked and config["train_windows"] != "chunk":
+            raise UsageError(
+                "chunking: links the windows of train_windows: chunk; found "
+                f"{config['train_windows']!r}. Set chunking: False for it"
+            )
+        self.inference = config["inference_relations"]
+        self.seed = config["seed"]
+        self.lookup = RelationLookup(
+            declared,
+            dataset,
+            top_k=config["top_k"],
+            cross_sequence=config["cross_sequence"],
+            max_length=self.max_seq_length,
+            seconds=self.time_unit,
+        )
+        if any(relation.table == TIME for relation in declared) and not self.needs_time:
+            check_clock(dataset.log, config["timestamp_unit"])
+        self.bank_users = self._bank_users(config["bank_size"])
+        self.betas, self.prior_weight = self._targets(config)
+        counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
+        prior = dirichlet_prior(torch.from_numpy(counts))
+        self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+
+    def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+        users = [relation for relation in self._declared if relation.source == "user"]
+        chosen = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
+        number = count(1)
+
+        def block(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
+            relations = RelationOptions(
+                relations=len(self._declared) - len(users),
+                heads=config["relation_heads"],
+                head_size=config["relation_size"],
+                users=bool(users) and next(number) % 2 in chosen,
+            )
+            return RelationLayer(options, position, relations)
+
+        return block
+
+    def _targets(self, config: Any) -> tuple[list[float], float]:
+        """beta of equation 17 and the weight of its prior."""
+        betas, weight = config["future_weights"], config["prior_weight"]
+        numbers = [isinstance(b, (int, float)) and not isinstance(b, bool) for b in betas]
+        if not betas or not all(numbers) or betas[0] <= 0 or min(betas) < 0:
+            raise UsageError(
+                "future_weights: expected weights of the next items, the first above 0, such as "
+                f"[1.0, 0.25]; found {betas!r}"
+            )
+        if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
+            raise UsageError(f"future_weights: must not rise (section 3.2.3); found {betas!r}")
+        plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
+        if config["loss_type"] != "CE" and not plain:
+            raise UsageError(
+                f"loss_type: {config['loss_type']} cannot have posterior targets; set "
+                "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
+            )
+        return [1.0] if plain else [float(b) for b in betas], float(weight)
+
+    def _bank_users(self, size: int) -> np.ndarray:
+        """A fixed choice of users with training events, by the seed alone."""
+        having = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
+        rng = np.random.default_rng(self.seed)
+        return np.sort(rng.choice(having, min(size, len(having)), replace=False))
+
+    def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
+        """Mean of equation 17 over the batch's targets."""
+        if isinstance(interaction, SequenceBatch):
+            batch = interaction
+            events = batch.events.cpu().numpy()
+            lengths = batch.lengths.cpu().numpy()
+            # windows may overlap; an event is a source where it has a target of its own
+            source = np.ones(len(events), dtype=bool)
+            if batch.positions is not None:
+                source = np.zeros(len(events), dtype=bool)
+                source[batch.positions.cpu().numpy()] = True
+            rows = self.lookup.windows(events, lengths, source, self.linked)
+            hidden = self._states(rows, batch.positions)
+            trained = events if batch.positions is None else events[batch.positions.cpu().numpy()]
+            return self._loss(hidden, trained + 1, batch.targets)
+        rows, last = self._prefixes(interaction)
+        target = self._target_events(interaction)
+        return self._loss(self._states(rows, last), target, interaction[self.POS_ITEM_ID])
+
+    def _loss(self, hidden: Tensor, target: np.ndarray, items: Tensor) -> Tensor:
+        """Loss of states [k, d] before the events ``target`` ([k]), whose items are ``items``."""
+        if self.prior_weight == 0 and self.betas == [1.0]:
+            return self.loss(hidden, self.item_embedding.weight, items)
+        targets, betas = self.future(target)
+        device, weight = hidden.device, self.item_embedding.weight
+        return posterior_loss(
+            hidden, weight, targets.to(device), betas.to(device), self.prior, self.prior_weight
+        )
+
+    def future(self, target: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Items from each target event on, as many as there are betas, and their betas; [k, n].
+
+        Only training events: the item after a user's last training target is held out.
+        """
+        later = target[:, None] + np.arange(len(self.betas))
+        known = later < len(self.lookup.users)
+        later = np.where(known, later, target[:, None])
+        users, trained = self.lookup.users, self.lookup.trained
+        known &= (users[later] == users[target[:, None]]) & trained[later]
+        betas = np.where(known, np.array(self.betas), 0.0)
+        return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
+
+    def _states(self, rows: Rows, positions: Tensor | None) -> Tensor:
+        """[k, d] states of packed rows at ``positions``, related to each other by their order."""
+        device = self.item_embedding.weight.device
+        relations = None
+        if self.training or self.inference != "none":
+            rng = np.random.default_rng(self._draw())
+            relations = self.lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
+        events = torch.from_numpy(rows.events)
+        times = None
+        if self.needs_time:
+            times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
+        lengths = torch.from_numpy(rows.lengths).to(device)
+        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, relations)
+        return self.states(self.lookup.items[events].to(device), ctx, positions)
+
+    def _draw(self) -> int:
+        """Seed of the batch's clock: from torch's generator in training, which checkpoints keep."""
+        return int(torch.randint(2**62, ())) if self.training else self.seed
+
+    def _target_events(self, interaction: Interaction) -> np.ndarray:
+        if TARGET_EVENT not in interaction:
+            raise UsageError(
+                f"AttrFormer looks relations up by event: rows must say {TARGET_EVENT!r}, the "
+                "place of their target in the log, as those of the plugin's datasets do"
+            )
+        return interaction[TARGET_EVENT].cpu().numpy()
+
+    def _prefixes(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+        """RecBole's rows as packed windows, and where the newest event of each stands."""
+        target = self._target_events(interaction)
+        lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
+        last = np.cumsum(lengths) - 1
+        rows = self.lookup.histories(target - lengths, target, bank=False)
+        source = np.zeros(len(rows.events), dtype=bool)
+        source[last] = True
+        rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
+        return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
+
+    def _last(self, interaction: Interaction) -> Tensor:
+        """[B, d] what predicts each row's target; how others come in says ``inference_relations``.
+
+        Rows never read each other. They read the bank, which holds training events alone, all of
+        them older than a held-out target of their user. Rows of training targets have no such
+        warrant: they read each other as in training.
+        """
+        target = self._target_events(interaction)
+        if self.lookup.trained[target].any():
+            return self._states(*self._prefixes(interaction))
+        start = self.lookup.offsets[self.lookup.users[target]]
+        if not self.linked:
+            start = np.maximum(start, target - self.max_seq_length)
+        rows = self.lookup.histories(start, target, bank=False)
+        last = np.cumsum(target - start) - 1
+        if self.inference in ("batch", "training_bank") and self.lookup.clock != "none":
+            users = self.bank_users
+            if self.inference == "batch":
+                users = np.unique(self.lookup.users[target])
+            rows = rows + self.lookup.bank(users)
+        return self._states(rows, torch.from_numpy(last).to(self.item_embedding.weight.device))

@@ -1,0 +1,132 @@
+"""From declared relations and loaded fields to what finds relations in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from recbole_pos.data.events import EventLog
+from recbole_pos.relations import tables
+from recbole_pos.relations.declare import POSITION, TIME, Relation
+from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
+from recbole_pos.relations.tables import WEAKEST, RelationTable
+
+
+@dataclass(frozen=True)
+class TableRelation:
+    """A relation between classes of things.
+
+    Attributes:
+        table: the classes and their relations.
+        thing: [events of the log] which thing an event is about: its item, or the event itself.
+        across: whether it reaches other users (scope: batch).
+    """
+
+    table: RelationTable
+    thing: np.ndarray
+    across: bool
+
+    def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
+        """The strongest relations of the packed ``events`` ([m], their places in the log)."""
+        group = self.table.group[self.thing[events]]
+        return top_relations(self.table, group, order, k, across and self.across)
+
+
+@dataclass(frozen=True)
+class NumberRelation:
+    """A relation between numbers of events, within a sequence.
+
+    Attributes:
+        values: [events of the log] float64, NaN where missing.
+        scales: r_norm of equation 10.
+        longest: events looked back at.
+        rising: whether values never fall in a user's history.
+    """
+
+    values: np.ndarray
+    scales: tuple[float, ...]
+    longest: int
+    rising: bool
+
+    def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
+        """The strongest relations of the packed ``events`` ([m], their places in the log)."""
+        values = self.values[events]
+        return top_differences(
+            values, order.chain, k, self.scales, WEAKEST, self.longest, self.rising
+        )
+
+
+def compile_relation(
+    relation: Relation, dataset: Any, seconds: float, longest: int
+) -> TableRelation | NumberRelation:
+    """A relation of items or events, ready to be looked up.
+
+    Args:
+        relation: of source item or behaviour.
+        dataset: has the fields and the log.
+        seconds: how many seconds the time field counts by.
+        longest: how far back numbers of events are compared, the length of a window.
+    """
+    log: EventLog = dataset.log
+    if relation.table == POSITION:
+        return NumberRelation(log.ranks.astype(np.float64), relation.scales, longest, True)
+    if relation.table == TIME:
+        return NumberRelation(log.times.numpy() * seconds, relation.scales, longest, True)
+    if relation.table == "inter" and relation.kind == "numerical":
+        values = _column(relation.field, "inter", dataset)
+        return NumberRelation(values, relation.scales, longest, False)
+    thing = log.items.numpy() if relation.table == "item" else np.arange(len(log))
+    table = RelationTable.from_matrix(*_classes(relation, dataset))
+    return TableRelation(table, thing, relation.scope == "batch")
+
+
+def compile_users(relations: Sequence[Relation], dataset: Any) -> RelationTable | None:
+    """The mean of all relations of users, R^U of section 3.1.3; a missing attribute counts as 0."""
+    if not relations:
+        return None
+    groups, matrices = zip(*(_classes(relation, dataset) for relation in relations), strict=True)
+    group, members = tables.joint(groups)
+    spread = [tables.spread(m, s) for m, s in zip(members, matrices, strict=True)]
+    return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
+
+
+def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Classes of items, users or events, and their relations (equation 10)."""
+    column = _column(relation.field, relation.table, dataset)
+    if relation.kind == "categorical":
+        group, matrix = tables.categorical(column, relation.field)
+        if relation.within is None:
+            return group, matrix
+
+        def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+            return np.asarray(matrix[i, j]).reshape(-1)
+
+    else:
+        group, values = tables.number_classes(column)
+        if relation.within is None:
+            return group, tables.numerical(values, relation.scales, relation.field)
+
+        def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+            return tables.similarity(values[i] - values[j], relation.scales)
+
+    condition = tables.categorical(
+        _column(relation.within, relation.table, dataset), relation.within
+    )
+    return tables.restrict_within(group, relate, *condition, relation.field)
+
+
+def _column(field: str, table: str, dataset: Any) -> np.ndarray:
+    """A field of things by their id, or of events by their place in the log; NaN where missing."""
+    feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
+    column = feat[field].numpy()
+    if column.dtype.kind != "f":
+        return column
+    column = column.astype(np.float64)
+    missing = dataset.missing.get(field)
+    if missing is not None:
+        column[missing] = np.nan
+    return column

@@ -1,0 +1,199 @@
+"""What ``relations`` in a yaml file says, checked against the fields that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recbole_pos import registry
+from recbole_pos.errors import UsageError
+from recbole_pos.units import SECONDS
+
+KINDS = ("categorical", "numerical")
+SOURCES = ("item", "behaviour", "user")
+SCOPES = ("sequence", "batch")
+KEYS = ("field", "kind", "source", "scope", "within", "scales")
+POSITION, TIME = "position", "time"  # fields that every log has
+TABLES = ("item", "user", "inter")  # the suffixes of atomic files
+# AttrFormer, appendix A.2: hours and days for the time between two events
+TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One attribute as an explicit relation.
+
+    Attributes:
+        field: its name; for the time of events that of the time field.
+        kind: categorical (equation 10, above) or numerical (below).
+        source: what the paper counts it under: item, behaviour or user. Relations of users go into
+            position-to-position aggregation, the others into relation-augmented heads.
+        scope: sequence (events of one user) or batch.
+        table: the atomic file the field stands in (item, user, inter), or position or time.
+        within: field of the same table that both sides must share, or None.
+        scales: r_norm of equation 10; of several the mean is taken (appendix A.2).
+    """
+
+    field: str
+    kind: str
+    source: str
+    scope: str
+    table: str
+    within: str | None
+    scales: tuple[float, ...]
+
+
+def read_relations(given: Any, dataset: Any) -> list[Relation]:
+    """The option ``relations`` against the fields of a dataset.
+
+    Args:
+        given: a list of mappings, or of names of fields for all defaults.
+        dataset: RecBole's dataset; says which fields are loaded, and of which type.
+
+    Raises:
+        UsageError: for anything that is not a relation, naming entry, field and what to do.
+    """
+    if not isinstance(given, (list, tuple)):
+        raise UsageError(f"relations: expected a list such as [{{field: brand}}], found {given!r}")
+    found: list[Relation] = []
+    for entry in given:
+        relation = _read(entry, dataset)
+        if any(relation.field == other.field for other in found):
+            raise UsageError(f"relations: field {relation.field!r} is given twice")
+        found.append(relation)
+    return found
+
+
+def _read(entry: Any, dataset: Any) -> Relation:
+    entry = {"field": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
+        raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
+    field = entry["field"]
+    where = f"relations: {field}"
+    for key in entry:
+        if key not in KEYS:
+            raise UsageError(f"{where}: unknown key {key!r}; {registry.nearest(str(key), KEYS)}")
+    table = _table(field, dataset)
+    if table == TIME:
+        field = dataset.time_field
+    natural = _kind(field, table, dataset, where)
+    kind = _choice(entry, "kind", KINDS, natural, where)
+    if kind != natural:
+        raise UsageError(f"{where}: the field is {natural} by its type, not {kind}")
+    of_events = table in ("inter", POSITION, TIME)
+    source = {"item": "item", "user": "user"}.get(table, "behaviour")
+    allowed = {"item": ("item", "behaviour"), "user": ("user",)}.get(table, ("behaviour",))
+    source = _choice(entry, "source", SOURCES, source, where)
+    if source not in allowed:
+        raise UsageError(
+            f"{where}: a field of the {table} table is of source {' or '.join(allowed)}, "
+            f"not {source}"
+        )
+    single = of_events and kind == "numerical"
+    scope = _choice(entry, "scope", SCOPES, "sequence" if of_events else "batch", where)
+    if single and scope == "batch":
+        raise UsageError(
+            f"{where}: numbers of events relate events of one sequence alone; users differ in what "
+            "they do at the same time (scope: sequence)"
+        )
+    if table == "user" and scope == "sequence":
+        raise UsageError(f"{where}: users are related across sequences (scope: batch)")
+    return Relation(
+        field=field,
+        kind=kind,
+        source=source,
+        scope=scope,
+        table=table,
+        within=_within(entry.get("within"), table, dataset, where),
+        scales=_scales(entry.get("scales"), kind, table, where),
+    )
+
+
+def _table(field: str, dataset: Any) -> str:
+    """The table a field stands in; a field called time or position wins over the built-in one."""
+    if field in dataset.field2type:
+        return TIME if field == dataset.time_field else _table_of(field, dataset)
+    if field in (POSITION, TIME):
+        return field
+    raise UsageError(f"relations: {_not_loaded(field, dataset)}")
+
+
+def _table_of(field: str, dataset: Any) -> str:
+    for table in TABLES[:2]:
+        feat = getattr(dataset, f"{table}_feat")
+        if feat is not None and field in list(feat.columns):
+            return table
+    return "inter"
+
+
+def _not_loaded(field: str, dataset: Any) -> str:
+    """Why a field cannot be used, and the line that loads it."""
+    loaded = ", ".join([*dataset.field2type, POSITION, TIME])
+    text = f"field {field!r} is not loaded (loaded are {loaded})"
+    for table in TABLES:
+        file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
+        if not file.is_file():
+            continue
+        with open(file, encoding=dataset.config["encoding"]) as lines:
+            header = lines.readline().rstrip("\n").split(dataset.config["field_separator"])
+        if field in (column.split(":")[0] for column in header):
+            key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
+            now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
+            names = ", ".join([*now, field]) if isinstance(now, list) else field
+            return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
+    near = registry.suggest(field, [*dataset.field2type, POSITION, TIME])
+    return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
+
+
+def _kind(field: str, table: str, dataset: Any, where: str) -> str:
+    if table in (POSITION, TIME):
+        return "numerical"
+    ftype = dataset.field2type[field].value
+    if field in (dataset.uid_field, dataset.iid_field):
+        raise UsageError(f"{where}: the id of users or items is no attribute")
+    if ftype == "float_seq":
+        raise UsageError(
+            f"{where}: has type float_seq; relations are made of token, token_seq or float fields"
+        )
+    return "numerical" if ftype == "float" else "categorical"
+
+
+def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, where: str) -> str:
+    value = entry.get(key, default)
+    if value not in known:
+        raise UsageError(
+            f"{where}: {key}: {value!r} is not one of {', '.join(known)}"
+            f"{registry.suggest(str(value), known)}"
+        )
+    return value
+
+
+def _within(within: Any, table: str, dataset: Any, where: str) -> str | None:
+    if within is None:
+        return None
+    if table not in ("item", "user"):
+        raise UsageError(f"{where}: within: only a field of the item or user table can have one")
+    if not isinstance(within, str):
+        raise UsageError(f"{where}: within: expected the name of a field, found {within!r}")
+    if within not in dataset.field2type:
+        raise UsageError(f"{where}: within: {_not_loaded(within, dataset)}")
+    same = _table_of(within, dataset) == table
+    if not same or dataset.field2type[within].value not in ("token", "token_seq"):
+        raise UsageError(
+            f"{where}: within: {within!r} must be a token or token_seq field of the {table} table"
+        )
+    return within
+
+
+def _scales(given: Any, kind: str, table: str, where: str) -> tuple[float, ...]:
+    if given is None:
+        return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)
+    if kind == "categorical":
+        raise UsageError(f"{where}: scales are for numerical fields, and this one is categorical")
+    values = given if isinstance(given, (list, tuple)) else [given]
+    numbers = [isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 for v in values]
+    if not values or not all(numbers):
+        raise UsageError(f"{where}: scales: expected numbers above 0 (r_norm), found {given!r}")
+    return tuple(float(v) for v in values)

@@ -1,0 +1,237 @@
+"""Relations of a batch: who may read whom, what is related, and with which weight.
+
+No leakage is a matter of one order. Every batch has a clock (``cross_sequence``), an event reads
+other users' events only if the clock put them strictly before it, and its own user's only if they
+are older. Whatever is read, through any number of layers, lies before the reader, so nothing comes
+back to a user from the user's own future: not values, not which relations are kept, not how many.
+The degrees that normalise a relation count what its two ends themselves read, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.windows import gather_index
+from recbole_pos.layers.relations import BatchRelations, SparseProduct
+from recbole_pos.relations.compiled import compile_relation, compile_users
+from recbole_pos.relations.declare import Relation
+from recbole_pos.relations.search import Edges, EventOrder, top_relations
+
+CROSS_SEQUENCE = ("random_order", "time_respecting", "none")
+INFERENCE = ("batch", "training_bank", "own", "none")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Packed sequences of a batch by the places of their events in the log.
+
+    Attributes:
+        events: [m] int64.
+        lengths: [b] int64 number of events of each row.
+        chain: [b] int64, never falling; consecutive chunks of a user share one.
+        source: [m] bool, whether other users may read the event.
+        last: whether the row stands after all sources, as at prediction; [b] bool.
+    """
+
+    events: np.ndarray
+    lengths: np.ndarray
+    chain: np.ndarray
+    source: np.ndarray
+    last: np.ndarray
+
+    def __add__(self, other: Rows) -> Rows:
+        """Both, one after the other."""
+        chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
+        both = [np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())]  # noqa: B905
+        return Rows(both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4])
+
+
+class RelationLookup:
+    """Precomputed relations of a dataset, and the rules of who may read whom.
+
+    Args:
+        relations: as declared.
+        dataset: the built training part; gives fields, log and split.
+        top_k: relations kept of each event and attribute.
+        cross_sequence: the clock across users: random_order, time_respecting, or none.
+        max_length: L, events of a window.
+        seconds: how many seconds the time field counts by.
+    """
+
+    def __init__(
+        self,
+        relations: Sequence[Relation],
+        dataset: Any,
+        *,
+        top_k: int,
+        cross_sequence: str,
+        max_length: int,
+        seconds: float,
+    ) -> None:
+        log = dataset.log
+        self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
+        self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
+        self.ranks, self.offsets = log.ranks, log.offsets
+        self.trained = dataset.part == TRAIN
+        size = len(self.offsets) - 1
+        # training events of a user come before the held-out ones
+        self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
+        of_users = [relation for relation in relations if relation.source == "user"]
+        self.heads = [
+            compile_relation(relation, dataset, seconds, max_length)
+            for relation in relations
+            if relation.source != "user"
+        ]
+        self.user_table = compile_users(of_users, dataset)
+
+    def windows(self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool):
+        """Rows of a training batch.
+
+        Args:
+            events: [m] places in the log of the packed events.
+            lengths: [b] events of each row.
+            source: [m] bool; where rows overlap, each event should be a source in one of them.
+            linked: whether chunks of a user that follow each other form one chain.
+        """
+        first = np.cumsum(lengths) - lengths
+        follows = np.zeros(len(lengths), dtype=bool)
+        if linked:
+            begin, before = events[first[1:]], events[first[1:] - 1]
+            follows[1:] = (begin == before + 1) & (self.users[begin] == self.users[before])
+        chain = np.cumsum(~follows) - 1
+        return Rows(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
+
+    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> Rows:
+        """Events start : end of each chain, cut into windows of L counted from the newest.
+
+        Args:
+            start, end: [chains] places in the log, start < end.
+            bank: whether they are there to be read (True) or to predict from (False).
+        """
+        size = end - start
+        count = -(-size // self.max_length)
+        chain = np.repeat(np.arange(len(size)), count)
+        lengths = np.full(len(chain), self.max_length)
+        lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
+        events = gather_index(start, size)
+        return Rows(
+            events,
+            lengths,
+            chain,
+            np.full(len(events), bank),
+            np.full(len(lengths), not bank),
+        )
+
+    def bank(self, users: np.ndarray) -> Rows:
+        """The newest window of training events of each user who has any."""
+        users = users[self.train_end[users] > self.offsets[users]]
+        end = self.train_end[users]
+        start = np.maximum(self.offsets[users], end - self.max_length)
+        return self.histories(start, end, bank=True)
+
+    def order(self, rows: Rows, rng: np.random.Generator) -> EventOrder:
+        """Who may read whom. The only place where the rules stand."""
+        row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+        first = np.cumsum(rows.lengths) - rows.lengths
+        events = rows.events
+        if self.clock == "time_respecting":
+            key = self.times[events]
+        else:
+            key = self._random_clock(events, rng)
+            key[rows.last[row]] = np.inf
+        return EventOrder(
+            user=self.users[events],
+            chain=rows.chain[row],
+            rank=np.unique(key, return_inverse=True)[1].reshape(-1),
+            # held-out events never reach another user
+            source=rows.source & self.trained[events],
+            column=np.arange(len(events)) - first[row],
+        )
+
+    def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """[m] times of a Poisson process for each user, one arrival an event.
+
+        Early events of a user come before most of the others', late ones after. The draw of an
+        event does not depend on how many events of its user follow: a clock that spread the events
+        of a user evenly would tell every one of them how much is still to come.
+        """
+        distinct, place = np.unique(events, return_inverse=True)
+        user, rank = self.users[distinct], self.ranks[distinct]
+        begins = np.append(True, user[1:] != user[:-1])
+        steps = np.where(begins, rank + 1, np.diff(rank, prepend=0))
+        arrival = np.cumsum(rng.gamma(steps))
+        start = np.flatnonzero(begins)
+        before = np.append(0.0, arrival)[start]
+        arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
+        return arrival[place.reshape(-1)]
+
+    def find(self, rows: Rows, order: EventOrder) -> tuple[list[Edges], Edges | None]:
+        """Top-K relations of every event, attribute by attribute; and those of its user."""
+        across = self.clock != "none"
+        heads = [found.top(rows.events, order, self.top_k, across) for found in self.heads]
+        if self.user_table is None:
+            return heads, None
+        group = self.user_table.group[order.user]
+        users = top_relations(self.user_table, group, order, self.top_k, across, same_column=True)
+        return heads, users
+
+    def relations(
+        self, rows: Rows, rng: np.random.Generator, device: torch.device, dtype: torch.dtype
+    ) -> BatchRelations:
+        """The normalised relations of a batch, on a device."""
+        order = self.order(rows, rng)
+        heads, users = self.find(rows, order)
+        m = len(order)
+        return BatchRelations(
+            heads=_normalised(heads, m, device, dtype) if heads else None,
+            users=None if users is None else self._smoothing(users, order, device, dtype),
+            edges=sum(len(edges.value) for edges in heads),
+        )
+
+    def _smoothing(
+        self, edges: Edges, order: EventOrder, device: torch.device, dtype: torch.dtype
+    ) -> SparseProduct:
+        """Norm(R^U) with every event's relation to itself, position by position (section 3.1.3).
+
+        An event whose user has no attribute keeps its state: it is related to itself alone, by 1.
+        """
+        m, event = len(order), np.arange(len(order))
+        matrix = self.user_table.matrix().diagonal()[self.user_table.group[order.user]]
+        matrix[matrix == 0] = 1
+        reader = np.concatenate((event, edges.reader))
+        source = np.concatenate((event, edges.source))
+        value = np.concatenate((matrix, edges.value))
+        by_reader = np.argsort(reader, kind="stable")
+        reader, source, value = reader[by_reader], source[by_reader], value[by_reader]
+        return SparseProduct.build(
+            reader, source, _scaled(reader, source, value, m), m, m, device, dtype
+        )
+
+
+def _scaled(reader: np.ndarray, source: np.ndarray, value: np.ndarray, m: int) -> np.ndarray:
+    """D^-1/2 R D^-1/2; D counts the relations that an event itself reads, at least one (eq. 6).
+
+    A source may read nothing and still be read: it then counts as one.
+    """
+    degree = np.maximum(np.bincount(reader, minlength=m), 1)
+    return value / np.sqrt(degree[reader] * degree[source])
+
+
+def _normalised(
+    heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
+) -> SparseProduct:
+    """[M * m, m] the matrices of all attributes, one below the other, normalised together."""
+    reader = np.concatenate([edges.reader for edges in heads])
+    source = np.concatenate([edges.source for edges in heads])
+    value = np.concatenate([edges.value for edges in heads])
+    attribute = np.repeat(np.arange(len(heads)), [len(edges.value) for edges in heads])
+    scaled = _scaled(reader, source, value, m)
+    return SparseProduct.build(
+        attribute * m + reader, source, scaled, len(heads) * m, m, device, dtype
+    )

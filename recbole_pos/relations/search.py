@@ -1,0 +1,227 @@
+"""The strongest relations of every event among the events it may read, without a pair too many.
+
+Events of a batch have an order (:class:`EventOrder`); an event reads only what stands before it.
+Sources are sorted once by class and order, so what a reader may read of a class is a run that ends
+where the reader stands, found by bisection. Cost grows with readers times the classes looked at,
+mostly few, and never with the square of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recbole_pos.data.windows import gather_index
+from recbole_pos.relations.tables import RelationTable, similarity
+
+FIRST_CLASSES = 8  # of a reader looked at in the first round; four times as many in each later one
+
+
+@dataclass(frozen=True)
+class EventOrder:
+    """Who may read whom among the m packed events of a batch.
+
+    An event reads
+
+    - events of its own *chain* (a sequence, or linked chunks of one) that stand before it, and
+    - events of other users' chains that are sources and whose ``rank`` is strictly lower.
+
+    Ranks rise along a chain, so every chain of reads falls in rank, or stays with one user and goes
+    back in time: nothing that an event reads, however indirectly, is of the same user and later.
+
+    Attributes:
+        user: [m] int64.
+        chain: [m] int64, never falling; events of a chain lie one after the other, oldest first.
+        rank: [m] int64 >= 0, the order across users.
+        source: [m] bool, whether other users may read the event.
+        column: [m] int64 place of the event in its window.
+    """
+
+    user: np.ndarray
+    chain: np.ndarray
+    rank: np.ndarray
+    source: np.ndarray
+    column: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """[E] relations kept: ``reader`` (never falling) reads ``source`` with weight ``value``."""
+
+    reader: np.ndarray
+    source: np.ndarray
+    value: np.ndarray
+
+
+class _Runs:
+    """Events sorted by a code of class and order: runs of a class up to a place in the order."""
+
+    def __init__(self, events: np.ndarray, codes: np.ndarray) -> None:
+        by_code = np.argsort(codes, kind="stable")
+        self.events, self.codes = events[by_code], codes[by_code]
+
+    def between(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """End of each run of codes in [low, high), and how many events it has."""
+        end = np.searchsorted(self.codes, high, "left")
+        return end, end - np.searchsorted(self.codes, low, "left")
+
+
+def top_relations(
+    table: RelationTable,
+    group: np.ndarray,
+    order: EventOrder,
+    k: int,
+    across: bool,
+    same_column: bool = False,
+) -> Edges:
+    """The k strongest relations of every event to events that it may read.
+
+    Among equal relations, the larger cosine of the classes goes first, then the lower class, then
+    events of the own chain, then what is nearest before the reader (in its chain, or in rank; in
+    equal ranks what stands later in the batch). An event is not related to itself here.
+
+    Args:
+        table: the relation.
+        group: [m] class of each event, 0 for none.
+        order: who may read whom.
+        k: most relations of an event.
+        across: whether events of other users are read at all.
+        same_column: relate only events at the same place of their windows (section 3.1.3).
+    """
+    present = np.unique(group[group > 0])
+    offsets, related, strength = _related(table, present)
+    local = np.searchsorted(present, group)
+    column = order.column if same_column else np.zeros(len(order), dtype=np.int64)
+    width = int(column.max(initial=0)) + 1
+    known = np.flatnonzero(group > 0)
+    m, place = len(order), np.arange(len(order))
+
+    def cell(kind: np.ndarray, event: np.ndarray) -> np.ndarray:
+        return kind * width + column[event]
+
+    sizes = (int(x.max(initial=0)) + 1 for x in (order.chain, order.user, order.rank))
+    chains, users, ranks = sizes
+    own = _Runs(known, (cell(local[known], known) * chains + order.chain[known]) * m + known)
+    source = known[order.source[known]] if across else known[:0]
+    others = _Runs(source, cell(local[source], source) * ranks + order.rank[source])
+    same = (cell(local[source], source) * users + order.user[source]) * ranks + order.rank[source]
+    of_user = _Runs(source, same)
+
+    need = np.where(group > 0, k, 0)
+    cursor = np.where(group > 0, offsets[np.minimum(local, max(len(present) - 1, 0))], 0)
+    last = np.where(group > 0, offsets[np.minimum(local + 1, len(present))], 0)
+    active, classes = known, FIRST_CLASSES
+    found: list[tuple[np.ndarray, ...]] = []
+    while len(active):
+        looked = np.minimum(last[active] - cursor[active], classes)
+        pair = gather_index(cursor[active], looked)
+        reader = np.repeat(active, looked)
+        here = cell(related[pair], reader)
+        begin = (here * chains + order.chain[reader]) * m
+        own_end, own_count = own.between(begin, begin + place[reader])
+        end, count = others.between(here * ranks, here * ranks + order.rank[reader])
+        begin = (here * users + order.user[reader]) * ranks
+        _, mine = of_user.between(begin, begin + order.rank[reader])
+        # what the class still gives to the reader: its own chain first, then other users
+        available = np.stack((own_count, count - mine), 1).reshape(-1)
+        before = np.cumsum(available) - available
+        first = 2 * (np.cumsum(looked) - looked)
+        before -= np.repeat(before[first[looked > 0]], 2 * looked[looked > 0])
+        take = np.clip(np.repeat(need[reader], 2) - before, 0, available).reshape(-1, 2)
+        found.append(_newest(own, own_end, take[:, 0], reader, strength[pair]))
+        found.append(
+            _newest(others, end, take[:, 1], reader, strength[pair], order.user, mine, count)
+        )
+        np.subtract.at(need, reader, take.sum(1))
+        cursor[active] += looked
+        active = active[(need[active] > 0) & (cursor[active] < last[active])]
+        classes *= 4
+    nothing = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    parts = zip(nothing, *found, strict=True)
+    reader, source, value = (np.concatenate(part) for part in parts)
+    by_reader = np.argsort(reader, kind="stable")
+    return Edges(reader[by_reader], source[by_reader], value[by_reader])
+
+
+def _related(
+    table: RelationTable, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows and columns of the classes of a batch: offsets, related (renumbered), values."""
+    local = np.full(len(table.indptr) - 1, -1)
+    local[present] = np.arange(len(present))
+    size = np.diff(table.indptr)[present]
+    entry = gather_index(table.indptr[present], size)
+    related = local[table.classes[entry]]
+    keep = related >= 0
+    row = np.repeat(np.arange(len(present)), size)[keep]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(present)))))
+    return offsets, related[keep], table.values[entry[keep]]
+
+
+def _newest(
+    runs: _Runs,
+    end: np.ndarray,
+    take: np.ndarray,
+    reader: np.ndarray,
+    value: np.ndarray,
+    user: np.ndarray | None = None,
+    mine: np.ndarray | None = None,
+    count: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The last ``take`` events of every run, newest first; with ``user``, of other users alone.
+
+    Of the last take + mine events of a run at most ``mine`` are the reader's own.
+    """
+    some = np.flatnonzero(take)
+    end, take, reader, value = end[some], take[some], reader[some], value[some]
+    fetch = take if mine is None else np.minimum(take + mine[some], count[some])
+    nth = np.arange(int(fetch.sum())) - np.repeat(np.cumsum(fetch) - fetch, fetch)
+    event = runs.events[np.repeat(end, fetch) - 1 - nth]
+    run = np.repeat(np.arange(len(some)), fetch)
+    if user is not None:
+        other = user[event] != user[reader[run]]
+        event, run = event[other], run[other]
+        size = np.bincount(run, minlength=len(some))
+        nth = np.arange(len(run)) - np.repeat(np.cumsum(size) - size, size)
+        keep = nth < take[run]
+        event, run = event[keep], run[keep]
+    return reader[run], event, value[run]
+
+
+def top_differences(
+    values: np.ndarray,
+    chain: np.ndarray,
+    k: int,
+    scales: tuple[float, ...],
+    weakest: float,
+    longest: int,
+    rising: bool,
+) -> Edges:
+    """The k strongest relations of numbers of events, within a chain (scope: sequence).
+
+    Args:
+        values: [m] float64, NaN where missing.
+        chain: [m] as in :class:`EventOrder`.
+        k: most relations of an event.
+        scales: r_norm of equation 10.
+        weakest: relations below it are none.
+        longest: how many events back are looked at.
+        rising: whether values never fall along a chain, as times and positions; the nearest
+            events are then the strongest, and nothing else is looked at.
+    """
+    m = len(values)
+    back = np.arange(1, (min(k, longest) if rising else longest) + 1)
+    reader = np.arange(m)[:, None]
+    source = reader - back
+    inside = (source >= 0) & (chain[source] == chain[reader])
+    with np.errstate(invalid="ignore"):
+        relation = similarity(values[reader] - values[source], scales)
+    relation[~inside | ~(relation >= weakest)] = 0
+    order = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
+    relation, source = (np.take_along_axis(x, order, 1) for x in (relation, source))
+    row, place = np.nonzero(relation)
+    return Edges(row, source[row, place], relation[row, place])

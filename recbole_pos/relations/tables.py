@@ -1,0 +1,176 @@
+"""Relations between kinds of things, made once (scipy.sparse) and looked up in every batch.
+
+Things (items, users or events) with the same value of an attribute are one *class*: a brand, a set
+of categories, a price within a brand. How two things are related depends on their classes alone, so
+a table over classes says all there is to know about a relation, and stays small where the matrix
+over things would not: amazon-beauty has 12,101 items and one category that all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from recbole_pos.data.windows import gather_index
+from recbole_pos.errors import UsageError
+
+# what is weaker relates to nothing: exp of a difference has no end, and float32 would not notice
+WEAKEST = 1e-6
+LARGEST = 50_000_000  # pairs of classes; about a gigabyte while a table is made
+
+
+@dataclass(frozen=True)
+class RelationTable:
+    """Classes of things and how they are related.
+
+    Attributes:
+        group: [things] int64 class of each thing, from 1; 0 where the attribute is missing.
+        indptr: [classes + 1] where the related classes of each class begin; class 0 has none.
+        classes: [pairs] int64 related classes of a class in order of preference: largest relation
+            first, then largest cosine (among equal dot products the smaller set is more like it),
+            then by number.
+        values: [pairs] float64 the relation, S of equation 1.
+    """
+
+    group: np.ndarray
+    indptr: np.ndarray
+    classes: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
+        """Order the rows of a symmetric matrix of classes by preference."""
+        matrix = matrix.tocoo()
+        keep = matrix.data >= WEAKEST
+        row, col, value = matrix.row[keep], matrix.col[keep], matrix.data[keep]
+        size = np.zeros(matrix.shape[0])
+        size[row[row == col]] = value[row == col]
+        order = np.lexsort((col, size[col], -value, row))
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))))
+        return cls(group, indptr, col[order].astype(np.int64), value[order])
+
+    def matrix(self) -> sp.csr_matrix:
+        """[classes, classes] the relations, sorted by number."""
+        n = len(self.indptr) - 1
+        found = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
+        return found.sorted_indices()
+
+
+def categorical(column: np.ndarray, name: str) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Dot products of one-hot ([things]) or multi-hot ([things, s], 0 is padding) columns (eq. 10).
+
+    Returns:
+        [things] classes, and [classes, classes] relations.
+    """
+    rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # multi-hot: a name counts once
+    rows = np.sort(rows, 1)
+    # in front, so that what has no name is class 0
+    rows = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
+    kinds, group = np.unique(rows, axis=0, return_inverse=True)
+    kind, place = np.nonzero(kinds)
+    token = kinds[kind, place]
+    _check(float((np.bincount(token).astype(float) ** 2).sum()), name)
+    hot = sp.csr_matrix(
+        (np.ones(len(token)), (kind, token)), shape=(len(kinds), int(token.max(initial=0)) + 1)
+    )
+    return group.reshape(-1)[1:], (hot @ hot.T).tocsr()
+
+
+def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
+    """exp(-|z_i - z_j| / r_norm), the mean over several r_norm (equation 10, appendix A.2)."""
+    difference = np.abs(difference)
+    return sum(np.exp(-difference / scale) for scale in scales) / len(scales)
+
+
+def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[things] classes of equal numbers (0 for NaN, what is missing), [classes] their values."""
+    values, group = np.unique(column, return_inverse=True)
+    known = int(np.isfinite(values).sum())  # NaN sorts last
+    return np.where(np.isnan(column), 0, group + 1), np.concatenate(([np.nan], values[:known]))
+
+
+def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
+    """Relations of classes of numbers ([classes], the first is none) by their difference.
+
+    Differences so large that the relation is below ``WEAKEST`` are never formed.
+    """
+    known = values[1:]
+    reach = max(scales) * -np.log(WEAKEST)
+    low = np.searchsorted(known, known - reach, "left")
+    size = np.searchsorted(known, known + reach, "right") - low
+    _check(float(size.sum()), name)
+    row = np.repeat(np.arange(len(known)), size) + 1
+    col = gather_index(low, size) + 1
+    data = similarity(values[row] - values[col], scales)
+    return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
+
+
+def joint(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
+    """Classes of things that agree in several classifications.
+
+    Returns:
+        [things] joint classes (none of them 0), and for each classification a one-hot matrix
+        [joint classes + 1, its classes]; things of no class have an empty row.
+    """
+    kinds, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
+    member = []
+    for column, own in enumerate(groups):
+        kind = kinds[:, column]
+        row = np.flatnonzero(kind > 0)
+        member.append(
+            sp.csr_matrix(
+                (np.ones(len(row)), (row + 1, kind[row])),
+                shape=(len(kinds) + 1, int(own.max(initial=0)) + 1),
+            )
+        )
+    return group.reshape(-1) + 1, member
+
+
+def spread(member: sp.csr_matrix, matrix: sp.csr_matrix) -> sp.csr_matrix:
+    """A matrix of classes as one of joint classes."""
+    n = member.shape[1]
+    return (member @ matrix[:n, :n] @ member.T).tocsr()
+
+
+def restrict_within(
+    group: np.ndarray,
+    relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    condition: np.ndarray,
+    condition_matrix: sp.csr_matrix,
+    name: str,
+) -> tuple[np.ndarray, sp.csr_matrix]:
+    """A relation between things that also share a value of another attribute (appendix A.2).
+
+    Args:
+        group: [things] classes of the relation.
+        relate: their relation, pair by pair: classes [n] and classes [n] to [n].
+        condition, condition_matrix: of the other attribute.
+        name: for the message.
+
+    Returns:
+        Joint classes and their relations.
+    """
+    group, (value, shared) = joint([group, condition])
+    size = np.bincount(shared.indices, minlength=shared.shape[1]).astype(float)
+    n = len(size)
+    _check(float(size @ ((condition_matrix[:n, :n] > 0) @ size)), name)
+    together = spread(shared, condition_matrix).tocoo()
+    kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
+    kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
+    row, col = together.row, together.col
+    known = (kind[row] > 0) & (kind[col] > 0)
+    row, col = row[known], col[known]
+    data = relate(kind[row], kind[col])
+    return group, sp.csr_matrix((data, (row, col)), shape=together.shape)
+
+
+def _check(pairs: float, name: str) -> None:
+    if pairs > LARGEST:
+        raise UsageError(
+            f"relations: {name} relates {pairs:,.0f} pairs of values, more than {LARGEST:,}; use a "
+            "field with fewer distinct values, a smaller scale, or a condition (within)"
+        )
