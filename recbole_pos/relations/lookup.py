@@ -143,8 +143,9 @@ class RelationLookup:
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
-            key = self._random_clock(events, rng)
-            key[rows.last[row]] = np.inf
+            key = np.full(len(events), np.inf)
+            inside = ~rows.last[row]  # alone: what is predicted must not move the bank's clock
+            key[inside] = self._random_clock(events[inside], rng)
         return EventOrder(
             user=self.users[events],
             chain=rows.chain[row],

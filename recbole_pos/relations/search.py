@@ -216,8 +216,8 @@ def top_differences(
     m = len(values)
     back = np.arange(1, (min(k, longest) if rising else longest) + 1)
     reader = np.arange(m)[:, None]
-    source = reader - back
-    inside = (source >= 0) & (chain[source] == chain[reader])
+    source = np.maximum(reader - back, 0)
+    inside = (back <= reader) & (chain[source] == chain[reader])
     with np.errstate(invalid="ignore"):
         relation = similarity(values[reader] - values[source], scales)
     relation[~inside | ~(relation >= weakest)] = 0

@@ -171,6 +171,6 @@ def restrict_within(
 def _check(pairs: float, name: str) -> None:
     if pairs > LARGEST:
         raise UsageError(
-            f"relations: {name} relates {pairs:,.0f} pairs of values, more than {LARGEST:,}; use a "
-            "field with fewer distinct values, a smaller scale, or a condition (within)"
+            f"relations: {name} relates up to {pairs:,.0f} pairs of values, more than {LARGEST:,}; "
+            "use a field with fewer distinct values, a smaller scale, or a condition (within)"
         )

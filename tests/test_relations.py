@@ -1,0 +1,252 @@
+"""Explicit relations: equations 1 and 10 in loops, top-K by brute force, declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shop import LOAD, RELATIONS, Cells, open_shop, similarity, tables, write
+
+from recbole_pos.errors import UsageError
+from recbole_pos.relations import tables as tables_module
+from recbole_pos.relations.compiled import NumberRelation, TableRelation
+from recbole_pos.relations.declare import read_relations
+from recbole_pos.relations.search import EventOrder, top_differences, top_relations
+from recbole_pos.relations.tables import WEAKEST, RelationTable, categorical
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("shop"), tables())
+
+
+def strong(value: float) -> float:
+    """What is weaker than the limit counts as nothing."""
+    return value if value >= WEAKEST else 0.0
+
+
+def test_relations_of_things_equal_their_formula(shop: Path) -> None:
+    """Equation 10 for every pair of items, users or events, missing cells included."""
+    made = open_shop(shop)
+    dataset, lookup = made.dataset, made.model.lookup
+    declared = read_relations(RELATIONS, dataset)
+    cells = Cells(dataset, tables())
+    seen = set()
+    heads = [relation for relation in declared if relation.source != "user"]
+    for relation, compiled in zip(heads, lookup.heads, strict=True):
+        if not isinstance(compiled, TableRelation):
+            continue
+        dense = compiled.table.matrix().toarray()
+        group = compiled.table.group
+        for a in range(1, len(group)):
+            for b in range(1, len(group)):
+                x, y = (cells.of(relation.table, n, relation.field) for n in (a, b))
+                want = strong(similarity(x, y, relation.scales))
+                if relation.within:
+                    x, y = (cells.of(relation.table, n, relation.within) for n in (a, b))
+                    want *= similarity(x, y, ()) > 0
+                assert dense[group[a], group[b]] == pytest.approx(want, rel=1e-12), relation
+        seen.add(relation.field)
+    assert seen == {"brand", "tags", "price", "weight", "channel"}
+    of_users = [relation for relation in declared if relation.source == "user"]
+    dense, group = lookup.user_table.matrix().toarray(), lookup.user_table.group
+    for a in range(1, len(group)):
+        for b in range(1, len(group)):
+            pairs = [
+                similarity(cells.of("user", a, r.field), cells.of("user", b, r.field), r.scales)
+                for r in of_users
+            ]
+            assert dense[group[a], group[b]] == pytest.approx(sum(pairs) / 2, rel=1e-12)
+
+
+def test_numbers_of_events(shop: Path) -> None:
+    """Stars where given, times in seconds, positions: as the files say."""
+    made = open_shop(shop)
+    cells, log = Cells(made.dataset, tables()), made.dataset.log
+    found = {
+        relation.field: compiled
+        for relation, compiled in zip(
+            [r for r in read_relations(RELATIONS, made.dataset) if r.source != "user"],
+            made.model.lookup.heads,
+            strict=True,
+        )
+        if isinstance(compiled, NumberRelation)
+    }
+    stars = [cells.of("inter", event, "stars") for event in range(len(log))]
+    want = [np.nan if star is None else star for star in stars]
+    assert None in stars
+    np.testing.assert_array_equal(found["stars"].values, want)
+    np.testing.assert_array_equal(found["timestamp"].values, log.times.numpy())
+    np.testing.assert_array_equal(found["position"].values, log.ranks)
+    assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
+    assert found["timestamp"].rising and not found["stars"].rising
+
+
+def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_column):
+    """For every event, all that it may read, sorted by the rule, the first k."""
+    dense = table.matrix().toarray()
+    kept = []
+    for i in range(len(order)):
+        found = []
+        for j in range(len(order)):
+            r = dense[group[i], group[j]]
+            own = order.chain[i] == order.chain[j] and j < i
+            other = (
+                across
+                and order.user[i] != order.user[j]
+                and order.source[j]
+                and order.rank[j] < order.rank[i]
+            )
+            if (
+                r > 0
+                and (own or other)
+                and not (same_column and order.column[i] != order.column[j])
+            ):
+                near = (-j,) if own else (-order.rank[j], -j)
+                found.append((-r, dense[group[j], group[j]], group[j], not own, near, j, r))
+        kept += [(i, j, r) for *_, j, r in sorted(found)[:k]]
+    return sorted(kept)
+
+
+def random_order(rng: np.random.Generator, rows: int) -> EventOrder:
+    """Chains of one to three rows, ranks with ties that rise along a chain, users with several."""
+    lengths = rng.integers(1, 7, rows)
+    chain = np.cumsum(rng.random(rows) < 0.7)
+    user = rng.integers(1, 1 + max(rows // 2, 1), chain.max() + 1)[chain]
+    rank = np.concatenate([np.sort(rng.integers(0, 12, n)) for n in lengths])
+    per_event = {"user": np.repeat(user, lengths), "chain": np.repeat(chain, lengths)}
+    column = np.concatenate([np.arange(n) for n in lengths])
+    return EventOrder(**per_event, rank=rank, source=rng.random(len(rank)) < 0.8, column=column)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12), st.booleans(), st.booleans())
+def test_top_relations_by_brute_force(seed, rows, k, across, same_column) -> None:
+    """Ties of every sort; classes that few or all share; a single sequence."""
+    rng = np.random.default_rng(seed)
+    column = rng.integers(0, 4, (30, rng.integers(1, 4)))  # 0 is missing
+    table = RelationTable.from_matrix(*categorical(column, "x"))
+    order = random_order(rng, rows)
+    group = table.group[rng.integers(0, 30, len(order))]
+    edges = top_relations(table, group, order, k, across, same_column)
+    found = sorted(zip(edges.reader, edges.source, edges.value, strict=True))
+    assert found == brute_force(table, group, order, k, across, same_column)
+    assert (np.diff(edges.reader) >= 0).all()
+    assert np.bincount(edges.reader, minlength=1).max(initial=0) <= k
+
+
+def test_readers_that_need_many_classes() -> None:
+    """The search goes on in rounds until a reader has k or has seen everything."""
+    rng = np.random.default_rng(0)
+    column = np.stack((np.ones(200, int), 2 + np.arange(200)), 1)  # all share a token, none all
+    table = RelationTable.from_matrix(*categorical(column, "x"))
+    order = EventOrder(
+        user=np.arange(200),
+        chain=np.arange(200),
+        rank=rng.permutation(200),
+        source=np.ones(200, bool),
+        column=np.zeros(200, int),
+    )
+    edges = top_relations(table, table.group, order, 7, across=True)
+    assert np.bincount(edges.reader, minlength=200).tolist() == np.minimum(order.rank, 7).tolist()
+    found = sorted(zip(edges.reader, edges.source, edges.value, strict=True))
+    assert found == brute_force(table, table.group, order, 7, True, False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6), st.booleans())
+def test_top_differences_by_brute_force(seed: int, k: int, longest: int, rising: bool) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 9, 5)
+    chain = np.repeat(np.arange(5), lengths)
+    values = rng.integers(0, 6, len(chain)).astype(float)
+    if rising:
+        values = np.concatenate([np.sort(values[chain == c]) for c in range(5)])
+    else:
+        values[rng.random(len(chain)) < 0.2] = np.nan
+    edges = top_differences(values, chain, k, (1.0, 4.0), WEAKEST, longest, rising)
+    want = []
+    for i in range(len(chain)):
+        cells = [None if np.isnan(v) else v for v in values]
+        found = [
+            (-similarity(cells[i], cells[j], (1.0, 4.0)), -j)
+            for j in range(max(i - longest, 0), i)
+            if chain[i] == chain[j]
+        ]
+        want += [(i, -j, -r) for r, j in sorted(found)[:k] if r < 0]
+    found = list(zip(edges.reader.tolist(), edges.source.tolist(), edges.value, strict=True))
+    assert [pair[:2] for pair in sorted(found)] == [pair[:2] for pair in sorted(want)]
+    np.testing.assert_allclose(sorted(r for *_, r in found), sorted(r for *_, r in want))
+
+
+def test_missing_and_repeated_names() -> None:
+    """A name counts once; an empty cell has no class and no relation, to itself neither."""
+    group, matrix = categorical(np.array([[1, 1, 2], [0, 2, 0], [0, 0, 0], [2, 1, 0]]), "x")
+    assert group[2] == 0 and group[0] == group[3] != group[1]
+    assert matrix[group[0], group[0]] == 2 and matrix[group[0], group[1]] == 1
+    assert matrix[0].nnz == 0
+    nothing = np.full(3, np.nan)
+    group, values = tables_module.number_classes(nothing)
+    assert group.tolist() == [0, 0, 0] and len(values) == 1
+    assert tables_module.numerical(values, [1.0], "x").nnz == 0
+
+
+def test_differences_too_large_to_matter_are_never_formed() -> None:
+    group, values = tables_module.number_classes(np.arange(4000.0))
+    matrix = tables_module.numerical(values, [1.0], "x")
+    assert matrix.nnz < 4000 * 29 and matrix[group[0], group[13]] == pytest.approx(np.exp(-13))
+    assert (matrix != matrix.T).nnz == 0
+
+
+def test_tables_too_large_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(tables_module, "LARGEST", 100)
+    with pytest.raises(UsageError, match="relations: tags relates up to 156 pairs.*within"):
+        categorical(np.stack((np.ones(12, int), np.arange(12) + 2), 1), "tags")
+    with pytest.raises(UsageError, match="relations: price relates up to 144 pairs"):
+        tables_module.numerical(tables_module.number_classes(np.arange(12.0))[1], [1.0], "price")
+
+
+@pytest.mark.parametrize(
+    ("relations", "message"),
+    [
+        ("brand", "relations: expected a list"),
+        ([{"kind": "categorical"}], "expected entries such as"),
+        ([{"field": "brand", "scpe": "batch"}], "brand: unknown key 'scpe'; nearest known: scope"),
+        (["brand", {"field": "brand"}], "field 'brand' is given twice"),
+        (["time", "timestamp"], "field 'timestamp' is given twice"),
+        ([{"field": "brand", "kind": "numerical"}], "brand: the field is categorical by its type"),
+        ([{"field": "brand", "kind": "number"}], "kind: 'number' is not one of categorical, num"),
+        ([{"field": "brand", "source": "user"}], "item table is of source item or behaviour"),
+        ([{"field": "age", "source": "item"}], "user table is of source user"),
+        ([{"field": "time", "scope": "batch"}], "relate events of one sequence alone"),
+        ([{"field": "age", "scope": "sequence"}], "users are related across sequences"),
+        ([{"field": "brand", "scope": "all"}], "scope: 'all' is not one of sequence, batch"),
+        ([{"field": "brand", "scales": [1]}], "scales are for numerical fields"),
+        ([{"field": "price", "scales": [0]}], "scales: expected numbers above 0"),
+        ([{"field": "price", "scales": []}], "scales: expected numbers above 0"),
+        ([{"field": "price", "within": "weight"}], "within: 'weight' must be a token or token_seq"),
+        ([{"field": "price", "within": "country"}], "'country' must be .* field of the item table"),
+        ([{"field": "stars", "within": "channel"}], "only a field of the item or user table"),
+        ([{"field": "price", "within": "brnd"}], "within: field 'brnd' is not loaded"),
+        (["user_id"], "the id of users or items is no attribute"),
+        (["brnd"], "field 'brnd' is not loaded .*no atomic file .*did you mean brand"),
+    ],
+)
+def test_bad_declarations(shop: Path, relations, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_shop(shop, relations=relations)
+
+
+def test_a_field_that_is_not_loaded_says_how_to_load_it(shop: Path) -> None:
+    load = {**LOAD, "item": ["item_id", "price"]}
+    with pytest.raises(UsageError) as error:
+        open_shop(shop, load_col=load)
+    assert ("shop.item has it: add it to load_col, as in item: [item_id, price, brand]") in str(
+        error.value
+    )
+    load = {"inter": LOAD["inter"]}
+    with pytest.raises(UsageError, match=r"shop.user has it: .* as in user: \[user_id, country\]"):
+        open_shop(shop, load_col=load, relations=["country"])
