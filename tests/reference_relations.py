@@ -1,0 +1,74 @@
+"""AttrFormer's equations in plain loops, from the relations that are kept."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from recbole_pos.relations.search import Edges
+
+
+def degrees(heads: list[Edges], m: int) -> list[float]:
+    """How many relations each event reads, over all attributes; at least one (section 3.1.2)."""
+    count = [0] * m
+    for edges in heads:
+        for reader in edges.reader:
+            count[reader] += 1
+    return [float(max(c, 1)) for c in count]
+
+
+def augmented_heads(heads: list[Edges], mix: Tensor, value: Tensor) -> Tensor:
+    """Equations 6 to 8: value [m, M', e'] to H^RAH [m, M', e'], heads one by one."""
+    m, n_heads, _ = value.shape
+    degree, out = degrees(heads, m), torch.zeros_like(value)
+    for head in range(n_heads):
+        dense = [[0.0] * m for _ in range(m)]  # the mixture of equation 8
+        for attribute, edges in enumerate(heads):
+            for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
+                dense[i][j] = dense[i][j] + mix[attribute, head] * r
+        for i in range(m):
+            for j in range(m):
+                out[i, head] += dense[i][j] / math.sqrt(degree[i] * degree[j]) * value[j, head]
+    return out
+
+
+def smoothed(edges: Edges, own: list[float], x: Tensor) -> Tensor:
+    """Section 3.1.3: Norm(R^U) Flatten(H), with what each user is to itself (0: unknown)."""
+    m = len(x)
+    relation = [[0.0] * m for _ in range(m)]
+    for i in range(m):
+        relation[i][i] = own[i] or 1.0
+    for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
+        relation[i][j] = r
+    degree = [sum(r > 0 for r in row) for row in relation]
+    out = torch.zeros_like(x)
+    for i in range(m):
+        for j in range(m):
+            out[i] += relation[i][j] / math.sqrt(degree[i] * degree[j]) * x[j]
+    return out
+
+
+def posterior(
+    hidden: Tensor,
+    weight: Tensor,
+    futures: list[list[int]],
+    betas: list[float],
+    counts: list[int],
+    prior_weight: float,
+) -> Tensor:
+    """Equations 14, 16 and 17; ``futures`` holds the known items after each position."""
+    items = range(1, len(weight))
+    alpha = [counts[v] + 1 for v in items]
+    prior = [a / sum(alpha) for a in alpha]
+    total = hidden.new_zeros(())
+    for h, future in zip(hidden, futures, strict=True):
+        scores = [h @ weight[v] for v in items]
+        partition = sum(torch.exp(s) for s in scores)
+        q = [torch.exp(s) / partition for s in scores]
+        kl = sum(p * (math.log(p) - torch.log(x)) for p, x in zip(prior, q, strict=True))
+        total = total + prior_weight * kl
+        for beta, item in zip(betas, future, strict=False):
+            total = total - beta * torch.log(q[item - 1])
+    return total / len(hidden)

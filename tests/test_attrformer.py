@@ -1,0 +1,391 @@
+"""AttrFormer: its layers and loss against loops, chunks, what is left without relations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import reference_relations
+import torch
+from shop import LOAD, RELATIONS, SIZES, open_shop, tables, write
+from torch import Tensor
+
+import recbole_pos
+from recbole_pos import checkpoint
+from recbole_pos.config import PosConfig
+from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.errors import UsageError
+from recbole_pos.layers import chunks
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.losses import full_cross_entropy
+from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
+from recbole_pos.layers.relations import SparseProduct
+from recbole_pos.relations.lookup import Rows
+
+PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("shop"), tables())
+
+
+def shaken(made):
+    """The model in float64, far from its start."""
+    model = made.model.double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.5)
+    return model
+
+
+def windows(made) -> Rows:
+    """Every training window as one batch."""
+    loader = made.trainer.training_loader(made.loaders["train"])
+    batch = loader.gather(np.concatenate(loader._batches()))
+    source = np.ones(len(batch.events), dtype=bool)
+    return made.model.lookup.windows(
+        batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
+    )
+
+
+def find(model, rows: Rows):
+    """The relations that the model itself finds for the rows, in evaluation mode."""
+    order = model.lookup.order(rows, np.random.default_rng(model.seed))
+    return order, *model.lookup.find(rows, order)
+
+
+def attention_in_loops(layer, x: Tensor, lengths: list[int]) -> Tensor:
+    """Equations 2 to 5, every row and head by itself, and the first part of W^O."""
+    parts, start = [], 0
+    size = layer.head_size
+    for length in lengths:
+        rows = x[start : start + length]
+        q, k, v = (getattr(layer, name)(rows) for name in ("query", "key", "value"))
+        heads = [
+            reference.dot_product_attention(*(y[:, h * size : (h + 1) * size] for y in (q, k, v)))
+            for h in range(layer.n_heads)
+        ]
+        parts.append(torch.cat(heads, 1))
+        start += length
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("user_layers", ["odd", "even", "all", "none"])
+@torch.no_grad()
+def test_every_layer_equals_the_equations(folder: Path, double, user_layers: str) -> None:
+    """Equations 2 to 9 and section 3.1.3 with attributes of every kind, layer by layer."""
+    made = open_shop(folder, user_layers=user_layers, position=["nope"])
+    model, rows = shaken(made), windows(made)
+    order, heads, users = find(model, rows)
+    assert all(len(edges.value) for edges in [*heads, users])
+    x = model.item_embedding(model.lookup.items[torch.from_numpy(rows.events)])
+    table = model.lookup.user_table
+    own = table.matrix().diagonal()[table.group[order.user]].tolist()
+    assert 0 in own  # a user without attributes
+    for number, layer in enumerate(model.trm_encoder.layer, 1):
+        attention, feed = layer.multi_head_attention, layer.feed_forward
+        norm = attention.LayerNorm
+        h = reference.layer_norm(x, norm.weight, norm.bias, norm.eps)
+        value = attention.relation_value(h).view(len(h), attention.relation_heads, -1)
+        augmented = reference_relations.augmented_heads(heads, attention.relation_mix, value)
+        joined = torch.cat(
+            (attention_in_loops(attention, h, rows.lengths), augmented.flatten(1)), 1
+        )
+        output = torch.cat((attention.dense.weight, attention.relation_dense.weight), 1)
+        x = x + joined @ output.t() + attention.dense.bias  # equation 9: one W^O for all heads
+        x = feed(x)
+        if {"odd": number % 2, "even": number % 2 == 0, "all": 1, "none": 0}[user_layers]:
+            x = reference_relations.smoothed(users, own, x)
+    want = reference.layer_norm(x, model.LayerNorm.weight, model.LayerNorm.bias, norm.eps)
+    torch.testing.assert_close(model._states(rows, None), want, rtol=1e-9, atol=1e-9)
+
+
+def test_sparse_equals_dense(double) -> None:
+    """Product and gradient, with empty rows and columns."""
+    rng = np.random.default_rng(0)
+    row, col = np.nonzero(rng.random((30, 11)) < 0.2)
+    weight = rng.normal(size=len(row))
+    product = SparseProduct.build(row, col, weight, 33, 12, torch.device("cpu"), torch.float64)
+    dense = torch.zeros(33, 12)
+    dense[row, col] = torch.from_numpy(weight)
+    x = torch.randn(12, 5, requires_grad=True)
+    torch.testing.assert_close(product(x), dense @ x)
+    assert torch.autograd.gradcheck(product, x)
+
+
+@pytest.mark.parametrize("prior_weight", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize("betas", [[1.0, 0.25, 0.1], [1.0], [2.0, 2.0]])
+def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_weight) -> None:
+    """Positions near the end have fewer items after them; in one chunk and in many."""
+    m, items, n = 9, 7, len(betas)
+    hidden = torch.randn(m, 4, requires_grad=True)
+    weight = torch.randn(items, 4, requires_grad=True)
+    counts = torch.tensor([0, 3, 0, 9, 1, 1, 5])
+    targets = torch.randint(1, items, (m, n))
+    known = torch.arange(n) < torch.randint(1, n + 1, (m, 1))
+    futures = [row[real].tolist() for row, real in zip(targets, known, strict=True)]
+    want = reference_relations.posterior(
+        hidden, weight, futures, betas, counts.tolist(), prior_weight
+    )
+    given = (targets, known * torch.tensor(betas), dirichlet_prior(counts), prior_weight)
+    want_grads = torch.autograd.grad(want, (hidden, weight))
+    for rows in (128, 2):
+        monkeypatch.setattr("recbole_pos.layers.posterior.MIN_ROWS", rows)
+        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", rows * items)
+        loss = posterior_loss(hidden, weight, *given)
+        torch.testing.assert_close(loss, want)
+        grads = torch.autograd.grad(3 * loss, (hidden, weight))
+        torch.testing.assert_close(grads[0], 3 * want_grads[0])
+        torch.testing.assert_close(grads[1][1:], 3 * want_grads[1][1:])
+        assert (grads[1][0] == 0).all()  # padding learns nothing
+    if prior_weight == 0 and betas == [1.0]:
+        plain = full_cross_entropy(hidden, weight, targets[:, 0])
+        torch.testing.assert_close(loss, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
+    """Futures reach over the borders of windows, and end with the training part."""
+    made = open_shop(folder, future_weights=[1.0, 0.25, 0.25], prior_weight=0.5)
+    model, log, part = shaken(made), made.dataset.log, made.dataset.part
+    counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=model.n_items).tolist()
+    loader = made.trainer.training_loader(made.loaders["train"])
+    batch = loader.gather(np.concatenate(loader._batches()))
+    futures, users = [], log.users.tolist()
+    for event in batch.events.tolist():
+        ahead = range(event + 1, min(event + 4, len(log)))
+        same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
+        futures.append([int(log.items[e]) for e in same])
+    assert {len(future) for future in futures} == {1, 2, 3}
+    hidden = model._states(windows(made), None)
+    want = reference_relations.posterior(
+        hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
+    )
+    torch.testing.assert_close(model.calculate_loss(batch), want)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -> None:
+    """The weights of PosSASRec load strictly; states, scores and loss are the same numbers."""
+    made = open_shop(folder, relations=[], norm=norm, chunking=False, **PLAIN)
+    model = shaken(made)
+    keys = ("hidden_size", "inner_size", "n_layers", "n_heads", "MAX_ITEM_LIST_LENGTH", "data_path")
+    given = {key: made.config[key] for key in keys}
+    given["data_path"] = str(folder)
+    given |= {"norm": norm, "load_col": made.config["load_col"], "topk": [3]}
+    given |= {"valid_metric": "NDCG@3", "filter_inter_by_user_or_item": False}
+    given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0}
+    base = recbole_pos.quick_start.prepare(PosConfig("PosSASRec", "shop", None, given))
+    base.model.double().eval().load_state_dict(model.state_dict())
+    rows = made.loaders["test"]._dataset[np.arange(10)]
+    torch.testing.assert_close(
+        model.full_sort_predict(rows), base.model.full_sort_predict(rows), rtol=0, atol=0
+    )
+    loaders = [m.trainer.training_loader(m.loaders["train"]) for m in (made, base)]
+    for mine, theirs in zip(*loaders, strict=True):
+        assert torch.equal(mine.items, theirs.items)
+        assert model.calculate_loss(mine) == base.model.calculate_loss(theirs)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
+def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
+    """All windows of a user come in one batch, in order; in prediction the whole history."""
+    made = open_shop(folder, MAX_ITEM_LIST_LENGTH=length, train_batch_size=3)
+    log, part, lookup = made.dataset.log, made.dataset.part, made.model.lookup
+    loader = made.trainer.training_loader(made.loaders["train"])
+    seen, owner = [], {}
+    for number, batch in enumerate(loader):
+        events = batch.events.tolist()
+        seen += events
+        for event in events:
+            assert owner.setdefault(int(log.users[event]), number) == number
+        rows = lookup.windows(
+            batch.events.numpy(), batch.lengths.numpy(), np.ones(len(events), bool), True
+        )
+        users = log.users[batch.events].numpy()
+        assert len(np.unique(rows.chain)) == len(np.unique(users))
+        assert (np.diff(batch.events.numpy())[users[1:] == users[:-1]] == 1).all()
+        assert batch.lengths.max() <= length
+    users = log.users.numpy()[part == TRAIN]
+    last = np.append(np.flatnonzero(np.diff(users)), len(users) - 1)
+    inputs = np.delete(np.flatnonzero(part == TRAIN), last)  # the newest is a target alone
+    assert sorted(seen) == inputs.tolist()
+    assert len(loader) > 1
+    target = made.loaders["test"]._dataset.inter_feat.target.numpy()
+    start = log.offsets[log.users.numpy()[target]]
+    rows = lookup.histories(start, target, bank=False)
+    first = np.cumsum(rows.lengths) - rows.lengths
+    for chain, (begin, end) in enumerate(zip(start, target, strict=True)):
+        own = np.flatnonzero(rows.chain == chain)
+        events = rows.events[first[own[0]] : first[own[-1]] + rows.lengths[own[-1]]]
+        assert events.tolist() == list(range(begin, end))
+        assert (rows.lengths[own][1:] == length).all() and rows.lengths[own].max() <= length
+
+
+def test_relations_reach_from_chunk_to_chunk(folder: Path, double) -> None:
+    """The first event of a chunk reads the chunks before it, unless they are not linked."""
+    changed = {}
+    for chunking in (True, False):
+        made = open_shop(folder, MAX_ITEM_LIST_LENGTH=3, cross_sequence="none", chunking=chunking)
+        model, lookup = shaken(made), made.model.lookup
+        target = made.loaders["test"]._dataset.inter_feat.target
+        users = lookup.users[target.numpy()]
+        long = np.flatnonzero(target.numpy() - lookup.offsets[users] >= 6)
+        rows = made.loaders["test"]._dataset[long]
+        with torch.inference_mode():
+            want = model._last(rows)
+            for n in range(len(rows)):  # everything older than the newest window
+                event = int(rows[TARGET_EVENT][n])
+                old = slice(int(lookup.offsets[lookup.users[event]]), event - 3)
+                lookup.items[old] = 1 + lookup.items[old] % (model.n_items - 1)
+            got = model._last(rows)
+        changed[chunking] = int((got != want).any(1).sum())
+        assert len(rows) > 3
+    assert changed[False] == 0 < changed[True]
+
+
+def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
+    """Of any length; gradients are finite, and nobody else is there to be read."""
+    made = open_shop(folder)
+    model = shaken(made)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    for window in range(len(loader.windows.start)):
+        model.zero_grad()
+        loss = model.calculate_loss(loader.gather(np.array([window])))
+        loss.backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
+    rows = made.loaders["test"]._dataset
+    for n in range(len(rows)):
+        assert model.full_sort_predict(rows[[n]]).isfinite().all()
+
+
+def test_attributes_that_are_missing_everywhere(tmp_path: Path, double) -> None:
+    """Relations to nothing leave the backbone: equal to a model without the relation's output."""
+    made_tables = tables()
+    for column in ("brand:token", "tags:token_seq", "price:float", "weight:float"):
+        made_tables["item"][column] = ""
+    made_tables["item"].loc[0, ["price:float", "weight:float"]] = 1.0  # RecBole wants a number
+    for column in ("country:token", "age:float"):
+        made_tables["user"][column] = ""
+    made_tables["user"].loc[2, "age:float"] = 30.0
+    made_tables["inter"] = made_tables["inter"][
+        (made_tables["inter"]["item_id:token"] != made_tables["item"]["item_id:token"][0])
+        & (made_tables["inter"]["user_id:token"] != "u2")
+    ]
+    relations = ["brand", "tags", {"field": "price", "within": "brand"}, "weight", "country", "age"]
+    made = open_shop(write(tmp_path, made_tables), relations=relations)
+    model, rows = shaken(made), windows(made)
+    _, heads, users = find(model, rows)
+    assert all(len(edges.value) == 0 for edges in [*heads, users])
+    items = model.lookup.items[torch.from_numpy(rows.events)]
+    ctx = SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5)
+    torch.testing.assert_close(model._states(rows, None), model.encode(items, ctx))
+
+
+def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
+    made = open_shop(folder)
+    rows, kept = windows(made), []
+    for k in (1, 4, 100):
+        made.model.lookup.top_k = k
+        order, heads, _ = find(made.model.eval(), rows)
+        assert all(np.bincount(edges.reader).max() <= k for edges in heads)
+        relations = made.model.lookup.relations(
+            rows, np.random.default_rng(0), torch.device("cpu"), torch.float32
+        )
+        assert relations.edges == relations.heads.weight.numel()
+        kept.append(relations.edges)
+    assert kept[0] < kept[1] < kept[2] < len(order) ** 2 * len(heads) / 2
+
+
+def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) -> None:
+    made = open_shop(folder, learning_rate=0.01, inner_size=32, hidden_size=32, **PLAIN)
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    made.model.calculate_loss(batch).backward()
+    for name, p in made.model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
+    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(200)]
+    assert losses[-1] < 0.2 < 2 < losses[0]
+
+
+def run(folder: Path, run_dir: Path, **options):
+    given = {**SIZES, "data_path": str(folder), "load_col": LOAD, "relations": RELATIONS}
+    given |= {"filter_inter_by_user_or_item": False, "epochs": 3, **options}
+    return recbole_pos.run("AttrFormer", "shop", None, given, run_dir=run_dir, verbose=False)
+
+
+def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """An interrupted run ends with the same bits, clocks of batches included."""
+    from recbole_pos.trainer import PosTrainer
+
+    step, stop_at = PosTrainer._step, None
+
+    def stopping(self, loss_func, batch, epoch: int, number: int):
+        if stop_at == (epoch, number):
+            raise KeyboardInterrupt
+        return step(self, loss_func, batch, epoch, number)
+
+    monkeypatch.setattr(PosTrainer, "_step", stopping)
+    whole = run(folder, tmp_path / "whole", hidden_dropout_prob=0.2)
+    stop_at = (2, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "broken", hidden_dropout_prob=0.2)
+    stop_at = None
+    resumed = recbole_pos.run(resume=tmp_path / "broken", verbose=False)
+    assert resumed.test == whole.test
+    one, two = (
+        checkpoint.load(tmp_path / name / "checkpoint.pt")["weights"]["state_dict"]
+        for name in ("whole", "broken")
+    )
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    loaded = recbole_pos.load(tmp_path / "whole")
+    again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
+    assert dict(again) == whole.test
+
+
+@pytest.mark.parametrize("augmentation", ["prefix", "none"])
+def test_rows_of_recbole_train_it_too(folder: Path, tmp_path: Path, augmentation: str) -> None:
+    assert run(folder, tmp_path / "run", augmentation=augmentation, epochs=1).epochs == 1
+
+
+@pytest.mark.parametrize("split", [{"GT": [0.7, 0.85]}, {"RS": [6, 2, 2]}], ids=str)
+def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
+    """Several held-out targets of a user in one batch."""
+    assert run(folder, tmp_path / "run", eval_args={"split": split}).epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"relation_heads": 0}, "relation_heads must be at least 1"),
+        ({"prior_weight": -1.0}, "prior_weight must be at least 0"),
+        ({"cross_sequence": "past"}, "cross_sequence: 'past' is not one of random_order"),
+        (
+            {"inference_relations": "bank"},
+            "inference_relations: 'bank' is not one of batch, training_bank",
+        ),
+        ({"user_layers": "first"}, "user_layers: 'first' is not one of odd, even, all, none"),
+        ({"future_weights": []}, "future_weights: expected weights"),
+        ({"future_weights": [0.0, 0.0]}, "the first above 0"),
+        ({"future_weights": [1.0, "x"]}, "future_weights: expected weights"),
+        ({"future_weights": [0.25, 1.0]}, "future_weights: must not rise"),
+        ({"train_windows": "last"}, "chunking: links .* 'last'. Set chunking: False"),
+        ({"loss_type": "SCE"}, "loss_type: SCE cannot have posterior targets"),
+        ({"relations": 3}, "relations: expected a list"),
+    ],
+)
+def test_bad_options(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_shop(folder, **options)
+
+
+def test_rows_without_their_place_in_the_log_are_refused(folder: Path) -> None:
+    made = open_shop(folder)
+    rows = made.loaders["test"]._dataset[np.arange(3)]
+    del rows.interaction[TARGET_EVENT]
+    with pytest.raises(UsageError, match="rows must say 'target_event'"):
+        made.model.full_sort_predict(rows)
