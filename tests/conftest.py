@@ -33,6 +33,10 @@ SMALL = {
 }
 
 
+# options under which a model of the plugin trains on its targets' cross-entropy alone
+CROSS_ENTROPY = {"AttrFormer": {"prior_weight": 0.0, "future_weights": [1.0]}}
+
+
 def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25) -> pd.DataFrame:
     """A random log with ties in time and users of every length from 1 on."""
     rng = np.random.default_rng(seed)

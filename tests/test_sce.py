@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import reference
 import torch
+from conftest import CROSS_ENTROPY
 from recbole.data.interaction import Interaction
 
 import recbole_pos
@@ -236,8 +237,10 @@ def test_training_lowers_the_loss(experiment) -> None:
 
 def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
     for model in recbole_pos.registry.MODELS:
-        made = experiment(model, loss_type="SCE", bucket_size_x=10**6, bucket_size_y=10**6)
-        exact = experiment(model).model.eval()
+        plain = CROSS_ENTROPY.get(model, {})
+        sizes = {"bucket_size_x": 10**6, "bucket_size_y": 10**6}
+        made = experiment(model, loss_type="SCE", **sizes, **plain)
+        exact = experiment(model, **plain).model.eval()
         exact.load_state_dict(made.model.eval().state_dict())
         packed = next(iter(made.trainer.training_loader(made.loaders["train"])))
         rows = next(iter(made.loaders["train"]))

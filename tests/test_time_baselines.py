@@ -27,11 +27,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder, TransformerLayer
 from recbole_pos.layers.hstu import HSTULayer, PointwiseAttention, pointwise_attention
-from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.position import time_buckets
 from recbole_pos.position.base import AttentionPosition, Compose, Dimensions, replaces_attention
 from recbole_pos.position.build import build_schemes
-from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.properties import ROOT, plugin_defaults, read_yaml
 from recbole_pos.registry import MODELS, SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -370,7 +369,7 @@ def test_bad_options(experiment, model: str, options: dict, message: str) -> Non
         scheme("time_learned", time_from="last")
 
 
-@pytest.mark.parametrize("model", [m for m, cls in MODELS.items() if issubclass(cls, PosSASRec)])
+@pytest.mark.parametrize("model", [m for m in MODELS if "block" in plugin_defaults(m)])
 @pytest.mark.parametrize(
     "position",
     [["nope"], ["hstu"], ["time_learned", "hstu"], ["learned", "rope", "kernel"]],

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import CROSS_ENTROPY
 
 import recbole_pos
 from recbole_pos import checkpoint
@@ -204,7 +205,8 @@ def test_run_folder_is_complete(tiny: Path, tmp_path: Path) -> None:
 
 def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
     for model in recbole_pos.registry.MODELS:
-        made = experiment(model, hidden_dropout_prob=0.0, attn_dropout_prob=0.0, learning_rate=0.02)
+        given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "learning_rate": 0.02}
+        made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
         loader = made.trainer.training_loader(made.loaders["train"])
         batch = next(iter(loader))
         losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(150)]
