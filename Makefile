@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning clean
+.PHONY: run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -29,6 +29,12 @@ bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes
 
 bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--data_path ..." for diginetica)
 	$(BIN)/python benchmarks/sessions.py $(ARGS)
+
+bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
+	$(BIN)/python benchmarks/attrformer.py $(ARGS)
+
+results-attrformer: $(VENV)/installed  ## AttrFormer, its ablations and RecBole's models (ARGS="--dataset ..." chooses data)
+	$(BIN)/python benchmarks/results_attrformer.py $(ARGS)
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)
