@@ -43,6 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "t5_buckets": (2, math.inf),
     **dict.fromkeys(("time_buckets", "hstu_time_buckets"), (1, math.inf)),
     **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
+    **dict.fromkeys(("tisas_intervals", "difsr_size"), (1, math.inf)),
     "k": (1, math.inf),
     "shrink": (0, math.inf),
     **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),

@@ -18,6 +18,7 @@ from recbole_pos.model.session_baselines import SessionBPR, SessionFPMC, Session
 from recbole_pos.model.session_pop import SPop
 from recbole_pos.model.to_rope import TORoPE
 from recbole_pos.position.additive import LearnedPosition, SinusoidalPosition
+from recbole_pos.position.attribute_attention import DecoupledAttributes, TimeIntervalAttention
 from recbole_pos.position.base import PositionScheme
 from recbole_pos.position.bias import KERPLE, ALiBi, T5Bias
 from recbole_pos.position.contextual import ContextualPosition, NoPosition
@@ -93,7 +94,9 @@ SCHEMES: dict[str, type[PositionScheme]] = {
     "kerple": KERPLE,
     "hstu": HSTUBias,
     "cape": ContextualPosition,
+    "difsr": DecoupledAttributes,
     "kernel": PositionalKernel,
+    "tisas": TimeIntervalAttention,
     "parec": PositionMatrix,
     "fparec": FactorizedPositionMatrix,
     "average": AverageAttention,

@@ -38,6 +38,7 @@ class SequenceContext:
     width: int  # t
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
+    items: Tensor | None = None  # [m] int64 item of each event
     relations: Any = None  # BatchRelations of layers/relations.py, for models that read them
 
     @classmethod
@@ -46,6 +47,7 @@ class SequenceContext:
         lengths: Tensor,
         max_length: int,
         times: Tensor | None = None,
+        items: Tensor | None = None,
         relations: Any = None,
     ) -> SequenceContext:
         """Context of packed sequences of the given lengths ([b], each in 1..max_length)."""
@@ -56,7 +58,7 @@ class SequenceContext:
         row = torch.repeat_interleave(torch.arange(b, device=lengths.device), lengths)
         first = lengths.cumsum(0) - lengths
         index = torch.arange(row.numel(), device=lengths.device) - first[row]
-        return cls(lengths, row, index, width, max_length, times, relations)
+        return cls(lengths, row, index, width, max_length, times, items, relations)
 
     @property
     def batch_size(self) -> int:

@@ -21,6 +21,8 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 13 to 17        ``layers/posterior.py``; ``AttrFormer.future``
 =============== ===================================================================
 
+Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
+
 What an event may read is said in one place, ``RelationLookup.order``; docs/architecture.md tells
 why nothing of a user's future comes back to the user.
 """
@@ -184,8 +186,9 @@ class AttrFormer(PosSASRec):
         if self.needs_time:
             times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
         lengths = torch.from_numpy(rows.lengths).to(device)
-        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, relations)
-        return self.states(self.lookup.items[events].to(device), ctx, positions)
+        items = self.lookup.items[events].to(device)
+        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, items, relations)
+        return self.states(items, ctx, positions)
 
     def _draw(self) -> int:
         """Seed of the batch's clock: from torch's generator in training, which checkpoints keep."""

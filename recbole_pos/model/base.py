@@ -91,7 +91,9 @@ class PosRecommender(SequentialRecommender):
         if isinstance(interaction, SequenceBatch):
             batch = interaction
             times = self._seconds(batch.times)
-            ctx = SequenceContext.from_lengths(batch.lengths, self.max_seq_length, times)
+            ctx = SequenceContext.from_lengths(
+                batch.lengths, self.max_seq_length, times, batch.items
+            )
             hidden = self.states(batch.items, ctx, batch.positions)
             return self.loss(hidden, self.item_embedding.weight, batch.targets)
         targets = interaction[self.POS_ITEM_ID]
@@ -105,8 +107,9 @@ class PosRecommender(SequentialRecommender):
         width = torch.arange(item_seq.size(1), device=item_seq.device)
         real = width < item_seq_len[:, None]
         times = None if times is None else self._seconds(times[real])
-        ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times)
-        return self.states(item_seq[real], ctx, ctx.last)
+        items = item_seq[real]
+        ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times, items)
+        return self.states(items, ctx, ctx.last)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""

@@ -6,11 +6,13 @@ Reference:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from recbole_pos.data.attributes import item_attribute
 from recbole_pos.data.clock import check_clock
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import (
@@ -49,6 +51,7 @@ class PosSASRec(PosRecommender):
             n_heads=config["n_heads"],
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
+            attribute=functools.partial(item_attribute, dataset),
         )
         self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)

@@ -9,7 +9,7 @@ every registered scheme by gradient).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +26,8 @@ PROJECTIONS = ("query", "key", "value")
 class Dimensions:
     """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
 
-    ``layer`` counts from 0: the layer a scheme of attention is built for.
+    ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` gives a
+    field of items by its name, [items, s] int64 tokens with 0 for padding.
     """
 
     max_length: int
@@ -35,6 +36,7 @@ class Dimensions:
     initializer_range: float
     n_layers: int = 1
     layer: int = 0
+    attribute: Callable[[str], Tensor] | None = None
 
     @property
     def head_size(self) -> int:

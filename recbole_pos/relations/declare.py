@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recbole_pos import registry
+from recbole_pos.data.attributes import not_loaded, table_of
 from recbole_pos.errors import UsageError
 from recbole_pos.units import SECONDS
 
@@ -16,7 +16,6 @@ SOURCES = ("item", "behaviour", "user")
 SCOPES = ("sequence", "batch")
 KEYS = ("field", "kind", "source", "scope", "within", "scales")
 POSITION, TIME = "position", "time"  # fields that every log has
-TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 # AttrFormer, appendix A.2: hours and days for the time between two events
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
 
@@ -114,37 +113,10 @@ def _read(entry: Any, dataset: Any) -> Relation:
 def _table(field: str, dataset: Any) -> str:
     """The table a field stands in; a field called time or position wins over the built-in one."""
     if field in dataset.field2type:
-        return TIME if field == dataset.time_field else _table_of(field, dataset)
+        return TIME if field == dataset.time_field else table_of(field, dataset)
     if field in (POSITION, TIME):
         return field
-    raise UsageError(f"relations: {_not_loaded(field, dataset)}")
-
-
-def _table_of(field: str, dataset: Any) -> str:
-    for table in TABLES[:2]:
-        feat = getattr(dataset, f"{table}_feat")
-        if feat is not None and field in list(feat.columns):
-            return table
-    return "inter"
-
-
-def _not_loaded(field: str, dataset: Any) -> str:
-    """Why a field cannot be used, and the line that loads it."""
-    loaded = ", ".join([*dataset.field2type, POSITION, TIME])
-    text = f"field {field!r} is not loaded (loaded are {loaded})"
-    for table in TABLES:
-        file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
-        if not file.is_file():
-            continue
-        with open(file, encoding=dataset.config["encoding"]) as lines:
-            header = lines.readline().rstrip("\n").split(dataset.config["field_separator"])
-        if field in (column.split(":")[0] for column in header):
-            key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
-            now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
-            names = ", ".join([*now, field]) if isinstance(now, list) else field
-            return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
-    near = registry.suggest(field, [*dataset.field2type, POSITION, TIME])
-    return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
+    raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
 
 
 def _kind(field: str, table: str, dataset: Any, where: str) -> str:
@@ -178,8 +150,8 @@ def _within(within: Any, table: str, dataset: Any, where: str) -> str | None:
     if not isinstance(within, str):
         raise UsageError(f"{where}: within: expected the name of a field, found {within!r}")
     if within not in dataset.field2type:
-        raise UsageError(f"{where}: within: {_not_loaded(within, dataset)}")
-    same = _table_of(within, dataset) == table
+        raise UsageError(f"{where}: within: {not_loaded(within, dataset)}")
+    same = table_of(within, dataset) == table
     if not same or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
             f"{where}: within: {within!r} must be a token or token_seq field of the {table} table"

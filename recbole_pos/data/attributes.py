@@ -1,0 +1,62 @@
+"""Fields of the atomic files besides ids and times, and what to do about those that are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from recbole_pos import registry
+from recbole_pos.errors import UsageError
+
+TABLES = ("item", "user", "inter")  # the suffixes of atomic files
+
+
+def table_of(field: str, dataset: Any) -> str:
+    """Which table a loaded field stands in: item, user or inter."""
+    for table in TABLES[:2]:
+        feat = getattr(dataset, f"{table}_feat")
+        if feat is not None and field in list(feat.columns):
+            return table
+    return "inter"
+
+
+def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
+    """Why a field cannot be used, and the line that loads it.
+
+    Args:
+        field: its name.
+        dataset: RecBole's.
+        others: names that would do as well.
+    """
+    known = [*dataset.field2type, *others]
+    text = f"field {field!r} is not loaded (loaded are {', '.join(known)})"
+    for table in TABLES:
+        file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
+        if not file.is_file():
+            continue
+        with open(file, encoding=dataset.config["encoding"]) as lines:
+            header = lines.readline().rstrip("\n").split(dataset.config["field_separator"])
+        if field in (column.split(":")[0] for column in header):
+            key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
+            now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
+            names = ", ".join([*now, field]) if isinstance(now, list) else field
+            return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
+    near = registry.suggest(field, known)
+    return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
+
+
+def item_attribute(dataset: Any, field: str) -> Tensor:
+    """[items, s] int64 tokens of a token or token_seq field of items, 0 for none.
+
+    Raises:
+        UsageError: if the field is not loaded, or not of that kind.
+    """
+    if field not in dataset.field2type:
+        raise UsageError(not_loaded(field, dataset))
+    ftype = dataset.field2type[field].value
+    if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):
+        raise UsageError(f"field {field!r} must be a token or token_seq field of the item table")
+    column = dataset.item_feat[field]
+    return column.reshape(len(column), -1)

@@ -1,0 +1,134 @@
+"""Attention of two attribute-aware models, as schemes: TiSASRec's intervals, DIF-SR's attributes.
+
+The baselines of AttrFormer's Table 6 that RecBole does not have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext, future_mask
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.position.additive import learned_table
+from recbole_pos.position.base import AttentionPosition, Dimensions
+
+
+class TimeIntervalAttention(AttentionPosition):
+    """Keys and values with a vector for the time between two events (Li et al., TiSASRec, 2020).
+
+    e_ij = q_i (k_j + R^K[r_ij] + P^K_j) / sqrt(e), z_i = sum_j a_ij (v_j + R^V[r_ij] + P^V_j),
+    with r_ij = min(floor((t_i - t_j) / u_i), intervals); tables are shared by all layers, positions
+    count from the newest event. The unit u_i is the user's shortest gap between two events; up to
+    event i here, while the authors' code takes that of the whole window, in which an event would
+    learn of the time of later ones. Vectors of pairs are never formed: queries meet R^K first, and
+    weights are summed by interval before they meet R^V.
+
+    Args:
+        dimensions: sizes of the model.
+        tisas_intervals: k, the longest interval told apart.
+    """
+
+    options = ("tisas_intervals",)
+    needs_time = True
+
+    def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
+        super().__init__()
+        self.max_length, self.longest = dimensions.max_length, tisas_intervals
+        d, std = dimensions.hidden_size, dimensions.initializer_range
+        self.position_key, self.position_value = (learned_table(dimensions, d) for _ in range(2))
+        self.time_key = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
+        self.time_value = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
+
+    def share_with(self, first: TimeIntervalAttention) -> None:
+        for name, table in first.named_parameters():
+            setattr(self, name, table)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
+        m, h, e = query.shape
+        row = self.max_length - 1 - ctx.age
+        key = key + self.position_key[row].view(m, h, e)
+        value = value + self.position_value[row].view(m, h, e)
+        block = ctx.pad(torch.stack((query, key, value), 1), "start")
+        q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        interval = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
+        interval = interval[:, None].expand(-1, h, -1, -1)
+        time_key, time_value = (x.view(-1, h, e) for x in (self.time_key, self.time_value))
+        by_time = torch.einsum("bhte,rhe->bhtr", q, time_key).gather(-1, interval)
+        logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
+        hidden = future_mask(ctx.width, q.device)
+        weight = dropout(logits.masked_fill(hidden, -torch.inf).softmax(-1))
+        summed = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
+        summed = summed.scatter_add(-1, interval, weight)
+        out = weight @ v + torch.einsum("bhtr,rhe->bhte", summed, time_value)
+        return ctx.unpad(out.transpose(1, 2), "start")
+
+
+def intervals(ctx: SequenceContext, longest: int) -> Tensor:
+    """[b, t, t] int64, aligned at the start: r_ij; what the future and padding have is not read."""
+    times = ctx.pad(ctx.elapsed, "start")
+    gap = times.diff(dim=1, prepend=times[:, :1])
+    unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
+    unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
+    return ((times[:, :, None] - times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
+
+
+class DecoupledAttributes(AttentionPosition):
+    """Logits of attributes and positions, each by itself (Xie et al., DIF-SR, 2022).
+
+    B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
+    that values are the items' alone. An item's vector of a field is the mean of its tokens' ones,
+    zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
+    positions count from the newest event.
+
+    Args:
+        dimensions: sizes of the model; ``attribute`` gives the fields of items.
+        difsr_fields: token or token_seq fields of items.
+        difsr_size: size of the vectors of fields.
+    """
+
+    options = ("difsr_fields", "difsr_size")
+
+    def __init__(
+        self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
+    ) -> None:
+        super().__init__()
+        h, std = dimensions.n_heads, dimensions.initializer_range
+        if difsr_size % h:
+            raise UsageError(f"difsr_size {difsr_size} is not a multiple of n_heads {h}")
+        self.fields, self.n_heads, self.max_length = list(difsr_fields), h, dimensions.max_length
+        self.position = learned_table(dimensions, dimensions.hidden_size)
+        self.tables = nn.ParameterList()
+        for number, field in enumerate(self.fields):
+            tokens = dimensions.attribute(field)  # [items, s], 0 is padding
+            self.register_buffer(f"tokens_{number}", tokens, persistent=False)
+            self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
+        sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
+        self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+        self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+
+    def share_with(self, first: DecoupledAttributes) -> None:
+        self.position, self.tables = first.position, first.tables
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        vectors = [self.position[self.max_length - 1 - ctx.age]]
+        if self.fields and ctx.items is None:
+            raise ValueError("this batch carries no items, whose attributes the scheme reads")
+        for number, table in enumerate(self.tables):
+            tokens = getattr(self, f"tokens_{number}")[ctx.items]  # [m, s]
+            real = (tokens > 0).to(table.dtype)
+            total = (table[tokens] * real[..., None]).sum(1)
+            vectors.append(total / real.sum(1, keepdim=True).clamp(min=1))
+        logits = 0
+        for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
+            pair = torch.stack((query(vector), key(vector)), 1)
+            block = ctx.pad(pair.view(len(pair), 2, self.n_heads, -1), "start").transpose(1, 3)
+            left, right = block.unbind(2)  # [b, h, t, e_f]
+            logits = logits + left @ right.transpose(-1, -2) / math.sqrt(left.size(-1))
+        return logits.to(q.dtype)
