@@ -212,15 +212,16 @@ def inference(run: Path, threads: int) -> dict[str, dict[str, float]]:
 def evaluate(run: Path) -> None:
     """Write ``inference.json``: also with smaller and larger batches of predictions (Figure 6)."""
     import recbole_pos
+    from recbole_pos.data.loaders import TargetLoader
 
     made, found = recbole_pos.load(run), {}
     for name in INFERENCE:
         made.model.inference = name
         sizes = (32, 128, 512) if name == "batch" else (128,)
         for size in sizes:
-            made.loaders["test"].set_batch_size(size)
-            made.loaders["test"].step = size
-            test = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
+            made.config.final_config_dict["eval_batch_size"] = size
+            loader = TargetLoader(made.config, made.loaders["test"]._dataset, None, shuffle=False)
+            test = made.trainer.evaluate(loader, load_best_model=False)
             found[f"{name}, {size} at a time" if name == "batch" else name] = dict(test)
     (run / "inference.json").write_text(json.dumps(found))
 

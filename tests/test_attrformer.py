@@ -225,6 +225,22 @@ def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
         assert (rows.lengths[own][1:] == length).all() and rows.lengths[own].max() <= length
 
 
+def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
+    """Neither the first events of the next user, nor chunks with a gap between them."""
+    lookup = open_shop(folder).model.lookup
+    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
+    start, end = lookup.offsets[user : user + 2]
+
+    def chains(*spans: tuple[int, int]) -> list[int]:
+        events = np.concatenate([np.arange(*span) for span in spans])
+        lengths = np.array([high - low for low, high in spans])
+        return lookup.windows(events, lengths, events >= 0, linked=True).chain.tolist()
+
+    assert chains((start, start + 2), (start + 2, start + 5)) == [0, 0]
+    assert chains((start, start + 2), (start + 3, start + 5)) == [0, 1]
+    assert chains((start, end), (end, end + 1)) == [0, 1]
+
+
 def test_relations_reach_from_chunk_to_chunk(folder: Path, double) -> None:
     """The first event of a chunk reads the chunks before it, unless they are not linked."""
     changed = {}
