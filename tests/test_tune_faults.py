@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from recbole_pos.cli import main
 from recbole_pos.tune import search
 from recbole_pos.tune.settings import SearchFolder
 
@@ -128,9 +130,12 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
         assert 1 <= second[0] <= first[-1] + 1  # from its last checkpoint, not from the start
         assert sorted({*first, *second}) == list(range(last))
 
-    one = search("FPARec", "tiny", space, [], {**given, "epochs": 1}, num_samples=4,
-                 run_dir=tmp_path / "one", **options)  # fmt: skip
     assert len([node for node in ray.nodes() if node["Alive"]]) == 1
+    ray.shutdown()
+    one = search("FPARec", "tiny", space, [], {**given, "epochs": 1}, num_samples=4,
+                 run_dir=tmp_path / "one", address=cluster.address, **options)  # fmt: skip
+    assert not ray.is_initialized()  # left, but not ended
+    assert cluster.head_node.all_processes["raylet"][0].process.poll() is None
     assert [t.options for t in one.trials] == [t.options for t in found.trials]
 
 
@@ -202,6 +207,20 @@ def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) ->
     assert not ray.is_initialized()
     found = search(resume=folder, verbose=False)
     assert [trial.state for trial in found.trials] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("how", ["given", "auto"])
+def test_nothing_answers_at_the_address(how: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    began = time.time()
+    arguments = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
+    assert main(["tune", *arguments, "--address", "auto" if how == "auto" else address]) == 2
+    error = capsys.readouterr().err
+    assert f"no Ray cluster answers at {address}" in error and time.time() - began < 60
+    assert not (tmp_path / "out").exists()
 
 
 def _die(*args: Any) -> None:

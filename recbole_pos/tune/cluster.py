@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -38,6 +40,8 @@ def connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address is not None:
+        _require_answer(address)
     try:
         if address is None:
             ray.init("local", include_dashboard=False, **quiet)
@@ -49,6 +53,24 @@ def connect(address: str | None) -> bool:
             f"or leave --address out to run on this machine ({str(error).splitlines()[0]})"
         ) from error
     return True
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself tries for minutes before it gives up."""
+    where = address
+    if address == "auto":  # where `ray start` left the address
+        file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        where = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.is_file() else "")
+    host, colon, port = where.strip().rpartition(":")
+    if not (colon and port.isdigit()) or "://" in where:
+        return  # Ray knows what it means, or says at once that it does not
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise UsageError(
+            f"--address: no Ray cluster answers at {where.strip()} ({error}); start one with "
+            "`ray start --head`, or leave --address out to run on this machine"
+        ) from error
 
 
 def fill(room: int) -> None:
