@@ -18,7 +18,7 @@ from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.data.windows import TRAIN_WINDOWS
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.graph import OVERLAPS
-from recbole_pos.model.attrformer import USER_LAYERS
+from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
 from recbole_pos.position.frequencies import LEARN
 from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
 from recbole_pos.registry import nearest, suggest
@@ -70,6 +70,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cross_sequence": CROSS_SEQUENCE,
     "inference_relations": INFERENCE,
     "user_layers": USER_LAYERS,
+    "user_update": USER_UPDATES,
     "anchor_overlap": OVERLAPS,
     "messages": ("sum", "mean"),
     "timestamp_unit": tuple(SECONDS),

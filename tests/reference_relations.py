@@ -34,15 +34,15 @@ def augmented_heads(heads: list[Edges], mix: Tensor, value: Tensor) -> Tensor:
     return out
 
 
-def smoothed(edges: Edges, own: list[float], x: Tensor) -> Tensor:
-    """Section 3.1.3: Norm(R^U) Flatten(H), with what each user is to itself (0: unknown)."""
+def smoothed(edges: Edges, own: list[float], unknown: float, x: Tensor) -> Tensor:
+    """Section 3.1.3: Norm(R^U) Flatten(H), with what each user is to itself (0: no attribute)."""
     m = len(x)
     relation = [[0.0] * m for _ in range(m)]
     for i in range(m):
-        relation[i][i] = own[i] or 1.0
+        relation[i][i] = own[i] or unknown
     for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
         relation[i][j] = r
-    degree = [sum(r > 0 for r in row) for row in relation]
+    degree = [max(sum(r > 0 for r in row), 1) for row in relation]
     out = torch.zeros_like(x)
     for i in range(m):
         for j in range(m):

@@ -74,11 +74,14 @@ def attention_in_loops(layer, x: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
+@pytest.mark.parametrize("update", ["residual", "replace"])
 @pytest.mark.parametrize("user_layers", ["odd", "even", "all", "none"])
 @torch.no_grad()
-def test_every_layer_equals_the_equations(folder: Path, double, user_layers: str) -> None:
+def test_every_layer_equals_the_equations(
+    folder: Path, double, user_layers: str, update: str
+) -> None:
     """Equations 2 to 9 and section 3.1.3 with attributes of every kind, layer by layer."""
-    made = open_shop(folder, user_layers=user_layers, position=["nope"])
+    made = open_shop(folder, user_layers=user_layers, user_update=update, position=["nope"])
     model, rows = shaken(made), windows(made)
     order, heads, users = find(model, rows)
     assert all(len(edges.value) for edges in [*heads, users])
@@ -99,7 +102,8 @@ def test_every_layer_equals_the_equations(folder: Path, double, user_layers: str
         x = x + joined @ output.t() + attention.dense.bias  # equation 9: one W^O for all heads
         x = feed(x)
         if {"odd": number % 2, "even": number % 2 == 0, "all": 1, "none": 0}[user_layers]:
-            x = reference_relations.smoothed(users, own, x)
+            smooth = reference_relations.smoothed(users, own, update == "replace", x)
+            x = x + smooth if update == "residual" else smooth
     want = reference.layer_norm(x, model.LayerNorm.weight, model.LayerNorm.bias, norm.eps)
     torch.testing.assert_close(model._states(rows, None), want, rtol=1e-9, atol=1e-9)
 
@@ -279,7 +283,8 @@ def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
         assert model.full_sort_predict(rows[[n]]).isfinite().all()
 
 
-def test_attributes_that_are_missing_everywhere(tmp_path: Path, double) -> None:
+@pytest.mark.parametrize("update", ["residual", "replace"])
+def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: str) -> None:
     """Relations to nothing leave the backbone: equal to a model without the relation's output."""
     made_tables = tables()
     for column in ("brand:token", "tags:token_seq", "price:float", "weight:float"):
@@ -293,7 +298,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double) -> None:
         & (made_tables["inter"]["user_id:token"] != "u2")
     ]
     relations = ["brand", "tags", {"field": "price", "within": "brand"}, "weight", "country", "age"]
-    made = open_shop(write(tmp_path, made_tables), relations=relations)
+    made = open_shop(write(tmp_path, made_tables), relations=relations, user_update=update)
     model, rows = shaken(made), windows(made)
     _, heads, users = find(model, rows)
     assert all(len(edges.value) == 0 for edges in [*heads, users])
@@ -384,6 +389,7 @@ def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
             {"inference_relations": "bank"},
             "inference_relations: 'bank' is not one of batch, training_bank",
         ),
+        ({"user_update": "add"}, "user_update: 'add' is not one of residual, replace"),
         ({"user_layers": "first"}, "user_layers: 'first' is not one of odd, even, all, none"),
         ({"future_weights": []}, "future_weights: expected weights"),
         ({"future_weights": [0.0, 0.0]}, "the first above 0"),

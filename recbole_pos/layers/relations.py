@@ -120,12 +120,14 @@ class RelationOptions:
         heads: M'.
         head_size: e', the paper's relation dimension.
         users: whether the layer aggregates from position to position.
+        residual: whether that is added to the state, or takes its place as section 3.1.3 has it.
     """
 
     relations: int
     heads: int
     head_size: int
     users: bool
+    residual: bool
 
 
 class RelationAttention(MultiHeadAttention):
@@ -173,11 +175,12 @@ class RelationLayer(TransformerLayer):
     ) -> None:
         super().__init__(options, position)
         self.multi_head_attention = RelationAttention(options, position, relations)
-        self.aggregates = relations.users
+        self.aggregates, self.residual = relations.users, relations.residual
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
         x = super().forward(x, ctx)
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return x
-        return ctx.relations.users(x)
+        smooth = ctx.relations.users(x)
+        return x + smooth if self.residual else smooth

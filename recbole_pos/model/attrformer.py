@@ -53,6 +53,7 @@ from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
 
 USER_LAYERS = ("odd", "even", "all", "none")
+USER_UPDATES = ("residual", "replace")
 
 
 class AttrFormer(PosSASRec):
@@ -64,6 +65,7 @@ class AttrFormer(PosSASRec):
         check_choice("cross_sequence", config["cross_sequence"], CROSS_SEQUENCE)
         check_choice("inference_relations", config["inference_relations"], INFERENCE)
         check_choice("user_layers", config["user_layers"], USER_LAYERS)
+        check_choice("user_update", config["user_update"], USER_UPDATES)
         declared = read_relations(config["relations"], dataset)
         self._declared = declared
         super().__init__(config, dataset)
@@ -82,6 +84,7 @@ class AttrFormer(PosSASRec):
             cross_sequence=config["cross_sequence"],
             max_length=self.max_seq_length,
             seconds=self.time_unit,
+            unknown=float(config["user_update"] == "replace"),
         )
         if any(relation.table == TIME for relation in declared) and not self.needs_time:
             check_clock(dataset.log, config["timestamp_unit"])
@@ -102,6 +105,7 @@ class AttrFormer(PosSASRec):
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
                 users=bool(users) and next(number) % 2 in chosen,
+                residual=config["user_update"] == "residual",
             )
             return RelationLayer(options, position, relations)
 

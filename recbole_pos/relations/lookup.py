@@ -62,6 +62,8 @@ class RelationLookup:
         cross_sequence: the clock across users: random_order, time_respecting, or none.
         max_length: L, events of a window.
         seconds: how many seconds the time field counts by.
+        unknown: what an event is to itself if its user has no attribute: 1 where aggregation by
+            users takes the place of a state, 0 where it is added.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class RelationLookup:
         cross_sequence: str,
         max_length: int,
         seconds: float,
+        unknown: float,
     ) -> None:
         log = dataset.log
         self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
+        self.unknown = unknown
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
         self.trained = dataset.part == TRAIN
@@ -200,11 +204,11 @@ class RelationLookup:
     ) -> SparseProduct:
         """Norm(R^U) with every event's relation to itself, position by position (section 3.1.3).
 
-        An event whose user has no attribute keeps its state: it is related to itself alone, by 1.
+        An event whose user has no attribute keeps its state: it is related to itself at most.
         """
         m, event = len(order), np.arange(len(order))
         matrix = self.user_table.matrix().diagonal()[self.user_table.group[order.user]]
-        matrix[matrix == 0] = 1
+        matrix[matrix == 0] = self.unknown
         reader = np.concatenate((event, edges.reader))
         source = np.concatenate((event, edges.source))
         value = np.concatenate((matrix, edges.value))
