@@ -90,7 +90,9 @@ def build(side: str, given: argparse.Namespace, dataset: str, folder: str) -> Ex
 
 def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dict[str, float]:
     """One epoch (or ``--batches`` of it) of one side in this process, after a warm-up."""
+    started = time.perf_counter()
     made = build(side, given, dataset, folder)
+    setup = time.perf_counter() - started
     loader = made.trainer.training_loader(made.loaders["train"])
     made.model.train()
     batches = [loader.gather(b) for b in loader._batches()[: given.batches or None]]
@@ -100,7 +102,7 @@ def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dic
     for number, batch in enumerate(batches):
         made.trainer._step(made.model.calculate_loss, batch, 0, number)
     seconds = (time.perf_counter() - started) / len(batches) * len(loader)
-    found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": made.data_seconds}
+    found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     if side == "AttrFormer":
         found |= shares(made, batches)
     return found
@@ -157,7 +159,7 @@ def report(best: dict[str, dict[str, float]], given: argparse.Namespace, dataset
         f"d = {given.hidden_size}, {given.n_layers} layers, 8 heads, batches of 128 windows of 50; "
         f"{part}, best of {given.rounds}.",
         "",
-        "| model | epoch | ratio | peak memory | ratio | reading data, relations included |",
+        "| model | epoch | ratio | peak memory | ratio | setting up, relations included |",
         "|---|---|---|---|---|---|",
     ]
     for side, found in best.items():

@@ -75,6 +75,20 @@ LOGS: dict[str, dict[str, Any]] = {
         "features": ["genre"],
         "dropout": 0.2,
     },
+    "toyshop": {  # comes with the repository; minutes
+        "load_col": {
+            "inter": INTER,
+            "item": ["item_id", "brand", "category", "price"],
+            "user": ["user_id", "age", "country"],
+        },
+        "item": ["brand", "category", {"field": "price", "within": "brand"}],
+        "behaviour": [TIME],
+        "user": [{"field": "age", "scales": [10]}, "country"],
+        "features": ["brand", "category"],
+        "dropout": 0.2,
+        "windows": 16,
+        "rows": 128,
+    },
     "ml-100k": {
         "load_col": {
             "inter": INTER,
@@ -130,7 +144,9 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     """Options of every run, by table and name."""
     log = LOGS[dataset]
     drop = {"hidden_dropout_prob": log["dropout"]}
-    base = {"model": "PosSASRec", "epochs": epochs, **size, **drop}
+    windows = {"train_batch_size": log["windows"]} if "windows" in log else {}
+    some = {"train_batch_size": log["rows"]} if "rows" in log else {}
+    base = {"model": "PosSASRec", "epochs": epochs, **size, **drop, **windows}
     item, of_behaviour = log["item"], log["behaviour"]
     heads = {"relation_heads": 4 if len(of_behaviour) > 1 else 2}
     every = [*item, *of_behaviour, POSITION, *log["user"]]
@@ -140,12 +156,12 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     def part(relations: list[Any], **options: Any) -> dict[str, Any]:
         return {**ours, **PLAIN, **ALONE, "relations": relations, **options}
 
-    recbole = {"epochs": epochs, **size, **drop, "attn_dropout_prob": log["dropout"]}
+    recbole = {"epochs": epochs, **size, **drop, "attn_dropout_prob": log["dropout"], **some}
     gru = {"embedding_size": size["hidden_size"], "hidden_size": size["hidden_size"]}
     fields = {"load_col": log["load_col"], "selected_features": log["features"]}
     difsr = {"position": ["learned", "difsr"], "difsr_fields": log["features"]}
     main = {
-        "GRU4Rec (RecBole)": {"model": "GRU4Rec", "epochs": epochs, **gru},
+        "GRU4Rec (RecBole)": {"model": "GRU4Rec", "epochs": epochs, **gru, **some},
         "SASRec (RecBole)": {"model": "SASRec", **recbole},
         "BERT4Rec (RecBole)": {"model": "BERT4Rec", **recbole},
         "LightSANs (RecBole)": {"model": "LightSANs", **recbole},
@@ -278,8 +294,8 @@ def main() -> None:
         evaluate(given.evaluate)
         return
     protocol = dict(PROTOCOL)
-    if given.data_path:
-        protocol["data_path"] = given.data_path
+    if given.data_path or given.dataset == "toyshop":
+        protocol["data_path"] = given.data_path or str(ROOT / "dataset")
     folder = given.runs / f"{given.dataset}-{given.size}"
     study = Study(given.dataset, folder, protocol, given.processes, given.threads)
     plan = rows(given.dataset, SIZES[given.size], given.epochs)
