@@ -200,7 +200,7 @@ def test_workers_read_no_files_and_keep_to_their_cores(spied: Path, found: Any) 
 @pytest.mark.parametrize(
     "split", [{"LS": "valid_and_test"}, {"RS": [6, 2, 2]}, {"GT": [0.7, 0.85]}, {"ST": [0.6, 0.8]}]
 )
-@pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR"])
+@pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR", "AttrFormer"])
 def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
     """And is otherwise the same: rows of training and validation, fingerprint, catalogue."""
     options = {"data_path": str(tiny), "eval_args": {"split": split}}
