@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import checkpoint
-from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT, gather_index
+from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.report import RunFolder, Screen
@@ -241,7 +241,10 @@ class PosTrainer(Trainer):
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
         if not math.isfinite(value):
-            raise TrainingError(self._explain_loss(value, batch, epoch, number))
+            cause = explain_loss(batch, self.model, self.learning_rate)
+            raise TrainingError(
+                f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
+            )
         self.scaler.scale(loss).backward()
         self._after_backward()
         if self.clip_grad_norm:
@@ -266,30 +269,6 @@ class PosTrainer(Trainer):
 
     def _targets(self, batch: Any) -> int:
         return len(batch)
-
-    def _explain_loss(self, value: float, batch: Any, epoch: int, number: int) -> str:
-        """Why a loss is not a number, as far as can be told."""
-        columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
-        bad_fields = [
-            name
-            for name, column in columns.items()
-            if isinstance(column, Tensor) and not column.double().isfinite().all()
-        ]
-        bad_weights = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
-        if bad_fields:
-            cause = f"the data: {', '.join(bad_fields)} holds values that are not finite"
-        elif bad_weights:
-            cause = (
-                f"an earlier step made {len(bad_weights)} weights not finite (first: "
-                f"{bad_weights[0]}); learning_rate {self.learning_rate} may be too high, "
-                "or set clip_grad_norm: {max_norm: 1.0}"
-            )
-        else:
-            cause = (
-                "weights and data are finite, so the forward pass overflowed; lower learning_rate "
-                f"(now {self.learning_rate}) or switch enable_amp off"
-            )
-        return f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
 
     def _validate(self, valid_data: Any, line: dict[str, Any]) -> bool:
         """Fill in validation metrics, early stopping and best weights; whether it improved."""
