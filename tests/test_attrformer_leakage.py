@@ -182,6 +182,8 @@ def test_predictions_read_training_events_of_others_alone(
     model, lookup = shaken(made), made.model.lookup
     rows = made.loaders[phase]._dataset[np.arange(len(made.loaders[phase]._dataset))]
     part = made.dataset.part
+    bank = lookup.bank(np.arange(len(lookup.offsets) - 1))
+    assert lookup.trained[bank.events].all() and bank.source.all() and len(bank.events) > 20
     with torch.inference_mode():
         want = model._last(rows)
         for place in range(0, len(rows), 3):

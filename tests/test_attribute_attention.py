@@ -65,7 +65,7 @@ def test_tisasrec(heads: int, longest: int) -> None:
                 for j in range(i + 1):
                     at, row = between[i][j], N - t + j
                     key = k[rows][j, head] + r_key[at] + p_key[row]
-                    logits.append(float(q[rows][i, head] @ key) / math.sqrt(e))
+                    logits.append((q[rows][i, head] @ key).item() / math.sqrt(e))
                     values.append(v[rows][j, head] + r_value[at] + p_value[row])
                 weight = torch.tensor(logits).softmax(0)
                 want = sum(w * value for w, value in zip(weight, values, strict=True))
