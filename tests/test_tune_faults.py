@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from ray.cluster_utils import Cluster
 
 from recbole_pos.cli import main
 from recbole_pos.tune import search
+from recbole_pos.tune.cluster import _no_stacks
 from recbole_pos.tune.settings import SearchFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -225,3 +227,14 @@ def test_nothing_answers_at_the_address(how: str, tmp_path: Path, monkeypatch, c
 
 def _die(*args: Any) -> None:
     raise ZeroDivisionError
+
+
+def test_a_checkpoint_that_is_already_gone_is_no_stack() -> None:
+    text = "Trial %s: Error handling checkpoint %s"  # as ray.tune logs it
+
+    def told(error: Exception) -> bool:
+        cause = (type(error), error, None)
+        return _no_stacks(logging.LogRecord("ray", logging.ERROR, "", 0, text, (1, 2), cause))
+
+    assert not told(FileNotFoundError("Path not found"))
+    assert told(PermissionError("storage"))

@@ -14,8 +14,16 @@ from recbole_pos.errors import UsageError
 
 
 def _no_stacks(record: logging.LogRecord) -> bool:
-    """Leaves out the stack of every lost process, of which progress.py tells in a line."""
-    return not str(record.msg).startswith("Trial task failed")
+    """Leaves out stacks that tell a user nothing.
+
+    Of a lost process progress.py tells in a line. And a driver that was killed between deleting an
+    old checkpoint and saving its state tries to delete it once more after ``--resume``; the new
+    checkpoint is registered before that.
+    """
+    text = str(record.msg)
+    gone = bool(record.exc_info) and isinstance(record.exc_info[1], FileNotFoundError)
+    again = "Error handling checkpoint" in text and gone
+    return not (text.startswith("Trial task failed") or again)
 
 
 def connect(address: str | None) -> bool:
