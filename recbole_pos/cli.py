@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -213,7 +214,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     run(
         args.model,
         args.dataset,
-        [file for group in args.config_files for file in group.split()],
+        _files(args.config_files),
         parse_overrides(rest),
         run_dir=args.run_dir,
         resume=args.resume,
@@ -232,7 +233,7 @@ def _tune(args: argparse.Namespace, rest: list[str]) -> int:
         args.model,
         args.dataset,
         args.space,
-        [file for group in args.config_files for file in group.split()],
+        _files(args.config_files),
         parse_overrides(rest),
         **{name: getattr(args, name) for name in names},
     )
@@ -355,6 +356,12 @@ def _wide_console() -> Any:
 def _no_more(rest: list[str]) -> None:
     if rest:
         raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
+
+
+def _files(given: list[str]) -> list[str]:
+    """Files one by one, or several in one argument as RecBole has them; a name may have spaces."""
+    parts = ([group] if os.path.exists(group) else group.split() for group in given)
+    return [file for part in parts for file in part]
 
 
 if __name__ == "__main__":

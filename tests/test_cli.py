@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recbole_pos.cli import main, parse_overrides
+from recbole_pos.cli import _files, main, parse_overrides
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import (
     BASELINES,
@@ -139,3 +139,9 @@ def test_the_script_is_the_same_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 2 and "unknown model 'x'" in done.stderr
     assert main(arguments) == main(["run", *arguments]) == 2
+
+
+def test_names_of_config_files_may_have_spaces(tmp_path: Path) -> None:
+    spaced = tmp_path / "my best.yaml"
+    spaced.write_text("epochs: 1")
+    assert _files([str(spaced), "a.yaml b.yaml"]) == [str(spaced), "a.yaml", "b.yaml"]

@@ -13,7 +13,7 @@ from recbole_pos.properties import ROOT
 from recbole_pos.registry import MODELS
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
-from recbole_pos.tune.settings import Settings, read_settings
+from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.space import Space
 
 OTHERS = {
@@ -283,3 +283,19 @@ def test_a_grid_ends(tmp_path: Path) -> None:
         settings(write(tmp_path, "n_layers: {choice: [1, 2]}\n")).space, "max", 0
     )
     assert [searcher.suggest(str(n)) for n in range(3)][2] == "FINISHED"
+
+
+def test_one_process_at_a_time_searches_in_a_folder(tmp_path: Path) -> None:
+    folder = SearchFolder(tmp_path)
+    with folder.held():
+        with pytest.raises(UsageError, match=r"is being searched by process \d+"):
+            with SearchFolder(tmp_path).held():
+                pass
+    with SearchFolder(tmp_path).held():
+        pass
+
+
+def test_the_folder_of_a_run_is_not_that_of_a_search(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: FPARec")
+    with pytest.raises(UsageError, match="holds a run already"):
+        SearchFolder.create(tmp_path, settings(write(tmp_path, ALL_KINDS)))

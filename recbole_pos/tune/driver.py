@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,21 +109,25 @@ def search(
         )  # fmt: skip
         folder = None
     screen, began = Screen(verbose), time.perf_counter()
-    experiment = _prepare(settings)
-    shared = SharedData(experiment.dataset)
-    started = connect(address)
-    try:
-        fill(settings.room())
-        if folder is None:
-            folder = SearchFolder.create(run_dir, settings)
-        _headline(screen, settings, folder, experiment, shared)
-        tuner = _tuner(settings, folder, scheduler, shared, verbose)
-        trials = collect(_fit(tuner, folder))
-    finally:
-        stop(started)
-    if len(trials) < settings.total or any(not trial.state for trial in trials):
-        raise KeyboardInterrupt(_interrupted(folder))
-    return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
+    with ExitStack() as held:
+        if folder is not None:
+            held.enter_context(folder.held())
+        experiment = _prepare(settings)
+        shared = SharedData(experiment.dataset)
+        started = connect(address)
+        try:
+            fill(settings.room())
+            if folder is None:
+                folder = SearchFolder.create(run_dir, settings)
+                held.enter_context(folder.held())
+            _headline(screen, settings, folder, experiment, shared)
+            tuner = _tuner(settings, folder, scheduler, shared, verbose)
+            trials = collect(_fit(tuner, folder))
+        finally:
+            stop(started)
+        if len(trials) < settings.total or any(not trial.state for trial in trials):
+            raise KeyboardInterrupt(_interrupted(folder))
+        return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
 
 
 def _prepare(settings: Settings) -> Experiment:

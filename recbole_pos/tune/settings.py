@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,11 @@ from recbole_pos.tune.outcome import write_json
 from recbole_pos.tune.searchers import SEARCHERS
 from recbole_pos.tune.space import Space
 from recbole_pos.tune.trial import trial_config
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, which goes without the lock
+    fcntl = None  # type: ignore[assignment]
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
@@ -219,6 +227,8 @@ class SearchFolder:
                 f"{folder.path} holds a search already; continue it with --resume {folder.path} "
                 "or choose another --run_dir"
             )
+        if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
+            raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -229,6 +239,30 @@ class SearchFolder:
                 settings.storage = os.path.abspath(settings.storage)
         write_json(settings.to_plain(), folder.settings)
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this process searches here; the system lets go of it however the process ends.
+
+        Raises:
+            UsageError: if another process does.
+        """
+        if fcntl is None:
+            yield
+            return
+        with (self.path / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                raise UsageError(
+                    f"{self.path} is being searched by {file.read().strip() or 'another process'}; "
+                    "wait for it, or stop it first"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
 
     def read(self) -> Settings:
         """The settings of the search in this folder.
