@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.errors import TrainingError
 from recbole_pos.report import write_whole
 from recbole_pos.tune.progress import state_of
 from recbole_pos.tune.searchers import BEST
@@ -41,8 +42,20 @@ class Trial:
 
 
 def collect(grid: Any) -> list[Trial]:
-    """The trials of Ray's ResultGrid, in the order of their numbers."""
-    return sorted((_trial(result) for result in grid), key=lambda trial: trial.number)
+    """The trials of Ray's ResultGrid, in the order of their numbers.
+
+    Raises:
+        TrainingError: if no process of Ray's could even start one of them.
+    """
+    results = list(grid)
+    lost = [result for result in results if result.config is None and result.error]
+    if lost and len(lost) == len(results):
+        raise TrainingError(
+            f"Ray could not start a process for any of {len(lost)} trials; is this package "
+            f"installed where they run? {_lost(lost[0].error)}"
+        )
+    heard = [_trial(result) for result in results if result.config is not None]
+    return sorted(heard, key=lambda trial: trial.number)
 
 
 def _trial(result: Any) -> Trial:
