@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.relations.lookup import Rows
 
 RELATIONS: list[Any] = [
     "brand",
@@ -144,3 +146,25 @@ def similarity(a: Any, b: Any, scales: tuple[float, ...]) -> float:
     if isinstance(a, float):
         return sum(math.exp(-abs(a - b) / s) for s in scales) / len(scales)
     return float(len(set(a.split()) & set(b.split())))
+
+
+def shaken(made: Experiment) -> Any:
+    """The model in float64, far from its start, in evaluation mode: its clock is then fixed."""
+    model = made.model.double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.6)
+    return model
+
+
+def all_windows(made: Experiment) -> Rows:
+    """Every training window of the shop as one batch."""
+    loader = made.trainer.training_loader(made.loaders["train"])
+    batch = loader.gather(np.concatenate(loader._batches()))
+    source = np.ones(len(batch.events), dtype=bool)
+    if batch.positions is not None:
+        source[:] = False
+        source[batch.positions] = True
+    return made.model.lookup.windows(
+        batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
+    )

@@ -9,7 +9,7 @@ import pytest
 import reference
 import reference_relations
 import torch
-from shop import LOAD, RELATIONS, SIZES, open_shop, tables, write
+from shop import LOAD, RELATIONS, SIZES, all_windows, open_shop, shaken, tables, write
 from torch import Tensor
 
 import recbole_pos
@@ -31,25 +31,6 @@ PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), tables())
-
-
-def shaken(made):
-    """The model in float64, far from its start."""
-    model = made.model.double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn_like(p) * 0.5)
-    return model
-
-
-def windows(made) -> Rows:
-    """Every training window as one batch."""
-    loader = made.trainer.training_loader(made.loaders["train"])
-    batch = loader.gather(np.concatenate(loader._batches()))
-    source = np.ones(len(batch.events), dtype=bool)
-    return made.model.lookup.windows(
-        batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
-    )
 
 
 def find(model, rows: Rows):
@@ -82,7 +63,7 @@ def test_every_layer_equals_the_equations(
 ) -> None:
     """Equations 2 to 9 and section 3.1.3 with attributes of every kind, layer by layer."""
     made = open_shop(folder, user_layers=user_layers, user_update=update, position=["nope"])
-    model, rows = shaken(made), windows(made)
+    model, rows = shaken(made), all_windows(made)
     order, heads, users = find(model, rows)
     assert all(len(edges.value) for edges in [*heads, users])
     x = model.item_embedding(model.lookup.items[torch.from_numpy(rows.events)])
@@ -164,7 +145,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
         futures.append([int(log.items[e]) for e in same])
     assert {len(future) for future in futures} == {1, 2, 3}
-    hidden = model._states(windows(made), None)
+    hidden = model._states(all_windows(made), None)
     want = reference_relations.posterior(
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
@@ -299,7 +280,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     ]
     relations = ["brand", "tags", {"field": "price", "within": "brand"}, "weight", "country", "age"]
     made = open_shop(write(tmp_path, made_tables), relations=relations, user_update=update)
-    model, rows = shaken(made), windows(made)
+    model, rows = shaken(made), all_windows(made)
     _, heads, users = find(model, rows)
     assert all(len(edges.value) == 0 for edges in [*heads, users])
     items = model.lookup.items[torch.from_numpy(rows.events)]
@@ -309,7 +290,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
 
 def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
     made = open_shop(folder)
-    rows, kept = windows(made), []
+    rows, kept = all_windows(made), []
     for k in (1, 4, 100):
         made.model.lookup.top_k = k
         order, heads, _ = find(made.model.eval(), rows)

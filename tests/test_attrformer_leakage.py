@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shop import open_shop, tables, write
+from shop import all_windows, open_shop, shaken, tables, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
@@ -25,28 +25,6 @@ CLOCKS = ["random_order", "time_respecting", "none"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), tables())
-
-
-def shaken(made):
-    """The model in float64, far from its start, in evaluation mode: its clock is then fixed."""
-    model = made.model.double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn_like(p) * 0.6)
-    return model
-
-
-def all_windows(made) -> Rows:
-    """Every training window of the shop as one batch."""
-    loader = made.trainer.training_loader(made.loaders["train"])
-    batch = loader.gather(np.concatenate(loader._batches()))
-    source = np.ones(len(batch.events), dtype=bool)
-    if batch.positions is not None:
-        source[:] = False
-        source[batch.positions] = True
-    return made.model.lookup.windows(
-        batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
-    )
 
 
 def influence(model, rows: Rows) -> np.ndarray:
