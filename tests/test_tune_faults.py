@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -166,6 +167,8 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     done = [name for name, text in results.items() if '"ended": true' in text]
     assert len(done) == _ended(folder)
     assert len(done) >= 2
+    going = [f for f in (folder / "trials").iterdir() if f.is_dir() and f.name not in done]
+    passed_over = [f for f in going if _let_checkpoints_pass(f)]
     again = [sys.executable, str(SCRIPT), "tune", "--resume", str(folder)]
     # a shell lets what it starts in the background ignore the signal, the tests as well
     heed = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,10 +187,27 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     assert written["trials"] == 6 and written["states"]["finished"] == 6
     rows = (folder / "trials.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4, 5]
+    for trial in passed_over:  # taken up from what was there, not from the start
+        told = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
+        assert [line["epoch"] for line in told].count(1) <= 1
     for name in done[:2]:  # what had ended before is as it was
         assert (folder / "trials" / name / "result.json").read_text() == results[name]
     assert all(row.split(",")[4] == "25" for row in rows)
     assert np.isfinite(list(json.loads((folder / "test.json").read_text())["test"].values())).all()
+
+
+def _let_checkpoints_pass(trial: Path) -> bool:
+    """As if more were written, and older ones deleted, after Ray last saved its state."""
+    there = sorted(trial.glob("checkpoint_*"))
+    if not there:
+        return False
+    shutil.copytree(there[-1], trial / "checkpoint_000500")
+    shutil.copytree(there[-1], trial / "checkpoint_000501")
+    cut_short = trial / "checkpoint_000501" / "checkpoint.pt"
+    cut_short.write_bytes(cut_short.read_bytes()[:1000])
+    for old in there:
+        shutil.rmtree(old)
+    return True
 
 
 def _ended(folder: Path) -> int:

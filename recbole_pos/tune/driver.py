@@ -24,6 +24,7 @@ from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import Trial, best_of, collect, write_json, write_trials
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.progress import Progress, show_options
+from recbole_pos.tune.recover import mend_checkpoints
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.trial import run_trial, trial_config
@@ -168,6 +169,7 @@ def _tuner(
     )
     path = folder.ray_path(settings)
     if folder.begun and tune.Tuner.can_restore(path):
+        mend_checkpoints(path)
         return tune.Tuner.restore(path, trainable)
     storage, name = path.rsplit("/", 1)
     return tune.Tuner(

@@ -91,7 +91,7 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
     with start.as_directory() as saved:
         for file in Path(saved).iterdir():
             shutil.copy(file, folder.path)
-    return folder.checkpoint
+    return folder.checkpoint if folder.checkpoint.is_file() else None
 
 
 def _train(config: PosConfig, data: SharedData, folder: RunFolder, start: Path | None) -> None:
