@@ -181,6 +181,8 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     error = stopped.communicate(timeout=PATIENCE)[1].decode()
     assert stopped.returncode == 130 and f"tune --resume {folder}`" in error
     assert "Traceback" not in error, error
+    states = [row.split(",")[1] for row in (folder / "trials.csv").read_text().splitlines()[1:]]
+    assert set(states) <= {"finished", "interrupted"} and states.count("finished") >= len(done)
     finished = subprocess.run(again, capture_output=True, text=True, env=env, timeout=PATIENCE)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     written = json.loads((folder / "tune.json").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,14 @@ from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder, Screen
 from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
 from recbole_pos.tune.data import SharedData
-from recbole_pos.tune.outcome import Trial, best_of, collect, write_json, write_trials
+from recbole_pos.tune.outcome import (
+    Trial,
+    best_of,
+    collect,
+    collect_interrupted,
+    write_json,
+    write_trials,
+)
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.progress import Progress, show_options
 from recbole_pos.tune.recover import mend_checkpoints
@@ -123,10 +130,10 @@ def search(
                 held.enter_context(folder.held())
             _headline(screen, settings, folder, experiment, shared)
             tuner = _tuner(settings, folder, scheduler, shared, verbose)
-            trials = collect(_fit(tuner, folder))
+            trials = collect(_fit(tuner, folder, settings))
         finally:
             stop(started)
-        if len(trials) < settings.total or any(not trial.state for trial in trials):
+        if len(trials) < settings.total:
             raise KeyboardInterrupt(_interrupted(folder))
         return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
 
@@ -210,17 +217,20 @@ def _folder_name(trial: Any) -> str:
     return f"trial_{trial.config['number']:05d}"
 
 
-def _fit(tuner: tune.Tuner, folder: SearchFolder) -> Any:
+def _fit(tuner: tune.Tuner, folder: SearchFolder, settings: Settings) -> Any:
     try:
         return tuner.fit()
     except KeyboardInterrupt:
+        with suppress(Exception):  # Ray may have saved nothing yet, or a file in parts
+            so_far = collect_interrupted(folder.ray_path(settings))
+            write_trials(so_far, settings.space.names, settings.metric, folder.trials)
         raise KeyboardInterrupt(_interrupted(folder)) from None
 
 
 def _interrupted(folder: SearchFolder) -> str:
     return (
-        "interrupted; finished trials and the last checkpoints of the others are kept, continue "
-        f"with `recbole-pos tune --resume {folder.path}`"
+        f"interrupted; {folder.trials} has the trials so far; the last checkpoints of those that "
+        f"have not ended are kept; continue with `recbole-pos tune --resume {folder.path}`"
     )
 
 

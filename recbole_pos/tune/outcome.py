@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ray import tune
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.report import write_whole
@@ -21,9 +23,9 @@ from recbole_pos.tune.trial import FAILURE, reason
 class Trial:
     """One sample of a search.
 
-    ``score`` is its best validation value, in epoch ``best_epoch`` (from 0) of ``epochs``;
-    ``curve`` has the value of every validated epoch, counted from 1. ``state`` is finished,
-    stopped (by the scheduler) or failed, then with a ``reason``.
+    ``score`` is its best validation value, in epoch ``best_epoch`` of ``epochs``; ``curve`` has
+    the value of every validated epoch; epochs count from 1. ``state`` is finished,
+    stopped (by the scheduler), interrupted, or failed, then with a ``reason``.
     """
 
     number: int
@@ -37,8 +39,8 @@ class Trial:
     host: str
     node: str
     options: dict[str, Any]
-    curve: dict[int, float]
-    result: Any = None  # Ray's, with the last checkpoint
+    curve: dict[int, float] = field(repr=False)
+    result: Any = field(default=None, repr=False)  # Ray's, with the last checkpoint
 
 
 def collect(grid: Any) -> list[Trial]:
@@ -58,6 +60,17 @@ def collect(grid: Any) -> list[Trial]:
     return sorted(heard, key=lambda trial: trial.number)
 
 
+def collect_interrupted(path: str) -> list[Trial]:
+    """The trials of a search that is not over, as its state in ``path`` was last saved."""
+    analysis = tune.ExperimentAnalysis(path)
+    going = {t.config["number"] for t in analysis.trials if t.config and not t.is_finished()}
+    trials = collect(tune.ResultGrid(analysis))
+    for trial in trials:
+        if trial.number in going:
+            trial.state = "interrupted"
+    return trials
+
+
 def _trial(result: Any) -> Trial:
     last, curve, best_seen = result.metrics or {}, {}, {}
     frame = result.metrics_dataframe
@@ -66,6 +79,7 @@ def _trial(result: Any) -> Trial:
         curve = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
         best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
     state = state_of("ERROR" if result.error else "TERMINATED", last)
+    best_epoch = last.get("best_epoch")
     why = last.get(FAILURE) or (_lost(result.error) if result.error else "")
     score = last.get(BEST)
     if score is None or not math.isfinite(score):
@@ -76,7 +90,7 @@ def _trial(result: Any) -> Trial:
         reason=why,
         score=score,
         epochs=max(curve, default=0),
-        best_epoch=last.get("best_epoch"),
+        best_epoch=None if best_epoch is None else best_epoch + 1,
         seconds=float(last.get("seconds") or 0.0),
         parameters=last.get("parameters"),
         host=str(last.get("hostname", "")),
