@@ -14,13 +14,14 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos import checkpoint, parallel, report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.history import masks_history
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.parallel_trainer import ParallelTrainer
 from recbole_pos.report import RunFolder, Screen
-from recbole_pos.trainer import PosTrainer, masks_history
+from recbole_pos.trainer import PosTrainer
 from recbole_pos.warm_start import start_from
 
 

@@ -22,8 +22,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import checkpoint
 from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.data.windows import TARGET_EVENT, gather_index
+from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
 from recbole_pos.model.base import PosRecommender
@@ -47,12 +48,6 @@ class Progress:
     evaluation_seconds: float = 0.0
     trained_targets: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
-
-
-def masks_history(config: Any) -> bool:
-    """Whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
-    given = config["mask_history"]
-    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if given is None else given
 
 
 class PosTrainer(Trainer):
@@ -398,15 +393,5 @@ class PosTrainer(Trainer):
         if not masks_history(self.config):
             history = None
         elif history is None:
-            history = self._history_index(interaction, positive_i)
+            history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
-
-    def _history_index(self, interaction: Any, positive_i: Tensor) -> tuple[Tensor, Tensor]:
-        """(row, item) of every past event of each row, the row's own target item excepted."""
-        log = self.eval_log
-        target = interaction[TARGET_EVENT].numpy()
-        start = log.offsets[log.users.numpy()[target]]
-        items = log.items[torch.from_numpy(gather_index(start, target - start))]
-        rows = torch.repeat_interleave(torch.from_numpy(target - start))
-        keep = items != positive_i[rows]
-        return rows[keep], items[keep]

@@ -6,7 +6,9 @@ search, of the degrees, of the bank or of the targets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,23 +201,36 @@ def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others
     assert torch.allclose(changed[0], together[0], atol=1e-9) == (not reads_others)
 
 
+def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], np.ndarray]) -> int:
+    """Other items where ``later(target)`` says so: the row of the target does not move.
+
+    Returns:
+        how often another row did.
+    """
+    items, moved = model.lookup.items, 0
+    with torch.inference_mode():
+        want = model._last(rows)
+        for place in places:
+            events = torch.from_numpy(later(int(rows[TARGET_EVENT][place])))
+            kept = items.clone()
+            items[events] = 1 + items[events] % (model.n_items - 1)
+            got = model._last(rows)
+            items.copy_(kept)
+            assert torch.equal(got[place], want[place])
+            moved += int(not torch.equal(got, want))
+    return moved
+
+
 def test_time_respecting_predictions_read_nothing_that_happened_later(folder: Path) -> None:
     made = open_shop(folder, inference_relations="training_bank", cross_sequence="time_respecting")
     model, lookup = shaken(made), made.model.lookup
     rows = made.loaders["test"]._dataset[np.arange(len(made.loaders["test"]._dataset))]
-    with torch.inference_mode():
-        want, changed = model._last(rows), 0
-        for place in range(len(rows)):
-            target = int(rows[TARGET_EVENT][place])
-            now, user = lookup.times[target - 1], lookup.users[target]
-            later = torch.from_numpy((lookup.times >= now) & (lookup.users != user))
-            kept = lookup.items.clone()
-            lookup.items[later] = 1 + lookup.items[later] % (model.n_items - 1)
-            got = model._last(rows)
-            lookup.items.copy_(kept)
-            assert torch.equal(got[place], want[place])
-            changed += int(not torch.equal(got, want))
-    assert changed > 5
+
+    def later(target: int) -> np.ndarray:
+        others = lookup.users != lookup.users[target]
+        return (lookup.times >= lookup.times[target - 1]) & others
+
+    assert rows_that_move(model, rows, range(len(rows)), later) > 5
 
 
 def test_rows_of_training_targets_read_each_other_as_in_training(folder: Path) -> None:
@@ -224,20 +239,12 @@ def test_rows_of_training_targets_read_each_other_as_in_training(folder: Path) -
     model, lookup = shaken(made), made.model.lookup
     data = made.loaders["train"]._dataset
     rows = data[np.arange(len(data))]
-    with torch.inference_mode():
-        want, changed = model._last(rows), 0
-        for place in range(0, len(rows), 5):
-            target = int(rows[TARGET_EVENT][place])
-            later = torch.from_numpy(
-                (np.arange(len(lookup.users)) >= target) & (lookup.users == lookup.users[target])
-            )
-            kept = lookup.items.clone()
-            lookup.items[later] = 1 + lookup.items[later] % (model.n_items - 1)
-            got = model._last(rows)
-            lookup.items.copy_(kept)
-            assert torch.equal(got[place], want[place])
-            changed += int(not torch.equal(got, want))
-    assert changed > 5
+
+    def later(target: int) -> np.ndarray:
+        own = lookup.users == lookup.users[target]
+        return (np.arange(len(lookup.users)) >= target) & own
+
+    assert rows_that_move(model, rows, range(0, len(rows), 5), later) > 5
 
 
 def test_targets_and_prior_are_training_events(folder: Path) -> None:
