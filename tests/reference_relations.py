@@ -11,12 +11,12 @@ from recbole_pos.relations.search import Edges
 
 
 def degrees(heads: list[Edges], m: int) -> list[float]:
-    """How many relations each event reads, over all attributes; at least one (section 3.1.2)."""
-    count = [0] * m
+    """The relations each event reads, over all attributes; at least one (section 3.1.2)."""
+    total = [0.0] * m
     for edges in heads:
-        for reader in edges.reader:
-            count[reader] += 1
-    return [float(max(c, 1)) for c in count]
+        for reader, value in zip(edges.reader, edges.value, strict=True):
+            total[reader] += value
+    return [max(t, 1.0) for t in total]
 
 
 def augmented_heads(heads: list[Edges], mix: Tensor, value: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def smoothed(edges: Edges, own: list[float], unknown: float, x: Tensor) -> Tenso
         relation[i][i] = own[i] or unknown
     for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
         relation[i][j] = r
-    degree = [max(sum(r > 0 for r in row), 1) for row in relation]
+    degree = [max(sum(row), 1.0) for row in relation]
     out = torch.zeros_like(x)
     for i in range(m):
         for j in range(m):

@@ -36,7 +36,7 @@ class Rows:
         lengths: [b] int64 number of events of each row.
         chain: [b] int64, never falling; consecutive chunks of a user share one.
         source: [m] bool, whether other users may read the event.
-        last: whether the row stands after all sources, as at prediction; [b] bool.
+        last: whether the row is there to be predicted from; [b] bool.
     """
 
     events: np.ndarray
@@ -147,9 +147,10 @@ class RelationLookup:
         if self.clock == "time_respecting":
             key = self.times[events]
         else:
-            key = np.full(len(events), np.inf)
-            inside = ~rows.last[row]  # alone: what is predicted must not move the bank's clock
-            key[inside] = self._random_clock(events[inside], rng)
+            asked, key = rows.last[row], np.empty(len(events))
+            key[~asked] = self._random_clock(events[~asked], rng)
+            # the clock's mean, not a draw: no row that is predicted moves the clock of another
+            key[asked] = self.ranks[events[asked]] + 1
         return EventOrder(
             user=self.users[events],
             chain=rows.chain[row],
@@ -220,11 +221,12 @@ class RelationLookup:
 
 
 def _scaled(reader: np.ndarray, source: np.ndarray, value: np.ndarray, m: int) -> np.ndarray:
-    """D^-1/2 R D^-1/2; D counts the relations that an event itself reads, at least one (eq. 6).
+    """D^-1/2 R D^-1/2; D sums the relations that an event itself reads, at least one (eq. 6).
 
-    A source may read nothing and still be read: it then counts as one.
+    Every shared token of a multi-hot attribute is a relation, so sums are what counts one-hot ones.
+    A source may read nothing and still be read: it then has one.
     """
-    degree = np.maximum(np.bincount(reader, minlength=m), 1)
+    degree = np.maximum(np.bincount(reader, value, minlength=m), 1)
     return value / np.sqrt(degree[reader] * degree[source])
 
 
