@@ -45,12 +45,14 @@ class Study:
     def run(self, tag: str, options: dict[str, Any], seed: int) -> Path:
         """Train PosSASRec (or the options' model), unless done; the run folder."""
         run = self.path(tag, seed)
+        file = run.with_name(f"{run.name}.yaml")
+        given = {"model": "PosSASRec", **self.protocol, **options, "seed": seed}
+        if file.exists() and yaml.safe_load(file.read_text()) != yaml.safe_load(yaml.dump(given)):
+            raise SystemExit(f"{run} was made with other options, see {file}; move it away")
         if (run / "result.json").exists():
             return run
         command = ["--resume", run]
         if not (run / "checkpoint.pt").exists():
-            given = {"model": "PosSASRec", **self.protocol, **options, "seed": seed}
-            file = run.with_name(f"{run.name}.yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(yaml.safe_dump(given))
             command = ["-m", given["model"], "-d", self.dataset]

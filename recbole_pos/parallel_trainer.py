@@ -24,6 +24,11 @@ class ParallelTrainer(PosTrainer):
     def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
         if model.type == ModelType.TRADITIONAL:
             raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
+        if getattr(model, "needs_events", False):
+            raise UsageError(
+                f"nproc: the sequences of a batch of {config['model']} read each other, and a "
+                "process would have a part of them; use one process, with threads or a GPU"
+            )
         super().__init__(config, model, run)
         self.share = parallel.this_share()
         self.evaluator = _Gathered(self.evaluator)

@@ -17,6 +17,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.parallel import Plan, Share
 
 # dropout is drawn in each process; without it a step is that of one process, up to rounding
+TOYSHOP = Path(__file__).parent.parent / "dataset"
 OPTIONS = {
     "hidden_size": 16,
     "inner_size": 16,
@@ -144,6 +145,9 @@ def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -
     error = capsys.readouterr().err
     assert "Pop has no gradients" in error and "Traceback" not in error
     assert not (tmp_path / "x").exists()
+    shop = [word if word != "tiny" else "toyshop" for word in command if "data_path" not in word]
+    assert main([*shop, "-m", "AttrFormer", f"--data_path={TOYSHOP}"]) == 2
+    assert "AttrFormer read each other" in capsys.readouterr().err
     nan = ["-m", "FPARec", "--learner=sgd", "--learning_rate=1e38", "--train_batch_size=8"]
     assert main([*command, *nan, "--hidden_size=16", "--inner_size=16"]) == 1
     error = capsys.readouterr().err
