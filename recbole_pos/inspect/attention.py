@@ -65,9 +65,8 @@ def layer_inputs(
     """
     seen: list[tuple[Tensor, SequenceContext]] = []
     hooks = [m.register_forward_pre_hook(lambda _, given: seen.append(given)) for m in layers]
-    times = rows[model.TIME_SEQ] if model.TIME_SEQ in rows else None
     try:
-        model(rows[model.ITEM_SEQ], rows[model.ITEM_SEQ_LEN], times)
+        model.encode_rows(rows)
     finally:
         for hook in hooks:
             hook.remove()

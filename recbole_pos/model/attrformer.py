@@ -186,9 +186,7 @@ class AttrFormer(PosSASRec):
             rng = np.random.default_rng(self._draw())
             relations = self.lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         events = torch.from_numpy(rows.events)
-        times = None
-        if self.needs_time:
-            times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
+        times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
         lengths = torch.from_numpy(rows.lengths).to(device)
         items = self.lookup.items[events].to(device)
         ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, items, relations)
@@ -206,12 +204,24 @@ class AttrFormer(PosSASRec):
             )
         return interaction[TARGET_EVENT].cpu().numpy()
 
-    def _prefixes(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+    def _histories(self, interaction: Interaction) -> tuple[Rows, np.ndarray]:
         """RecBole's rows as packed windows, and where the newest event of each stands."""
         target = self._target_events(interaction)
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
-        last = np.cumsum(lengths) - 1
         rows = self.lookup.histories(target - lengths, target, bank=False)
+        return rows, np.cumsum(lengths) - 1
+
+    def encode_rows(self, rows: Interaction) -> Tensor:
+        """[B, d] as ``inference_relations: own`` predicts from the rows, unless relations are off.
+
+        Related within each history alone, so that what is seen does not depend on the batch.
+        """
+        histories, last = self._histories(rows)
+        return self._states(histories, torch.from_numpy(last).to(self.item_embedding.weight.device))
+
+    def _prefixes(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+        """As above, but the newest events may be read by the other rows, as in training."""
+        rows, last = self._histories(interaction)
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)

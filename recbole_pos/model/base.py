@@ -111,6 +111,14 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times, items)
         return self.states(items, ctx, ctx.last)
 
+    def encode_rows(self, rows: Interaction) -> Tensor:
+        """[B, d] states after RecBole's rows, to look at: times are there wherever rows have them.
+
+        Every history by itself, however many rows there are.
+        """
+        times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times)
+
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
