@@ -48,8 +48,8 @@ def test_tisasrec(heads: int, longest: int) -> None:
     position = scheme("tisas", heads, tisas_intervals=longest)
     shake(position)
     ctx, (q, k, v), e = context(), qkv(sum(LENGTHS), heads), D // heads
-    out = attend(position, q, k, v, ctx)
-    for rows in rows_of(LENGTHS):
+    out, weights = attend(position, q, k, v, ctx), position.pair_weights(q, k, ctx)
+    for number, rows in enumerate(rows_of(LENGTHS)):
         t = rows.stop - rows.start
         between = intervals(ctx.times[rows].tolist(), longest)
         for head in range(heads):
@@ -70,6 +70,8 @@ def test_tisasrec(heads: int, longest: int) -> None:
                 weight = torch.tensor(logits).softmax(0)
                 want = sum(w * value for w, value in zip(weight, values, strict=True))
                 torch.testing.assert_close(out[rows][i, head], want, rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(weights[number, head, i, : i + 1], weight)
+                assert (weights[number, head, i, i + 1 :] == 0).all()
 
 
 def test_intervals_do_not_know_what_comes_later() -> None:

@@ -74,6 +74,7 @@ def test_a_row_of_zeros_measures_zero(double) -> None:
         {"position": ["fparec"]},
         {"position": ["parec"], "positional_mask": "after_softmax"},
         {"position": ["linear_annealing"]},
+        {"position": ["tisas"]},
     ],
     ids=str,
 )
@@ -156,7 +157,12 @@ def test_samples_are_users(experiment) -> None:
 
 @pytest.mark.parametrize(
     ("model", "position", "heads"),
-    [("PosSASRec", "learned", 2), ("PosSASRec", "rope", 2), ("FPARec", "fparec", 1)],
+    [
+        ("PosSASRec", "learned", 2),
+        ("PosSASRec", "rope", 2),
+        ("PosSASRec", "tisas", 2),
+        ("FPARec", "fparec", 1),
+    ],
 )
 def test_the_command(tiny: Path, tmp_path: Path, capsys, model, position, heads) -> None:
     run = tmp_path / "run"

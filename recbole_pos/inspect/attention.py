@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import AttentionPosition, replaces_attention
+from recbole_pos.position.base import AttentionPosition, replaces_attention, weighs_pairs
 from recbole_pos.position.positional_attention import PositionalAttention
 
 
@@ -49,9 +49,15 @@ def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
     return next((s for s in schemes if replaces_attention(type(s))), None)
 
 
+def weighs_content(layer: MultiHeadAttention) -> bool:
+    """Whether ``layer.weights`` has them: of dot products, or of a scheme with ``pair_weights``."""
+    scheme = replacement(layer)
+    return scheme is None or weighs_pairs(type(scheme))
+
+
 def has_weights(layer: MultiHeadAttention) -> bool:
-    """Whether there are attention weights: of dot products, or of positions alone."""
-    return isinstance(replacement(layer), (PositionalAttention, type(None)))
+    """Whether there are attention weights: by content, or of positions alone."""
+    return weighs_content(layer) or isinstance(replacement(layer), PositionalAttention)
 
 
 @torch.no_grad()
@@ -85,11 +91,10 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
         x: [m, d] what the layer is given, see :func:`layer_inputs`.
         ctx: of the batch.
     """
-    scheme = replacement(layer)
-    if scheme is None:
+    if weighs_content(layer):
         return layer.weights(x, ctx)
     # such weights stand at the end: a history of l events has the last l rows and columns
     at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
     at = at.clamp(max=ctx.width - 1)  # [b, t]; what padding finds is not causal, hence tril
-    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    weights = replacement(layer).weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
     return weights.transpose(0, 1).tril()

@@ -16,6 +16,7 @@ from recbole_pos.inspect.attention import (
     has_weights,
     layer_inputs,
     replacement,
+    weighs_content,
 )
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
@@ -109,8 +110,8 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
         inputs, ctx = layer_inputs(model, layers, rows)
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = attention_weights(layer, x, ctx)
-            scheme = replacement(layer)
-            sums = scheme.normalised if scheme is not None else _rows_sum_to_one(weights, ctx)
+            by_content = weighs_content(layer)
+            sums = _rows_sum_to_one(weights, ctx) if by_content else replacement(layer).normalised
             rescaled |= not sums
             totals[number] += measure(weights, ctx).sum(0)
         equal = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()

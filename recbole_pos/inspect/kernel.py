@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recbole_pos.inspect.attention import attention_layers, layer_inputs, replacement
+from recbole_pos.inspect.attention import attention_layers, layer_inputs, weighs_content
 from recbole_pos.position.kernel import PositionalKernel
 
 
@@ -38,7 +38,7 @@ def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.ndarray]:
-    """Attention weights of every dot-product layer, averaged over histories.
+    """Attention weights of every layer that weighs content, averaged over histories.
 
     Args:
         model: a trained plugin model.
@@ -50,7 +50,7 @@ def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.n
         One [h, newest, newest] array per layer: row i is a query, the last row the newest event.
         Empty if attention is replaced, see ``positional_weights`` in ``inspect/attention.py``.
     """
-    layers = [layer for layer in attention_layers(model) if replacement(layer) is None]
+    layers = [layer for layer in attention_layers(model) if weighs_content(layer)]
     if not layers:
         return []
     lengths = torch.cat([batch[0][model.ITEM_SEQ_LEN] for batch in loader])

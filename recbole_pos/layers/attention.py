@@ -149,8 +149,12 @@ class MultiHeadAttention(nn.Module):
         return ctx.padding[:, None, None]
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """The softmax of dot-product attention, [b, h, t, t] aligned at the start; to look at."""
-        q, k, _, bias = self._places(*self._project(self.LayerNorm(x) if self.pre_norm else x), ctx)
+        """Weights of dot products, or the scheme's, [b, h, t, t] from the start; to look at."""
+        query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
+        weights = self.position.pair_weights(query, key, ctx)
+        if weights is not None:
+            return weights
+        q, k, _, bias = self._places(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
         return logits.masked_fill(self._hidden(ctx), -torch.inf).softmax(-1)

@@ -51,23 +51,35 @@ class TimeIntervalAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        m, h, e = query.shape
-        row = self.max_length - 1 - ctx.age
-        key = key + self.position_key[row].view(m, h, e)
-        value = value + self.position_value[row].view(m, h, e)
-        block = ctx.pad(torch.stack((query, key, value), 1), "start")
-        q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
-        interval = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
-        interval = interval[:, None].expand(-1, h, -1, -1)
-        time_key, time_value = (x.view(-1, h, e) for x in (self.time_key, self.time_value))
-        by_time = torch.einsum("bhte,rhe->bhtr", q, time_key).gather(-1, interval)
-        logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
-        hidden = future_mask(ctx.width, q.device)
-        weight = dropout(logits.masked_fill(hidden, -torch.inf).softmax(-1))
+        _, h, e = value.shape
+        weight = dropout(self.pair_weights(query, key, ctx))
+        value = value + self._of_places(self.position_value, ctx).view(-1, h, e)
+        v = ctx.pad(value, "start").transpose(1, 2)  # [b, h, t, e]
         summed = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
-        summed = summed.scatter_add(-1, interval, weight)
+        summed = summed.scatter_add(-1, self._intervals(h, ctx), weight)
+        time_value = self.time_value.view(-1, h, e)
         out = weight @ v + torch.einsum("bhtr,rhe->bhte", summed, time_value)
         return ctx.unpad(out.transpose(1, 2), "start")
+
+    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor:
+        _, h, e = query.shape
+        key = key + self._of_places(self.position_key, ctx).view(-1, h, e)
+        block = ctx.pad(torch.stack((query, key), 1), "start")
+        q, k = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
+        by_time = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
+        by_time = by_time.gather(-1, self._intervals(h, ctx))
+        logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
+        hidden = future_mask(ctx.width, q.device)
+        return logits.masked_fill(hidden, -torch.inf).softmax(-1)
+
+    def _of_places(self, table: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] rows of a table [n, d] by how many events are newer."""
+        return table[self.max_length - 1 - ctx.age]
+
+    def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
+        """[b, h, t, t] r_ij, the same for all heads."""
+        found = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
+        return found[:, None].expand(-1, heads, -1, -1)
 
 
 def intervals(ctx: SequenceContext, longest: int) -> Tensor:

@@ -120,6 +120,16 @@ class AttentionPosition(PositionScheme):
         """Replaces dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
         return None
 
+    def pair_weights(
+        self, query: Tensor | None, key: Tensor | None, ctx: SequenceContext
+    ) -> Tensor | None:
+        """[b, h, t, t] aligned at the start, zero for the future: what ``attend`` sums values by.
+
+        For schemes that replace attention by one with weights of its own, which depend on content,
+        so that they can be looked at; None for all others. Packed [m, h, e] each.
+        """
+        return None
+
 
 def shortest_period(model: nn.Module) -> float | None:
     """Seconds in which the fastest plane of a model turns by time; None if none does."""
@@ -180,6 +190,18 @@ class Compose(AttentionPosition):
             if out is not None:
                 return out
         return None
+
+    def pair_weights(self, query, key, ctx) -> Tensor | None:
+        for scheme in self.schemes.values():
+            weights = scheme.pair_weights(query, key, ctx)
+            if weights is not None:
+                return weights
+        return None
+
+
+def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
+    """Whether a scheme that replaces attention has weights to look at, see ``pair_weights``."""
+    return scheme.pair_weights is not AttentionPosition.pair_weights
 
 
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
