@@ -97,7 +97,8 @@ class DecoupledAttributes(AttentionPosition):
     B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
     that values are the items' alone. An item's vector of a field is the mean of its tokens' ones,
     zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
-    positions count from the newest event.
+    positions count from the newest event. Its auxiliary loss, by which states also predict the
+    attributes of the next item, is left out.
 
     Args:
         dimensions: sizes of the model; ``attribute`` gives the fields of items.
