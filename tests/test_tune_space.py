@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.properties import ROOT
+from recbole_pos.position.time_rotary import _share
+from recbole_pos.properties import ROOT, parse_scalar
 from recbole_pos.registry import MODELS
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import collect
@@ -49,6 +52,29 @@ def write(folder: Path, text: str, name: str = "space.yaml") -> Path:
 
 def settings(file: Path | None, model: str = "PosSASRec", given: dict | None = None, **others):
     return read_settings(model, "ml-100k", file, [], given or {}, **{**OTHERS, **others})
+
+
+def test_the_space_of_torope_tells_its_ratios_apart() -> None:
+    """With two heads, split_head has one of either kind for every ratio."""
+    found = settings(None, "TORoPE")
+    heads = found.config({"fusion": "split_head"})["n_heads"]
+    ratios = next(p for p in found.space.parameters if p.name == "time_ratio").values
+    assert len({_share(ratio, heads, "", "") for ratio in ratios}) == 3
+
+
+def test_the_command_of_posrec_searches_all_of_its_space() -> None:
+    """As its file prints it; the presets would overrule most of it."""
+    comment = re.sub(r"\n# *|\\", " ", (ROOT / "tune" / "PosRec.yaml").read_text(encoding="utf-8"))
+    command = re.search(r"recbole-pos tune (.*?)  *Position", comment).group(1)
+    words = shlex.split(command)
+    assert words[:4] == ["-m", "PosRec", "-d", "diginetica"]
+    given = dict(word.removeprefix("--").split("=", 1) for word in words[4:])
+    given = {key: parse_scalar(value) for key, value in given.items()}
+    found = settings(None, "PosRec", given)
+    assert found.overruled == [] and found.metric == "mrr@10" and found.epochs == 30
+    names = ["learning_rate", "weight_decay", "lambda_2", "hidden_dropout_prob", "messages"]
+    assert found.space.names == names
+    assert found.config()["eval_args"]["split"] == {"ST": [176670, 186670]}
 
 
 def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
