@@ -29,15 +29,12 @@ PRESETS = ROOT / "properties" / "presets" / "posrec"
 SEEDS = [2020, 2021, 2022]
 METRICS = {f"{short}@{k}": f"{name}@{k}" for short, name in (("R", "recall"), ("M", "mrr"))
            for k in (5, 10)}  # fmt: skip
-# preset, sessions that train, lambda_2
-DATASETS: dict[str, tuple[str, int]] = {
-    "diginetica": ("diginetica.yaml", 186_670),
-    "yoochoose1_64": ("yoochoose.yaml", 116_167),
-}
+# their presets
+DATASETS = {"diginetica": "diginetica.yaml", "yoochoose1_64": "yoochoose.yaml"}
 # of the preset, what is true of every model
 SHARED = (
     "train_batch_size learner learning_rate lr_decay_step lr_decay_rate weight_decay epochs "
-    "MAX_ITEM_LIST_LENGTH metrics topk valid_metric"
+    "MAX_ITEM_LIST_LENGTH USER_ID_FIELD eval_args metrics topk valid_metric"
 ).split()
 COUNTING = {"epochs": 1, "train_batch_size": 4096}
 SIZES = {"hidden_size": 100, "inner_size": 100}
@@ -247,14 +244,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only write what is finished")
     parser.add_argument("--pictures", action="store_true", help="also draw encodings")
     given = parser.parse_args()
-    file, sessions = DATASETS[given.dataset]
-    preset = read_yaml(PRESETS / file)
+    preset = read_yaml(PRESETS / DATASETS[given.dataset])
     plan = studies(preset)
     rows = chosen(given, plan, parser)
     protocol = {key: preset[key] for key in SHARED}
     protocol |= {
-        "USER_ID_FIELD": "session_id",
-        "eval_args": {"split": {"ST": sessions}},
         "eval_batch_size": 512,  # RecBole's 4096 would take gigabytes of scores
         "show_progress": False,
     }

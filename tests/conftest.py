@@ -56,7 +56,7 @@ def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25)
 def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
     """Write folder/<name>/<name>.inter; returns folder (the data_path)."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    kinds = {"user_id": "token", "item_id": "token"}
+    kinds = dict.fromkeys(("user_id", "session_id", "item_id"), "token")
     header = {column: f"{column}:{kinds.get(column, 'float')}" for column in frame}
     frame.rename(columns=header).to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
     return folder

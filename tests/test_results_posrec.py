@@ -27,7 +27,7 @@ def results(monkeypatch) -> Any:
 
 def rows_of(results: Any, dataset: str) -> tuple[dict, dict, dict]:
     """Preset, studies, and all rows by name, the same in all studies that have one."""
-    preset = read_yaml(results.PRESETS / results.DATASETS[dataset][0])
+    preset = read_yaml(results.PRESETS / results.DATASETS[dataset])
     plan = results.studies(preset)
     rows: dict[str, dict] = {}
     for found in plan.values():
