@@ -259,12 +259,15 @@ def test_banks() -> None:
     assert (2 * math.pi / wavelength_form(1, 1.0, 100.0)).item() == pytest.approx(10)
 
 
-def test_a_learned_ladder_stays_in_order() -> None:
-    bank = FrequencyBank(wavelength_form(8, 1.0, 1000.0), "ladder", False)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_learned_ladder_stays_in_order(scaled: bool) -> None:
+    """Before the scales, which stand outside it."""
+    bank = FrequencyBank(wavelength_form(8, 1.0, 1000.0), "ladder", scaled)
     with torch.no_grad():
         for parameter in bank.parameters():
             parameter += 5 * torch.randn_like(parameter)
-    assert (bank().diff() < 0).all() and (bank() > 0).all()
+    scales = torch.nn.functional.softplus(bank.raw_scale.double()) if scaled else 1
+    assert ((bank() / scales).diff() < 0).all() and (bank() > 0).all()
 
 
 def test_a_fixed_bank_keeps_its_digits_in_half_precision() -> None:

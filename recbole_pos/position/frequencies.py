@@ -42,13 +42,14 @@ def radians(position: Tensor, frequency: Tensor) -> Tensor:
 
 
 class FrequencyBank(nn.Module):
-    """Frequencies of one source, fastest plane first.
+    """Frequencies of one source; fresh ones with the fastest plane first.
 
     Args:
         start: [planes] float64, falling.
         learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
-        scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh.
+        scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
+            paper's a_k and b_k, which stand outside the ladder, so that products may cross.
     """
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:

@@ -124,7 +124,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             above 0.5, so all of its gates start on the same side. Under ``effective`` it is the
             factor of the first frequencies, as in early fusion.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
-        learn_scales: positive factors a and b per plane.
+        learn_scales: positive factors a and b per plane, of which a ladder knows nothing.
         rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per event.
         rope_scale: see there.
         time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
