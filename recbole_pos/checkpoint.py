@@ -93,10 +93,11 @@ def require_same_data(state: dict[str, Any], fingerprint: str, path: str | Path)
     Raises:
         CheckpointError: if the checkpoint carries another fingerprint.
     """
-    if state.get("data") not in (None, fingerprint):
+    # checkpoints of earlier versions have no times in theirs, or none at all
+    if not fingerprint.startswith(state.get("data") or ""):
         raise CheckpointError(
-            f"{path} was trained on other data or another split: items, events or what is held out "
-            "have changed since, so its weights do not fit"
+            f"{path} was trained on other data or another split: items, events, their "
+            "times or what is held out have changed since, so its weights do not fit"
         )
 
 

@@ -161,6 +161,22 @@ def test_changed_data_are_noticed(tiny: Path, tmp_path: Path) -> None:
         recbole_pos.run(resume=first, config_dict={"epochs": 2}, verbose=False)
 
 
+def test_changed_clocks_are_noticed(tiny: Path, tmp_path: Path) -> None:
+    """The same sequences at other times are other data; older runs knew no times."""
+    folder = write_atomic(make_log(), tmp_path / "data")
+    first = train(folder, tmp_path / "first", position=["time_rope"], epochs=1)
+    frame = make_log()
+    write_atomic(frame.assign(timestamp=2 * frame.timestamp), tmp_path / "data")
+    with pytest.raises(CheckpointError, match="other data"):
+        recbole_pos.run(resume=first, config_dict={"epochs": 2}, verbose=False)
+    state = checkpoint.load(first / "checkpoint.pt")
+    checkpoint.save(first / "checkpoint.pt", {**state, "data": state["data"][:32]})
+    load(first)
+    checkpoint.save(first / "checkpoint.pt", {**state, "data": state["data"][32:]})
+    with pytest.raises(CheckpointError, match="other data"):
+        load(first)
+
+
 def test_another_choice_of_targets_is_no_other_data(tiny: Path, tmp_path: Path) -> None:
     gt = {"eval_args": {"split": {"GT": [0.7, 0.85]}}}
     first = train(tiny, tmp_path / "first", position=["rope"], epochs=1, **gt)

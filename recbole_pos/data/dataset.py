@@ -178,12 +178,16 @@ class _ExactTimeMixin:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of items, sequences and split: weights fit, and know, only these data."""
+        """A digest of items, sequences and split, then one of times, which some models learn from.
+
+        Weights fit, and know, only these data.
+        """
         digest = hashlib.blake2b(digest_size=16)
         digest.update("\n".join(self.field2id_token[self.iid_field]).encode())
         for column in (self.log.items.numpy(), self.log.offsets, self.part):
             digest.update(np.ascontiguousarray(column).tobytes())
-        return digest.hexdigest()
+        times = np.ascontiguousarray(self.log.times.numpy())
+        return digest.hexdigest() + hashlib.blake2b(times, digest_size=16).hexdigest()
 
     def _events_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
