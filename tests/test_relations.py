@@ -194,6 +194,13 @@ def test_missing_and_repeated_names() -> None:
     assert tables_module.numerical(values, [1.0], "x").nnz == 0
 
 
+def test_infinite_numbers_are_missing() -> None:
+    column = np.array([2.0, np.inf, 1.0, -np.inf, np.nan, 2.0])
+    group, values = tables_module.number_classes(column)
+    assert group.tolist() == [2, 0, 1, 0, 0, 2] and values[1:].tolist() == [1, 2]
+    assert tables_module.numerical(values, [1.0], "x").shape == (3, 3)
+
+
 def test_differences_too_large_to_matter_are_never_formed() -> None:
     group, values = tables_module.number_classes(np.arange(4000.0))
     matrix = tables_module.numerical(values, [1.0], "x")

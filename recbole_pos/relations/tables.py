@@ -87,10 +87,12 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 
 
 def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[things] classes of equal numbers (0 for NaN, what is missing), [classes] their values."""
-    values, group = np.unique(column, return_inverse=True)
-    known = int(np.isfinite(values).sum())  # NaN sorts last
-    return np.where(np.isnan(column), 0, group + 1), np.concatenate(([np.nan], values[:known]))
+    """[things] classes of equal numbers (0 for what is not finite: missing), [classes] values."""
+    known = np.isfinite(column)
+    values, found = np.unique(column[known], return_inverse=True)
+    group = np.zeros(len(column), dtype=np.int64)
+    group[known] = found + 1
+    return group, np.concatenate(([np.nan], values))
 
 
 def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
