@@ -86,7 +86,9 @@ class AttrFormer(PosSASRec):
             seconds=self.time_unit,
             unknown=float(config["user_update"] == "replace"),
         )
-        if any(relation.table == TIME for relation in declared) and not self.needs_time:
+        reads_time = config["cross_sequence"] == "time_respecting"
+        reads_time |= any(relation.table == TIME for relation in declared)
+        if reads_time and not self.needs_time:
             check_clock(dataset.log, config["timestamp_unit"])
         self.bank_users = self._bank_users(config["bank_size"])
         self.betas, self.prior_weight = self._targets(config)

@@ -1,0 +1,40 @@
+"""AttrFormer asks for a clock wherever it compares the times of different users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from shop import open_shop, tables, write
+
+from recbole_pos.errors import UsageError
+
+UNTIMED = {"relations": ["brand"], "position": ["nope"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"cross_sequence": "time_respecting"}, True),
+        ({"cross_sequence": "random_order"}, False),
+        ({"cross_sequence": "none", "relations": ["brand", "time"]}, True),
+    ],
+    ids=str,
+)
+def test_times_that_number_events_are_no_clock(
+    tmp_path: Path, caplog, options: dict, warned: bool
+) -> None:
+    made = tables()
+    place = made["inter"].groupby("user_id:token").cumcount()
+    made["inter"]["timestamp:float"] = place.astype(float)
+    open_shop(write(tmp_path, made), **{**UNTIMED, **options})
+    assert any("looks like a running number" in r.message for r in caplog.records) == warned
+
+
+def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
+    made = tables()
+    made["inter"]["timestamp:float"] = 5.0
+    folder = write(tmp_path, made)
+    open_shop(folder, **UNTIMED)
+    with pytest.raises(UsageError, match="the same for all events of a user"):
+        open_shop(folder, **UNTIMED, cross_sequence="time_respecting")
