@@ -17,6 +17,7 @@ from recbole.data.interaction import Interaction
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
@@ -108,8 +109,20 @@ class _ExactTimeMixin:
         except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
             raise UsageError(
                 f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
-                "user_inter_num_interval, item_inter_num_interval and val_interval"
+                "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
             ) from error
+
+    def _filter_by_inter_num(self) -> None:
+        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none."""
+        least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
+        if max(least) > 1:
+            self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
+            for name, field in (("user_feat", self.uid_field), ("item_feat", self.iid_field)):
+                feat = getattr(self, name)
+                if feat is not None:
+                    dropped = set(before[field]) - set(self.inter_feat[field])
+                    setattr(self, name, feat[~feat[field].isin(dropped)])
+        super()._filter_by_inter_num()
 
     def _remove_duplication(self) -> None:
         """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""

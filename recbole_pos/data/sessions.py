@@ -1,4 +1,4 @@
-"""Sessions whole: cut by session in time, and only the most recent of them trained on.
+"""Sessions whole: filtered, cut by session in time, and only the most recent of them trained on.
 
 A session is what the user field names. Its time is that of its last event, as in the preprocessing
 of the papers on sessions (NARM, STAMP, SR-GNN): then no training session ends after a held-out one
@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
@@ -137,3 +138,37 @@ def count_overlapping(log: EventLog, part: np.ndarray, train: int) -> int:
 
 def _share(fraction: Fraction, count: int) -> int:
     return math.floor(fraction * count)
+
+
+def read_session_filter(value: Any) -> tuple[int, int]:
+    """Least events of a session and of an item; 1 where ``session_filter`` says nothing.
+
+    Raises:
+        UsageError: for anything but such numbers.
+    """
+    given = {} if value is None else value
+    if isinstance(given, dict) and set(given) <= {"session", "item"}:
+        least = given.get("session", 1), given.get("item", 1)
+        if all(type(number) is int and number >= 1 for number in least):
+            return least
+    raise UsageError(
+        "session_filter: expected least numbers of events such as {item: 5, session: 2}, found "
+        f"{value!r}"
+    )
+
+
+def filter_sessions(
+    events: pd.DataFrame, session: str, item: str, least: tuple[int, int]
+) -> pd.DataFrame:
+    """One pass over short sessions, rare items, and sessions that this has made short.
+
+    As PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may be rare again.
+
+    Args:
+        events: a row per event.
+        session, item: their columns.
+        least: events of a session and of an item.
+    """
+    for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
+        events = events[events.groupby(field)[field].transform("size") >= number]
+    return events
