@@ -15,6 +15,7 @@ SHARED = {
     *dataset_arguments,
     *evaluation_arguments,
     *("data_path", "dataset", "model", "train_fraction", "timestamp_unit", "encoding"),
+    "session_filter",
     *("alias_of_user_id", "alias_of_item_id", "mask_history", "init_from"),
 } - {"MAX_ITEM_LIST_LENGTH", "eval_batch_size"}
 # The scheduler and early stopping own these.
