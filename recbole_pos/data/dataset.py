@@ -242,6 +242,8 @@ class _ExactTimeMixin:
             part=split.part[keep],
             is_target=split.is_target[keep],
         )
+        of_events = split.log.fields  # masks of users and items stay whole
+        other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
         return other
 
     def _part(self, phase: str) -> Any:
