@@ -228,7 +228,7 @@ def test_recbole_space_files(tmp_path: Path) -> None:
         values = {parameter.name: parameter.values for parameter in space.parameters}
         assert values["learning_rate"] == pytest.approx([math.exp(-8), 1.0])
         assert values["embedding_size"] == [64, 96, 128]
-        assert values["mlp_hidden_size"] == ["[64, 64, 64]", "[128, 128]"]
+        assert values["mlp_hidden_size"] == [[64, 64, 64], [128, 128]]
         assert values["dropout_prob"] == [0.0, 0.5, 0.1] and values["step"] == [1, 2]
     for line, message in (
         ("learning_rate loguniform", "expected `option kind values`"),

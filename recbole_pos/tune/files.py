@@ -147,10 +147,17 @@ def _recbole(path: Path, text: str) -> Space:
             )
         values = parse_scalar(written if written.startswith("[") else f"[{written}]")
         if isinstance(values, list) and kind == "choice":
-            values = [None if value == "None" else value for value in values]
+            values = [_written(value) for value in values]
         if kind == "loguniform" and isinstance(values, list):
             if not all(isinstance(value, (int, float)) for value in values):
                 raise UsageError(f"{where}: {name}: loguniform takes low,high, found {written!r}")
             values = [math.exp(value) for value in values]
         parameters.append(Parameter(name, kind, values, where))
     return Space(parameters, {}, lines)
+
+
+def _written(value: Any) -> Any:
+    """One of RecBole's choices: what is no plain value stands there as text, for its eval."""
+    if value == "None":
+        return None
+    return parse_scalar(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
