@@ -30,8 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     # argparse would take a --key=value with a space in it for a name of a file or scheme
-    inspects = argv[:1] == ["inspect"]  # has options of its own and takes no configuration
-    overrides = [] if inspects else [word for word in argv if _is_override(word)]
+    command = argv[0] if argv else ""
+    inspects = command == "inspect"  # has options of its own and takes no configuration
+    overrides = [] if inspects else [word for word in argv if _is_override(word, command)]
     args, rest = _parser().parse_known_args([word for word in argv if word not in overrides])
     rest += overrides
     try:
@@ -54,10 +55,12 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _is_override(word: str) -> bool:
+def _is_override(word: str, command: str) -> bool:
     key, equals, _ = word.removeprefix("--").partition("=")
     own = ("model", "dataset", "config_files", "run_dir", "resume", "debug")
     own += TUNE_OPTIONS + PARALLEL_OPTIONS
+    if command == "tune":  # elsewhere `seed` is that of training
+        own += ("seed",)
     return word.startswith("--") and bool(equals) and key not in own
 
 
@@ -145,7 +148,12 @@ def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
         "--grace_epochs", type=int, default=5, metavar="N", help="asha leaves every trial (5)"
     )
     tune.add_argument("--searcher", default="optuna", help="optuna (TPE), random or grid")
-    tune.add_argument("--seed", type=int, default=0, help="of the search (0)")
+    tune.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the search (0); that of training is `seed` in a configuration file",
+    )
     tune.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/tune-<time>)")
     tune.add_argument("--resume", metavar="DIR", help="continue an interrupted search")
     tune.add_argument("--address", help="Ray cluster: auto or HOST:PORT (one of its own)")

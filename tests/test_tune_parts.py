@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import shop
 
+from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.quick_start import prepare
@@ -27,3 +30,22 @@ def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
     scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
               for e in (whole, part)]  # fmt: skip
     assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("seed", [["--seed=5"], ["--seed", "5"]])
+def test_the_seed_of_the_command_is_that_of_the_search(seed: list[str], monkeypatch) -> None:
+    called: list[dict[str, Any]] = []
+
+    def caught(model: str, dataset: str, space: Any, files: list, given: dict, **own: Any) -> None:
+        called.append({"given": given, **own})
+
+    monkeypatch.setattr("recbole_pos.tune.search", caught)
+    assert main(["tune", "-m", "FPARec", "-d", "tiny", *seed, "--epochs=3"]) == 0
+    assert called[0]["seed"] == 5 and called[0]["given"] == {"epochs": 3}
+
+
+def test_the_seed_of_a_run_is_that_of_training(monkeypatch) -> None:
+    called: list[dict[str, Any]] = []
+    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: called.append(a[3]))
+    assert main(["run", "-m", "FPARec", "-d", "tiny", "--seed=5"]) == 0
+    assert called == [{"seed": 5}]
