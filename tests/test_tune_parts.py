@@ -12,7 +12,9 @@ import shop
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
+from recbole_pos.errors import UsageError
 from recbole_pos.quick_start import prepare
+from recbole_pos.tune import search
 from recbole_pos.tune.data import SharedData
 
 
@@ -49,3 +51,26 @@ def test_the_seed_of_a_run_is_that_of_training(monkeypatch) -> None:
     monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: called.append(a[3]))
     assert main(["run", "-m", "FPARec", "-d", "tiny", "--seed=5"]) == 0
     assert called == [{"seed": 5}]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_samples": 9},
+        {"max_concurrent": 2},
+        {"metric": "mrr@10"},
+        {"scheduler": "none"},
+        {"grace_epochs": 1},
+        {"searcher": "grid"},
+        {"seed": 1},
+        {"cpus_per_trial": 2},
+        {"gpus_per_trial": 0.5},
+        {"nproc": 2},
+        {"run_dir": "elsewhere"},
+        {"config_dict": {"epochs": 1}},
+    ],
+)
+def test_a_resumed_search_takes_nothing_else(tmp_path: Path, more: dict[str, Any]) -> None:
+    (name,) = more
+    with pytest.raises(UsageError, match=f"only --address may change, not {name}$"):
+        search(resume=tmp_path, config_file_list=[], **{"config_dict": {}, **more})

@@ -3,6 +3,7 @@ evaluate the best one on test data."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import time
 from contextlib import ExitStack, suppress
@@ -102,9 +103,9 @@ def search(
         TrainingError: if every trial failed.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
+    given = dict(locals())
     if resume is not None:
-        if model or dataset or space or config_file_list or config_dict or run_dir or storage:
-            raise UsageError("--resume takes everything from its folder; only --address may change")
+        _require_nothing_else(given)
         folder = SearchFolder(resume)
         settings = folder.read()
     else:
@@ -136,6 +137,19 @@ def search(
         if len(trials) < settings.total:
             raise KeyboardInterrupt(_interrupted(folder))
         return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
+
+
+def _require_nothing_else(given: dict[str, Any]) -> None:
+    own = ("resume", "address", "verbose")
+    defaults = {name: p.default for name, p in inspect.signature(search).parameters.items()}
+    # the command line gives no files and no configuration as empty ones
+    more = [name for name in defaults if name not in own and given[name] != defaults[name]
+            and given[name] not in ([], {})]  # fmt: skip
+    if more:
+        raise UsageError(
+            f"--resume takes everything from its folder; only --address may change, not "
+            f"{', '.join(more)}"
+        )
 
 
 def _prepare(settings: Settings) -> Experiment:
