@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import shop
 
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import prepare
 from recbole_pos.tune import search
 from recbole_pos.tune.data import SharedData
+from recbole_pos.tune.outcome import best_of, collect
+from recbole_pos.tune.progress import Progress
+from recbole_pos.tune.searchers import BEST
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
@@ -74,3 +79,101 @@ def test_a_resumed_search_takes_nothing_else(tmp_path: Path, more: dict[str, Any
     (name,) = more
     with pytest.raises(UsageError, match=f"only --address may change, not {name}$"):
         search(resume=tmp_path, config_file_list=[], **{"config_dict": {}, **more})
+
+
+def options_of(number: int) -> dict[str, Any]:
+    return {"number": number, "options": {"learning_rate": number / 100}}
+
+
+def reports(number: int, epochs: int = 2) -> list[dict[str, Any]]:
+    return [{BEST: 0.1, "valid": 0.1, "epoch": epoch, "best_epoch": 0, "hostname": f"host{number}",
+             "ended": True, "config": options_of(number)}
+            for epoch in range(1, epochs + 1)]  # fmt: skip
+
+
+@pytest.fixture
+def ray_says(monkeypatch):
+    """Lets Ray's saved state and its results be made of (number, status, reports, error)."""
+
+    def say(*rows: tuple[int, str, list[dict[str, Any]], Any]) -> list[SimpleNamespace]:
+        trials, results = [], []
+        for number, status, told, error in rows:
+            path, last = f"/x/trial_{number:05d}", told[-1] if told else {"trial_id": "x"}
+            ended = status in ("ERROR", "TERMINATED")
+            trials.append(
+                SimpleNamespace(
+                    config=options_of(number), status=status, path=path, last_result=last,
+                    is_finished=lambda ended=ended: ended,
+                )
+            )  # fmt: skip
+            frame = pd.json_normalize(told, sep="/") if told else None
+            results.append(
+                SimpleNamespace(
+                    config=last.get("config"), metrics=last, metrics_dataframe=frame, error=error,
+                    path=path,
+                )
+            )  # fmt: skip
+        saved = SimpleNamespace(trials=trials)
+        monkeypatch.setattr("ray.tune.ExperimentAnalysis", lambda path: saved)
+        monkeypatch.setattr("ray.tune.ResultGrid", lambda analysis: results)
+        return results[::-1]  # Ray puts those that it takes up again last
+
+    return say
+
+
+DIED = RuntimeError("worker died")
+
+
+def test_processes_that_never_start_are_told_of(ray_says) -> None:
+    grid = ray_says((0, "ERROR", [], DIED), (1, "ERROR", [], DIED))
+    with pytest.raises(TrainingError, match="could not start a process for any of 2.*worker died"):
+        collect("/x", grid)
+    grid = ray_says((0, "ERROR", [], DIED), (1, "PENDING", [], None))
+    assert [trial.state for trial in collect("/x", grid)] == ["failed", "interrupted"]
+
+
+def test_lost_trials_are_failed_and_not_missing(ray_says) -> None:
+    """Also after a resume, where Ray knows neither the options of one nor why."""
+    grid = ray_says(
+        (0, "TERMINATED", reports(0), None), (1, "ERROR", [], DIED), (2, "ERROR", [], None),
+        (3, "ERROR", reports(3, 1), "Failure # 4 (occurred at noon)\nout of luck\n"),
+    )  # fmt: skip
+    trials = collect("/x", grid)
+    assert [trial.number for trial in trials] == [0, 1, 2, 3]
+    assert [trial.state for trial in trials] == ["finished"] + ["failed"] * 3
+    assert [trial.options["learning_rate"] for trial in trials] == [0.0, 0.01, 0.02, 0.03]
+    assert [trial.epochs for trial in trials] == [2, 0, 0, 1]
+    assert trials[0].reason == "" and trials[1].reason == "RuntimeError: worker died"
+    assert trials[2].reason == "its process was lost" and trials[3].reason == "out of luck"
+    assert best_of(trials, "max") is trials[0] and trials[0].result is grid[3]
+
+
+@pytest.mark.parametrize("told", [reports(0), [{"hostname": "host0", "config": options_of(0)}]])
+def test_a_trial_does_not_take_what_another_in_its_process_told(ray_says, told: list) -> None:
+    grid = ray_says((0, "TERMINATED", reports(0), None), (1, "ERROR", told, DIED))
+    first, second = collect("/x", grid)
+    assert (second.number, second.state, second.score, second.host) == (1, "failed", None, "")
+    assert second.options == {"learning_rate": 0.01} and second.curve == {}
+    assert (first.score, first.host, list(first.curve)) == (0.1, "host0", [1, 2])
+
+
+def test_trials_of_a_search_that_is_not_over(ray_says) -> None:
+    """A trial that was lost once, and is to be taken up again, has an error too."""
+    ray_says((0, "TERMINATED", reports(0), None), (1, "PENDING", reports(1, 1), DIED),
+             (2, "RUNNING", [], None))  # fmt: skip
+    trials = collect("/x")
+    assert [trial.state for trial in trials] == ["finished", "interrupted", "interrupted"]
+    assert [trial.reason for trial in trials] == [""] * 3
+    assert [trial.epochs for trial in trials] == [2, 1, 0]
+
+
+def test_progress_does_not_take_what_another_trial_told(ray_says, capsys) -> None:
+    ray_says((1, "RUNNING", reports(0), None))
+    from ray import tune
+
+    (trial,) = tune.ExperimentAnalysis("/x").trials
+    progress = Progress("ndcg@10", "max", 2, every=0.0)
+    progress.on_trial_recover(0, [trial], trial)
+    progress.on_step_end(0, [trial])
+    printed = capsys.readouterr().out
+    assert "after epoch 0;" in printed and "1 (epoch 0)" in printed and "best" not in printed

@@ -6,17 +6,15 @@ import math
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.position.time_rotary import _share
 from recbole_pos.properties import ROOT, parse_scalar
 from recbole_pos.registry import MODELS
 from recbole_pos.tune.files import read_space, space_file
-from recbole_pos.tune.outcome import collect
 from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.space import Space
@@ -327,10 +325,3 @@ def test_the_folder_of_a_run_is_not_that_of_a_search(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: FPARec")
     with pytest.raises(UsageError, match="holds a run already"):
         SearchFolder.create(tmp_path, settings(write(tmp_path, ALL_KINDS)))
-
-
-def test_processes_that_never_start_are_told_of() -> None:
-    lost = SimpleNamespace(config=None, metrics=None, error=RuntimeError("worker died"))
-    with pytest.raises(TrainingError, match="could not start a process for any of 2.*worker died"):
-        collect([lost, lost])
-    assert collect([SimpleNamespace(config=None, error=None)]) == []  # stopped before it began

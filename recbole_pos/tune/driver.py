@@ -26,7 +26,6 @@ from recbole_pos.tune.outcome import (
     Trial,
     best_of,
     collect,
-    collect_interrupted,
     write_json,
     write_trials,
 )
@@ -131,11 +130,9 @@ def search(
                 held.enter_context(folder.held())
             _headline(screen, settings, folder, experiment, shared)
             tuner = _tuner(settings, folder, scheduler, shared, verbose)
-            trials = collect(_fit(tuner, folder, settings))
+            trials = _fit(tuner, folder, settings)
         finally:
             stop(started)
-        if len(trials) < settings.total:
-            raise KeyboardInterrupt(_interrupted(folder))
         return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
 
 
@@ -231,14 +228,19 @@ def _folder_name(trial: Any) -> str:
     return f"trial_{trial.config['number']:05d}"
 
 
-def _fit(tuner: tune.Tuner, folder: SearchFolder, settings: Settings) -> Any:
+def _fit(tuner: tune.Tuner, folder: SearchFolder, settings: Settings) -> list[Trial]:
+    """All trials, ended; what there is of them is written if they have not."""
+    path, names = folder.ray_path(settings), settings.space.names
     try:
-        return tuner.fit()
+        trials = collect(path, tuner.fit())
     except KeyboardInterrupt:
         with suppress(Exception):  # Ray may have saved nothing yet, or a file in parts
-            so_far = collect_interrupted(folder.ray_path(settings))
-            write_trials(so_far, settings.space.names, settings.metric, folder.trials)
+            write_trials(collect(path), names, settings.metric, folder.trials)
         raise KeyboardInterrupt(_interrupted(folder)) from None
+    if sum(trial.state != "interrupted" for trial in trials) < settings.total:
+        write_trials(trials, names, settings.metric, folder.trials)
+        raise KeyboardInterrupt(_interrupted(folder))
+    return trials
 
 
 def _interrupted(folder: SearchFolder) -> str:

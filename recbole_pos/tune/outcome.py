@@ -7,14 +7,14 @@ import io
 import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ray import tune
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.report import write_whole
-from recbole_pos.tune.progress import state_of
+from recbole_pos.tune.progress import own_report, state_of
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.trial import FAILURE, reason
 
@@ -43,49 +43,52 @@ class Trial:
     result: Any = field(default=None, repr=False)  # Ray's, with the last checkpoint
 
 
-def collect(grid: Any) -> list[Trial]:
-    """The trials of Ray's ResultGrid, in the order of their numbers.
+def collect(path: str, grid: Any = None) -> list[Trial]:
+    """The trials of a search, in the order of their numbers.
+
+    Ray's results name their trial only by its last report, which is empty in a trial lost before
+    its first one, and that of another trial where Ray used a process again. So numbers and options
+    come from the state of the search, and results are found by their trial's folder.
+
+    Args:
+        path: where Ray saved the state of the search.
+        grid: what ``fit`` returned; as last saved when None, for a search that is not over.
 
     Raises:
         TrainingError: if no process of Ray's could even start one of them.
     """
-    results = list(grid)
-    lost = [result for result in results if result.config is None and result.error]
-    if lost and len(lost) == len(results):
+    analysis = tune.ExperimentAnalysis(path)
+    results = {_folder(r): r for r in (tune.ResultGrid(analysis) if grid is None else grid)}
+    begun = [(trial, results[_folder(trial)]) for trial in analysis.trials if trial.config]
+    lost = [r for trial, r in begun if trial.status == "ERROR" and r.config is None]
+    if lost and len(lost) == len(begun):
         raise TrainingError(
             f"Ray could not start a process for any of {len(lost)} trials; is this package "
             f"installed where they run? {_lost(lost[0].error)}"
         )
-    heard = [_trial(result) for result in results if result.config is not None]
-    return sorted(heard, key=lambda trial: trial.number)
+    return sorted((_trial(*pair) for pair in begun), key=lambda trial: trial.number)
 
 
-def collect_interrupted(path: str) -> list[Trial]:
-    """The trials of a search that is not over, as its state in ``path`` was last saved."""
-    analysis = tune.ExperimentAnalysis(path)
-    going = {t.config["number"] for t in analysis.trials if t.config and not t.is_finished()}
-    trials = collect(tune.ResultGrid(analysis))
-    for trial in trials:
-        if trial.number in going:
-            trial.state = "interrupted"
-    return trials
+def _folder(of_trial: Any) -> str:
+    return PurePosixPath(of_trial.path).name
 
 
-def _trial(result: Any) -> Trial:
-    last, curve, best_seen = result.metrics or {}, {}, {}
-    frame = result.metrics_dataframe
+def _trial(trial: Any, result: Any) -> Trial:
+    number, curve, best_seen = trial.config["number"], {}, {}
+    last, frame = own_report(result.metrics, number), result.metrics_dataframe
     if frame is not None and "epoch" in frame and "valid" in frame:
+        frame = frame[frame.get("config/number", number) == number]
         rows = frame[["epoch", "valid", BEST]].dropna()  # a failure has no epoch
         curve = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
         best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
-    state = state_of("ERROR" if result.error else "TERMINATED", last)
+    state = state_of(trial.status, last) if trial.is_finished() else "interrupted"
+    why = (last.get(FAILURE) or _lost(result.error)) if state == "failed" else ""
     best_epoch = last.get("best_epoch")
-    why = last.get(FAILURE) or (_lost(result.error) if result.error else "")
     score = last.get(BEST)
     if score is None or not math.isfinite(score):
         score = best_seen[max(best_seen)] if best_seen else None
     return Trial(
-        number=result.config["number"],
+        number=number,
         state=state,
         reason=why,
         score=score,
@@ -95,14 +98,17 @@ def _trial(result: Any) -> Trial:
         parameters=last.get("parameters"),
         host=str(last.get("hostname", "")),
         node=str(last.get("node", "")),
-        options=result.config["options"],
+        options=trial.config["options"],
         curve=curve,
         result=result,
     )
 
 
-def _lost(error: BaseException) -> str:
-    return reason(getattr(error, "cause", None) or error)
+def _lost(error: BaseException | str | None) -> str:
+    """Why Ray gave up a trial, of which it may have kept the text alone, or nothing."""
+    if isinstance(error, BaseException):
+        return reason(getattr(error, "cause", None) or error)
+    return ((error or "").strip().splitlines() or ["its process was lost"])[-1]
 
 
 def best_of(trials: list[Trial], mode: str) -> Trial | None:

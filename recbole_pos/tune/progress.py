@@ -22,6 +22,17 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def own_report(last: dict[str, Any] | None, number: int) -> dict[str, Any]:
+    """The last report, or nothing where it is not that of trial ``number``: before its first one,
+    a trial in a process that another trial used has the other's."""
+    last = last or {}
+    return last if (last.get("config") or {}).get("number") == number else {}
+
+
+def _last(trial: Any) -> dict[str, Any]:
+    return own_report(trial.last_result, trial.config["number"])
+
+
 def state_of(status: str, last: dict[str, Any]) -> str:
     """finished, stopped (by the scheduler) or failed; empty for a trial that has not ended."""
     if status == "ERROR" or last.get(FAILURE):
@@ -58,7 +69,7 @@ class Progress(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray's hook: a trial ended by itself, or was stopped."""
-        last = trial.last_result or {}
+        last = _last(trial)
         name, state = f"trial {trial.config['number']:>3}", state_of("TERMINATED", last)
         if state == "failed":
             self._line(f"{name}  failed: {last[FAILURE]}")
@@ -79,7 +90,7 @@ class Progress(Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ray's hook: the process of a trial was lost; it will be taken up again."""
-        epoch = (trial.last_result or {}).get("epoch", 0)
+        epoch = _last(trial).get("epoch", 0)
         self._line(
             f"trial {trial.config['number']:>3}  lost its process or machine after epoch {epoch}; "
             "it is taken up from its last checkpoint"
@@ -90,11 +101,10 @@ class Progress(Callback):
         if time.time() - self.told < self.every:
             return
         self.told = time.time()
-        states = [state_of(trial.status, trial.last_result or {}) for trial in trials]
+        states = [state_of(trial.status, _last(trial)) for trial in trials]
         ended = {s: states.count(s) for s in ("finished", "stopped", "failed") if s in states}
         running = [t for t in trials if t.status == "RUNNING"]
-        epochs = [f"{t.config['number']} (epoch {(t.last_result or {}).get('epoch', 0)})"
-                  for t in running]  # fmt: skip
+        epochs = [f"{t.config['number']} (epoch {_last(t).get('epoch', 0)})" for t in running]
         best = self._best(trials)
         told = (
             f", best {best.last_result[BEST]:.4f} (trial {best.config['number']})" if best else ""
@@ -108,5 +118,5 @@ class Progress(Callback):
 
     def _best(self, trials: list[Any]) -> Any:
         sign = 1 if self.mode == "max" else -1
-        scored = [t for t in trials if math.isfinite((t.last_result or {}).get(BEST, math.nan))]
-        return max(scored, key=lambda trial: sign * trial.last_result[BEST], default=None)
+        scored = [trial for trial in trials if math.isfinite(_last(trial).get(BEST, math.nan))]
+        return max(scored, key=lambda trial: sign * _last(trial)[BEST], default=None)
