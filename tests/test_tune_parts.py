@@ -95,7 +95,10 @@ def reports(number: int, epochs: int = 2) -> list[dict[str, Any]]:
 def ray_says(monkeypatch):
     """Lets Ray's saved state and its results be made of (number, status, reports, error)."""
 
-    def say(*rows: tuple[int, str, list[dict[str, Any]], Any]) -> list[SimpleNamespace]:
+    class Grid(list):
+        num_errors = num_terminated = 0
+
+    def say(*rows: tuple[int, str, list[dict[str, Any]], Any]) -> Grid:
         trials, results = [], []
         for number, status, told, error in rows:
             path, last = f"/x/trial_{number:05d}", told[-1] if told else {"trial_id": "x"}
@@ -116,7 +119,10 @@ def ray_says(monkeypatch):
         saved = SimpleNamespace(trials=trials)
         monkeypatch.setattr("ray.tune.ExperimentAnalysis", lambda path: saved)
         monkeypatch.setattr("ray.tune.ResultGrid", lambda analysis: results)
-        return results[::-1]  # Ray puts those that it takes up again last
+        grid = Grid(results[::-1])  # Ray puts those that it takes up again last
+        grid.num_errors = sum(status == "ERROR" for _, status, *_ in rows)
+        grid.num_terminated = sum(status == "TERMINATED" for _, status, *_ in rows)
+        return grid
 
     return say
 
@@ -146,6 +152,16 @@ def test_lost_trials_are_failed_and_not_missing(ray_says) -> None:
     assert trials[0].reason == "" and trials[1].reason == "RuntimeError: worker died"
     assert trials[2].reason == "its process was lost" and trials[3].reason == "out of luck"
     assert best_of(trials, "max") is trials[0] and trials[0].result is grid[3]
+
+
+def test_the_end_of_a_trial_may_not_be_in_the_saved_state(ray_says) -> None:
+    grid = ray_says((0, "TERMINATED", reports(0), None), (1, "PENDING", [], DIED),
+                    (2, "PAUSED", reports(2), None))  # fmt: skip
+    assert [t.state for t in collect("/x", grid)] == ["finished", "interrupted", "interrupted"]
+    grid.num_errors, grid.num_terminated = 1, 2
+    trials = collect("/x", grid)
+    assert [trial.state for trial in trials] == ["finished", "failed", "finished"]
+    assert trials[1].reason == "RuntimeError: worker died"
 
 
 @pytest.mark.parametrize("told", [reports(0), [{"hostname": "host0", "config": options_of(0)}]])

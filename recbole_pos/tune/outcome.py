@@ -60,28 +60,39 @@ def collect(path: str, grid: Any = None) -> list[Trial]:
     analysis = tune.ExperimentAnalysis(path)
     results = {_folder(r): r for r in (tune.ResultGrid(analysis) if grid is None else grid)}
     begun = [(trial, results[_folder(trial)]) for trial in analysis.trials if trial.config]
-    lost = [r for trial, r in begun if trial.status == "ERROR" and r.config is None]
+    # Ray does not save that it gave up a trial, or stopped it, where no process was left of it
+    over = grid is not None and grid.num_errors + grid.num_terminated == len(grid)
+    statuses = [_status(trial, r.error, over) for trial, r in begun]
+    lost = [r for (_, r), s in zip(begun, statuses, strict=True) if s == "ERROR" and not r.config]
     if lost and len(lost) == len(begun):
         raise TrainingError(
             f"Ray could not start a process for any of {len(lost)} trials; is this package "
             f"installed where they run? {_lost(lost[0].error)}"
         )
-    return sorted((_trial(*pair) for pair in begun), key=lambda trial: trial.number)
+    found = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
+    return sorted(found, key=lambda trial: trial.number)
 
 
 def _folder(of_trial: Any) -> str:
     return PurePosixPath(of_trial.path).name
 
 
-def _trial(trial: Any, result: Any) -> Trial:
+def _status(trial: Any, error: Any, over: bool) -> str:
+    """Ray's, of a search that is over if it is; empty for a trial that has not ended."""
+    if trial.is_finished():
+        return trial.status
+    return ("ERROR" if error else "TERMINATED") if over else ""
+
+
+def _trial(trial: Any, result: Any, status: str) -> Trial:
     number, curve, best_seen = trial.config["number"], {}, {}
     last, frame = own_report(result.metrics, number), result.metrics_dataframe
-    if frame is not None and "epoch" in frame and "valid" in frame:
-        frame = frame[frame.get("config/number", number) == number]
+    if frame is not None and {"epoch", "valid", "config/number"} <= set(frame):
+        frame = frame[frame["config/number"] == number]
         rows = frame[["epoch", "valid", BEST]].dropna()  # a failure has no epoch
         curve = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
         best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
-    state = state_of(trial.status, last) if trial.is_finished() else "interrupted"
+    state = state_of(status, last) if status else "interrupted"
     why = (last.get(FAILURE) or _lost(result.error)) if state == "failed" else ""
     best_epoch = last.get("best_epoch")
     score = last.get(BEST)
