@@ -67,6 +67,58 @@ def slow_epochs(file: str, seconds: float) -> Callable[[], None]:
     return hook
 
 
+def dies(file: str) -> Callable[[], None]:
+    """A function that makes a worker die in a trial of two layers, before it reports."""
+
+    def hook() -> None:
+        import os
+        import signal
+
+        import recbole_pos  # noqa: F401
+        from recbole_pos.trainer import PosTrainer
+
+        train = PosTrainer._train_epoch
+
+        def _train_epoch(self, *args, **kwargs):
+            with open(file, "a") as stream:
+                stream.write(f"{self.config['n_layers']} {os.getpid()}\n")
+            if self.config["n_layers"] == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return train(self, *args, **kwargs)
+
+        PosTrainer._train_epoch = _train_epoch
+
+    return hook
+
+
+def second_dies(flag: str, log: str) -> Callable[[], None]:
+    """A function that makes the second process of a team die in its second epoch, once."""
+
+    def hook() -> None:
+        import os
+        import signal
+
+        import torch.distributed as dist
+
+        import recbole_pos  # noqa: F401
+        from recbole_pos.trainer import PosTrainer
+
+        train = PosTrainer._train_epoch
+
+        def _train_epoch(self, loader, epoch, **kwargs):
+            rank = dist.get_rank()
+            with open(log, "a") as stream:
+                stream.write(f"{rank} {epoch} {os.getpid()}\n")
+            if rank == 1 and epoch == 1 and not os.path.exists(flag):
+                open(flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return train(self, loader, epoch, **kwargs)
+
+        PosTrainer._train_epoch = _train_epoch
+
+    return hook
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Two raylets on loopback, one CPU each."""
@@ -140,6 +192,49 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
     assert not ray.is_initialized()  # left, but not ended
     assert cluster.head_node.all_processes["raylet"][0].process.poll() is None
     assert [t.options for t in one.trials] == [t.options for t in found.trials]
+
+
+def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path) -> None:
+    """In the process of another trial at first; and still so when the search is resumed."""
+    log, space = tmp_path / "log", tmp_path / "space.yaml"
+    space.write_text("n_layers: {choice: [1, 2, 3]}\n")
+    hook = {"worker_process_setup_hook": dies(str(log))}
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=hook)
+    given = {**FAST, "data_path": str(tiny), "epochs": 1}
+    try:
+        made = search("FPARec", "tiny", space, [], given, searcher="grid", scheduler="none",
+                      run_dir=tmp_path / "out", verbose=False)  # fmt: skip
+        pids = defaultdict(list)
+        for line in log.read_text().splitlines():
+            layers, pid = line.split()
+            pids[layers].append(pid)
+        assert len(pids["2"]) == 4 and pids["2"][0] == pids["1"][0]  # a process used again
+        for found in (made, search(resume=tmp_path / "out", verbose=False)):
+            assert [t.state for t in found.trials] == ["finished", "failed", "finished"]
+            assert [t.options["n_layers"] for t in found.trials] == [1, 2, 3]
+            assert [t.score is None for t in found.trials] == [False, True, False]
+            assert found.trials[1].reason
+    finally:
+        ray.shutdown()
+
+
+def test_a_trial_goes_on_when_another_process_of_its_team_dies(tiny: Path, tmp_path: Path) -> None:
+    log, flag, space = tmp_path / "log", tmp_path / "flag", tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    hook = {"worker_process_setup_hook": second_dies(str(flag), str(log))}
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=hook)
+    given = {**FAST, "data_path": str(tiny), "epochs": 4}
+    try:
+        found = search("FPARec", "tiny", space, [], given, num_samples=1, nproc=2,
+                       searcher="random", scheduler="none", run_dir=tmp_path / "out",
+                       verbose=False)  # fmt: skip
+    finally:
+        ray.shutdown()
+    (trial,) = found.trials
+    assert flag.exists() and trial.state == "finished", trial.reason
+    assert list(trial.curve) == [1, 2, 3, 4]
+    epochs = [line.split()[1] for line in log.read_text().splitlines() if line[0] == "0"]
+    assert epochs == list("01123")  # from the last checkpoint
 
 
 def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:

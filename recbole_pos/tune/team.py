@@ -12,6 +12,12 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    WorkerCrashedError,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from recbole_pos.config import PosConfig
@@ -19,6 +25,9 @@ from recbole_pos.memory import keep_freed_memory
 from recbole_pos.parallel import Plan
 from recbole_pos.quick_start import prepare
 from recbole_pos.report import RunFolder
+
+# Not what a process of the team raised, but that it is gone.
+LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 
 
 @contextmanager
@@ -37,6 +46,9 @@ def team(
         options: the complete configuration, plain.
         data: a list with the reference of the shared data.
         start: a checkpoint to go on from, or None.
+
+    Raises:
+        LOST: if one of the others, or its machine, died.
     """
     if nproc == 1:
         yield
@@ -55,14 +67,26 @@ def team(
         yield
         ray.get(others)
     except Exception:
-        ended, _ = ray.wait(others, num_returns=len(others), timeout=5)
-        ray.get(ended)  # what another process said, rather than that it is gone
+        _raise_cause(others)
         raise
     finally:  # also when the scheduler stops the trial in the middle
         for other in others:
             ray.cancel(other, force=True)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _raise_cause(others: list[Any]) -> None:
+    """What another process said, rather than that it no longer answers; a lost one before all."""
+    ended, _ = ray.wait(others, num_returns=len(others), timeout=5)
+    said = []
+    for other in ended:
+        try:
+            ray.get(other)
+        except Exception as error:
+            said.append(error)
+    for error in sorted(said, key=lambda error: not isinstance(error, LOST)):
+        raise error
 
 
 def _member(

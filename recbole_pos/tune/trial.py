@@ -21,7 +21,7 @@ from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.team import gpu_of_ray, team
+from recbole_pos.tune.team import LOST, gpu_of_ray, team
 
 FAILURE = "failure"  # key of a last report that says why a trial failed
 _OUT_OF_MEMORY = (
@@ -53,7 +53,8 @@ def run_trial(
 
     Whatever goes wrong in the trial itself becomes its last report, and the search goes on. A
     process that is lost (its machine died, the system killed it) reports nothing: Ray starts the
-    trial again elsewhere, and it continues from its last checkpoint.
+    trial again elsewhere, and it continues from its last checkpoint; so it does when another
+    process of the trial's team is lost.
 
     Args:
         config: number and options, from the searcher.
@@ -75,6 +76,8 @@ def run_trial(
             start = _last_checkpoint(run)
             with team(nproc, takes, chosen.plain, data, start):
                 _train(chosen, ray.get(data[0]), run, start)
+    except LOST:  # another process of the team: no fault of the trial, Ray takes it up again
+        raise
     except Exception as error:
         tune.report({BEST: math.nan, FAILURE: reason(error), "number": config["number"]})
     finally:
