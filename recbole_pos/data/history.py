@@ -22,8 +22,8 @@ def past_items(log: Any, target_event: Tensor, positive: Tensor) -> tuple[Tensor
 
     Args:
         log: what ``target_event`` points into.
-        target_event: (B,) places of the targets in the log.
-        positive: (B,) their items.
+        target_event: [B] places of the targets in the log.
+        positive: [B] their items.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]
