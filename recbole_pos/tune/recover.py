@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyarrow import fs
 from ray import tune
 
@@ -38,16 +36,12 @@ def _replace(named: tune.Checkpoint) -> None:
     found = storage.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     others = [one for one in found if one.base_name.startswith("checkpoint_")]
     storage.create_dir(named.path)
-    for other in sorted(others, key=_number, reverse=True):
+    for other in sorted(others, key=lambda one: one.base_name, reverse=True):  # padded with zeros
         if _is_whole(tune.Checkpoint(other.path, storage)):
             fs.copy_files(
                 other.path, named.path, source_filesystem=storage, destination_filesystem=storage
             )
             return
-
-
-def _number(info: Any) -> str:
-    return info.base_name  # zero-padded by Ray
 
 
 def _is_whole(place: tune.Checkpoint) -> bool:
