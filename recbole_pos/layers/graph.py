@@ -116,16 +116,16 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, place = nodes.row[start], nodes.index[start]
     block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
-    node = block[row]
+    node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], onwards and back
     step = torch.arange(events.width, device=start.device)
     far = 2 * events.width
     distance = torch.where(node == place[:, None], 0, far)
     repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()
     for _ in range(int(repeated) + 1):
-        onwards = (distance - step).cummin(1).values + step
-        back = (distance + step).flip(1).cummin(1).values.flip(1) - step
+        ways = distance.view(len(start), 2, -1) - step
+        ways = ways.cummin(2).values.add_(step).view_as(node)
         reached = distance.new_full((len(start), n + 1), far)
-        reached.scatter_reduce_(1, node, torch.minimum(onwards, back), "amin")
+        reached.scatter_reduce_(1, node, ways, "amin")
         before, distance = distance, reached.gather(1, node)
         if torch.equal(before, distance):
             break
@@ -162,24 +162,22 @@ def neighbourhoods(
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is not None:
         row, place = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-        side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]  # [a, 2, 1]
-        sent = torch.zeros_like(weights).transpose(2, 3)  # [b, 2, from, to]
-        sent[row, :, place] = (anchors.distance[:, None] * side).to(weights.dtype)
-        if self_weight:
-            sent[row, :, place, place] = self_weight * side[:, :, 0].to(weights.dtype)
-        sent = sent.transpose(2, 3)
-        weights = _join(weights, sent, overlap, self_weight)
+        sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
+        edges = sending[row, :, place]  # [a, 2, n]
+        side = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
+        sent = (anchors.distance[:, None] * side).to(weights.dtype)
+        joined = _join(edges, sent, overlap)
+        if self_weight:  # a self-transition is an edge to another appearance, not this message
+            own = torch.arange(len(place), device=place.device), slice(None), place
+            joined[own] = edges[own] + self_weight * side[:, :, 0]
+        sending[row, :, place] = joined
     if mean:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
     return weights
 
 
-def _join(edges: Tensor, anchors: Tensor, overlap: str, self_weight: float) -> Tensor:
+def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
     if overlap == "sum":
         return edges + anchors
     kept = (anchors, edges) if overlap == "distance" else (edges, anchors)
-    joined = torch.where(kept[0] > 0, *kept)
-    if self_weight:  # a self-transition is an edge to another appearance, not the anchor's message
-        same = torch.eye(edges.size(-1), dtype=torch.bool, device=edges.device)
-        joined = torch.where(same, edges + anchors, joined)
-    return joined
+    return torch.where(kept[0] > 0, *kept)
