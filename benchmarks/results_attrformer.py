@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from study import ROOT, Study, replace_section, score
+from study import ROOT, Study, paired, replace_section, score
 
 PAGE = ROOT / "results" / "attrformer.md"
 SEEDS = [2020, 2021, 2022, 2023, 2024]
@@ -135,6 +135,7 @@ PAPER = {
         "AttrFormer": "0.2258 / 0.4128 / 0.1554 / 0.2088",
     },
 }
+BACKBONE = "PosSASRec, the backbone"
 INFERENCE = ("batch", "training_bank", "own", "none")
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 ALONE = {"chunking": False, "train_windows": "last"}  # SASRec's windows: the newest of each user
@@ -166,7 +167,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         "BERT4Rec (RecBole)": {"model": "BERT4Rec", **recbole},
         "LightSANs (RecBole)": {"model": "LightSANs", **recbole},
         "SASRecF (RecBole)": {"model": "SASRecF", **recbole, **fields},
-        "PosSASRec, the backbone": base,
+        BACKBONE: base,
         "TiSASRec's attention": {**base, "position": ["tisas"]},
         "DIF-SR's attention": {**base, **difsr, "load_col": log["load_col"]},
         "AttrFormer": full,
@@ -256,11 +257,12 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
         if not any(done.values()):
             continue
         last = ["paper"] if group == "main" and paper else []
-        columns = [title, "seeds", *heads, *last]
+        columns = [title, "seeds", *heads, "NDCG@20 to backbone", *last]
         lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         for name, runs in done.items():
             if runs:
                 cells = [f"{len(runs)}", *(score(runs, metric) for metric in METRICS)]
+                cells.append(paired(runs, study.finished(BACKBONE, SEEDS), k=20))
                 cells += [paper.get(name, "")] if last else []
                 lines.append(f"| {name} | {' | '.join(cells)} |")
     runs = study.finished("AttrFormer", SEEDS)

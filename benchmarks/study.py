@@ -91,8 +91,8 @@ def result(run: Path) -> dict[str, Any]:
 
 
 @cache
-def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """User, length of the history (up to the window) and NDCG@10 of every test target of a run."""
+def gains(run: Path, k: int = 10) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """User, length of the history (up to the window) and NDCG@k of every test target of a run."""
     file = run / "test_ranks.npz"
     if not file.exists():
         import torch
@@ -113,18 +113,22 @@ def gains(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         np.savez(file, **{name: torch.cat(parts).numpy() for name, parts in columns.items()})
     found = np.load(file)
     rank = found["rank"]
-    ndcg = np.where(rank < 10, 1 / np.log2(rank + 2.0), 0.0)
-    assert abs(ndcg.mean() - result(run)["test"]["ndcg@10"]) < 2e-4, run  # ties and rounding
+    ndcg = np.where(rank < k, 1 / np.log2(rank + 2.0), 0.0)
+    assert abs(ndcg.mean() - result(run)["test"][f"ndcg@{k}"]) < 2e-4, run  # ties and rounding
     return found["user"], found["length"], ndcg
 
 
 def difference(
-    runs: list[Path], others: list[Path], where: np.ndarray | None = None, rounds: int = 2000
+    runs: list[Path],
+    others: list[Path],
+    where: np.ndarray | None = None,
+    k: int = 10,
+    rounds: int = 2000,
 ) -> tuple[float, float, float]:
-    """Mean paired difference in NDCG@10 and its 95% interval over users and seeds (bootstrap)."""
+    """Mean paired difference in NDCG@k and its 95% interval over users and seeds (bootstrap)."""
     rng = np.random.default_rng(0)
-    user, _, _ = gains(runs[0])
-    delta = np.stack([gains(a)[2] - gains(b)[2] for a, b in zip(runs, others, strict=True)])
+    user, _, _ = gains(runs[0], k)
+    delta = np.stack([gains(a, k)[2] - gains(b, k)[2] for a, b in zip(runs, others, strict=True)])
     keep = np.ones(len(user), dtype=bool) if where is None else where
     _, user = np.unique(user[keep], return_inverse=True)
     total = np.stack([np.bincount(user, row[keep]) for row in delta])  # [seeds, users]
