@@ -160,7 +160,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     recbole = {"epochs": epochs, **size, **drop, "attn_dropout_prob": log["dropout"], **some}
     gru = {"embedding_size": size["hidden_size"], "hidden_size": size["hidden_size"]}
     fields = {"load_col": log["load_col"], "selected_features": log["features"]}
-    difsr = {"position": ["learned", "difsr"], "difsr_fields": log["features"]}
+    difsr = {"position": ["difsr"], "difsr_fields": log["features"]}
     main = {
         "GRU4Rec (RecBole)": {"model": "GRU4Rec", "epochs": epochs, **gru, **some},
         "SASRec (RecBole)": {"model": "SASRec", **recbole},

@@ -10,27 +10,28 @@ from torch import Tensor
 from recbole_pos.relations.search import Edges
 
 
-def degrees(heads: list[Edges], m: int) -> list[float]:
-    """The relations each event reads, over all attributes; at least one (section 3.1.2)."""
+def degrees(edges: Edges, m: int) -> list[float]:
+    """The relations of one attribute that each event reads; at least one (section 3.1.2)."""
     total = [0.0] * m
-    for edges in heads:
-        for reader, value in zip(edges.reader, edges.value, strict=True):
-            total[reader] += value
+    for reader, value in zip(edges.reader, edges.value, strict=True):
+        total[reader] += value
     return [max(t, 1.0) for t in total]
 
 
 def augmented_heads(heads: list[Edges], mix: Tensor, value: Tensor) -> Tensor:
     """Equations 6 to 8: value [m, M', e'] to H^RAH [m, M', e'], heads one by one."""
     m, n_heads, _ = value.shape
-    degree, out = degrees(heads, m), torch.zeros_like(value)
+    out = torch.zeros_like(value)
     for head in range(n_heads):
         dense = [[0.0] * m for _ in range(m)]  # the mixture of equation 8
         for attribute, edges in enumerate(heads):
+            degree = degrees(edges, m)
             for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
-                dense[i][j] = dense[i][j] + mix[attribute, head] * r
+                scaled = r / math.sqrt(degree[i] * degree[j])
+                dense[i][j] = dense[i][j] + mix[attribute, head] * scaled
         for i in range(m):
             for j in range(m):
-                out[i, head] += dense[i][j] / math.sqrt(degree[i] * degree[j]) * value[j, head]
+                out[i, head] += dense[i][j] * value[j, head]
     return out
 
 

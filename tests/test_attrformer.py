@@ -162,7 +162,7 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     given["data_path"] = str(folder)
     given |= {"norm": norm, "load_col": made.config["load_col"], "topk": [3]}
     given |= {"valid_metric": "NDCG@3", "filter_inter_by_user_or_item": False}
-    given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0}
+    given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0, "length_pool": 1}
     base = recbole_pos.quick_start.prepare(PosConfig("PosSASRec", "shop", None, given))
     base.model.double().eval().load_state_dict(model.state_dict())
     rows = made.loaders["test"]._dataset[np.arange(10)]

@@ -2,10 +2,11 @@
 
 Shapes as in ``context.py``; M relations of items and behaviour, M' relation heads of size e'.
 
-The mixture of relations by W^R is linear, so it need not be formed: with R_i the normalised
-relation i and V_j the value of head j,
+Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their mixture.
+Here it is the former, or an attribute of many and large relations would leave little of the others.
+W^R is linear, so the mixture need not be formed: with V_j the value of head j,
 
-    Norm( sum_i W_ij R_i ) V_j  =  sum_i W_ij (R_i V_j)                      equations 7 and 8
+    ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)              equations 6 to 8
 
 one sparse product for all heads, E M' e' multiplications, and a small dense one. The relations have
 no gradient; W^R gets its own from the dense part.
@@ -147,8 +148,9 @@ class RelationAttention(MultiHeadAttention):
         if self.relations:
             size = heads * relations.head_size
             self.relation_value = nn.Linear(d, size, bias=options.bias)
-            # heads start as the plain sum of all relations, a mean by its normalisation
-            self.relation_mix = nn.Parameter(torch.ones(self.relations, heads))
+            # heads start as the mean of all relations
+            start = torch.full((self.relations, heads), 1 / self.relations)
+            self.relation_mix = nn.Parameter(start)
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:

@@ -221,7 +221,7 @@ class RelationLookup:
 
 
 def _scaled(reader: np.ndarray, source: np.ndarray, value: np.ndarray, m: int) -> np.ndarray:
-    """D^-1/2 R D^-1/2; D sums the relations that an event itself reads, at least one (eq. 6).
+    """D^-1/2 R D^-1/2 of an attribute; D sums what an event itself reads of it, at least 1 (eq. 6).
 
     Every shared token of a multi-hot attribute is a relation, so sums are what counts one-hot ones.
     A source may read nothing and still be read: it then has one.
@@ -233,12 +233,13 @@ def _scaled(reader: np.ndarray, source: np.ndarray, value: np.ndarray, m: int) -
 def _normalised(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """[M * m, m] the matrices of all attributes, one below the other, normalised together."""
+    """[M * m, m] the matrices of all attributes, each normalised, one below the other."""
     reader = np.concatenate([edges.reader for edges in heads])
     source = np.concatenate([edges.source for edges in heads])
-    value = np.concatenate([edges.value for edges in heads])
+    scaled = np.concatenate(
+        [_scaled(edges.reader, edges.source, edges.value, m) for edges in heads]
+    )
     attribute = np.repeat(np.arange(len(heads)), [len(edges.value) for edges in heads])
-    scaled = _scaled(reader, source, value, m)
     return SparseProduct.build(
         attribute * m + reader, source, scaled, len(heads) * m, m, device, dtype
     )

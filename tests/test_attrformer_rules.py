@@ -1,0 +1,139 @@
+"""AttrFormer's rules that equations and gradients do not show: who is read, and by what clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shop import RELATIONS, all_windows, open_shop, shaken, tables, write
+
+from recbole_pos.relations.lookup import Rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("shop"), tables())
+
+
+class _Mean:
+    """A generator that draws the mean."""
+
+    def gamma(self, shape: np.ndarray) -> np.ndarray:
+        return shape.astype(float)
+
+
+def first_batch(made):
+    return next(iter(made.trainer.training_loader(made.loaders["train"])))
+
+
+def product(made, rows: Rows) -> torch.Tensor:
+    """Norm(R_1) x of the first attribute, for some x."""
+    rng, m = np.random.default_rng(0), len(rows.events)
+    found = made.model.lookup.relations(rows, rng, torch.device("cpu"), torch.float64)
+    return found.heads(torch.arange(1.0, m + 1, dtype=torch.float64)[:, None])[:m]
+
+
+def test_an_attribute_does_not_weigh_on_another(folder: Path) -> None:
+    """Equation 6 normalises each relation by itself: more of them leave its weights as they are."""
+    one, both = (open_shop(folder, relations=r) for r in (["brand"], RELATIONS))
+    rows = all_windows(one)
+    alone = product(one, rows)
+    assert alone.count_nonzero() > 5
+    torch.testing.assert_close(product(both, rows), alone, rtol=0, atol=0)
+
+
+def test_heads_start_as_the_mean_of_all_relations(folder: Path) -> None:
+    for layer in open_shop(folder).model.trm_encoder.layer:
+        mix = layer.multi_head_attention.relation_mix
+        assert torch.equal(mix, torch.full_like(mix, 1 / 8))
+
+
+def test_training_reads_relations_whatever_prediction_reads(folder: Path) -> None:
+    made = open_shop(folder, inference_relations="none")
+    made.model.train().calculate_loss(first_batch(made)).backward()
+    for layer in made.model.trm_encoder.layer:
+        assert layer.multi_head_attention.relation_mix.grad.abs().sum() > 0
+
+
+def test_every_training_batch_has_a_clock_of_its_own(folder: Path) -> None:
+    """No other chance is in the model; predictions have one clock."""
+    made = open_shop(folder, train_batch_size=100)
+    model, batch = shaken(made), first_batch(made)
+    with torch.no_grad():
+        assert model.calculate_loss(batch) == model.calculate_loss(batch)
+        model.train()
+        assert len({float(model.calculate_loss(batch)) for _ in range(4)}) > 1
+
+
+def test_predictions_stand_at_the_mean_of_the_training_clock(folder: Path) -> None:
+    """Event number n of a row to predict from, and event n of the bank, drawn at its mean."""
+    lookup = open_shop(folder).model.lookup
+    users = np.flatnonzero(np.diff(lookup.offsets) > 7)
+    start = lookup.offsets[users]
+    rows = lookup.histories(start, start + 7, bank=False) + lookup.bank(users)
+    order = lookup.order(rows, _Mean())
+    asked = rows.last[np.repeat(np.arange(len(rows.lengths)), rows.lengths)]
+    place = lookup.ranks[rows.events]
+    by_place = {place[i]: order.rank[i] for i in np.flatnonzero(~asked)}
+    shared = [i for i in np.flatnonzero(asked) if place[i] in by_place]
+    assert len(shared) > 5
+    assert all(order.rank[i] == by_place[place[i]] for i in shared)
+
+
+def test_the_bank_holds_the_newest_training_events(folder: Path) -> None:
+    lookup = open_shop(folder).model.lookup
+    users = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > lookup.max_length)
+    rows = lookup.bank(users)
+    assert len(users) > 2
+    want = lookup.train_end[users][:, None] - np.arange(lookup.max_length, 0, -1)
+    np.testing.assert_array_equal(rows.events, want.reshape(-1))
+
+
+def test_numbers_of_events(folder: Path) -> None:
+    """The time relation counts seconds, whatever the unit; numbers reach a window back."""
+    seconds, days = (
+        open_shop(folder, timestamp_unit=unit).model.lookup.heads for unit in ("seconds", "days")
+    )
+    time = [
+        relation.get("field") if isinstance(relation, dict) else relation for relation in RELATIONS
+    ]
+    place = time.index("time")
+    np.testing.assert_allclose(days[place].values, 86_400 * seconds[place].values)
+    assert seconds[place].longest == seconds[time.index("stars")].longest == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunking": False, "train_windows": "sliding", "window_stride": 2},
+        {"chunking": False, "augmentation": "prefix"},
+    ],
+    ids=str,
+)
+def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, options: dict) -> None:
+    """In the row where it has its target: elsewhere it would count once for every row."""
+    made = open_shop(folder, cross_sequence="time_respecting", **options)
+    model, lookup, seen = made.model, made.model.lookup, []
+    relations = lookup.relations
+    monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
+    model.train()
+    for batch in made.trainer.training_loader(made.loaders["train"]):
+        model.calculate_loss(batch)
+    read = np.concatenate([rows.events[rows.source] for rows in seen])
+    every = np.concatenate([rows.events for rows in seen])
+    assert len(every) > len(np.unique(every))
+    assert len(read) == len(np.unique(read))
+    targets = lookup.trained & (lookup.ranks > 0)
+    np.testing.assert_array_equal(np.sort(read) + 1, np.flatnonzero(targets))
+
+
+def test_a_batch_is_of_random_windows(folder: Path) -> None:
+    """As a batch of predictions is: neighbours of all lengths, about as many for everyone."""
+    loader = (made := open_shop(folder, chunking=False)).trainer.training_loader(
+        made.loaders["train"]
+    )
+    sizes = [len(batch) for batch in loader._batches()]
+    assert len(sizes) > 3
+    assert max(sizes) - min(sizes) <= 1
