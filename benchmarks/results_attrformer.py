@@ -102,7 +102,7 @@ LOGS: dict[str, dict[str, Any]] = {
         "dropout": 0.2,
     },
 }
-# Table 2: Recall@5, Recall@20, NDCG@5, NDCG@20
+# Tables 2 and 6: Recall@5, Recall@20, NDCG@5, NDCG@20
 PAPER = {
     "amazon-beauty": {
         "GRU4Rec (RecBole)": "0.0349 / 0.0817 / 0.0231 / 0.0362",
@@ -113,6 +113,9 @@ PAPER = {
         "TiSASRec's attention": "0.0576 / 0.1244 / 0.0344 / 0.0534",
         "DIF-SR's attention": "0.0578 / 0.1273 / 0.0337 / 0.0535",
         "AttrFormer": "0.0657 / 0.1324 / 0.0446 / 0.0639",
+        "AttrFormer, item attributes": "0.0633 / 0.1325 / 0.0441 / 0.0636",
+        "AttrFormer, behaviour, categorical": "0.0641 / 0.1324 / 0.0444 / 0.0635",
+        "AttrFormer, behaviour, numerical": "0.0636 / 0.1309 / 0.0444 / 0.0633",
     },
     "amazon-toys": {
         "GRU4Rec (RecBole)": "0.0271 / 0.0654 / 0.0175 / 0.0368",
@@ -123,6 +126,8 @@ PAPER = {
         "TiSASRec's attention": "0.0666 / 0.1325 / 0.0379 / 0.0566",
         "DIF-SR's attention": "0.0675 / 0.1342 / 0.0380 / 0.0569",
         "AttrFormer": "0.0720 / 0.1357 / 0.0501 / 0.0681",
+        "AttrFormer, item attributes": "0.0714 / 0.1351 / 0.0501 / 0.0682",
+        "AttrFormer, behaviour, numerical": "0.0709 / 0.1356 / 0.0500 / 0.0683",
     },
     "ml-1m": {
         "GRU4Rec (RecBole)": "0.1752 / 0.3579 / 0.1172 / 0.1687",
@@ -149,6 +154,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     some = {"train_batch_size": log["rows"]} if "rows" in log else {}
     base = {"model": "PosSASRec", "epochs": epochs, **size, **drop, **windows}
     item, of_behaviour = log["item"], log["behaviour"]
+    categorical = [relation for relation in of_behaviour if relation != TIME]
     heads = {"relation_heads": 4 if len(of_behaviour) > 1 else 2}
     every = [*item, *of_behaviour, POSITION, *log["user"]]
     ours = {**base, "model": "AttrFormer", "load_col": log["load_col"], **heads}
@@ -194,10 +200,20 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         ablations.pop("+ behaviour attributes"), ablations.pop("+ item and behaviour")
         ablations.pop("all, time_respecting")
     elif of_behaviour != [TIME]:  # Table 7
-        ablations["+ behaviour, categorical"] = part(of_behaviour[:-1])
+        ablations["+ behaviour, categorical"] = part(categorical)
         ablations["+ behaviour, numerical"] = part([TIME])
     if not log["user"]:
         ablations.pop("+ user attributes")
+    same = {  # the whole of AttrFormer on some of the attributes
+        "item attributes": item,
+        "behaviour, categorical": categorical,
+        "behaviour, numerical": [TIME] if TIME in of_behaviour else [],
+    }
+    attributes = {
+        f"AttrFormer, {name}": {**full, "relations": relations}
+        for name, relations in same.items()
+        if relations
+    }
     names = {"top_k": "top-K", "train_batch_size": "batch", "MAX_ITEM_LIST_LENGTH": "length"}
     values = {
         "top_k": (1, 5, 25, 100),
@@ -213,7 +229,12 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         f"backbone, length {value}": {**base, "MAX_ITEM_LIST_LENGTH": value}
         for value in values["MAX_ITEM_LIST_LENGTH"]
     }
-    return {"main": main, "ablations": ablations, "sensitivity": {**sensitivity, **lengths}}
+    return {
+        "main": main,
+        "attributes": attributes,
+        "ablations": ablations,
+        "sensitivity": {**sensitivity, **lengths},
+    }
 
 
 def inference(run: Path, threads: int) -> dict[str, dict[str, float]]:
@@ -250,13 +271,14 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
     paper = PAPER.get(study.dataset, {})
     for group, title in (
         ("main", "Table 2"),
+        ("attributes", "Table 6"),
         ("ablations", "Figure 3 and Table 7"),
         ("sensitivity", "Figures 4 to 6"),
     ):
         done = {name: study.finished(name, SEEDS) for name in plan[group]}
         if not any(done.values()):
             continue
-        last = ["paper"] if group == "main" and paper else []
+        last = ["paper"] if any(name in paper for name in plan[group]) else []
         columns = [title, "seeds", *heads, "NDCG@20 to backbone", *last]
         lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         for name, runs in done.items():
@@ -284,7 +306,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "saved" / "results-attrformer")
     parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--groups", nargs="+", default=["main"], help="main ablations sensitivity")
+    parser.add_argument(
+        "--groups", nargs="+", default=["main"], help="main attributes ablations sensitivity"
+    )
     parser.add_argument("--only", nargs="+", help="names of rows, instead of all of the groups")
     parser.add_argument("--seeds", type=int, default=1, help=f"up to {len(SEEDS)}")
     parser.add_argument("--processes", type=int, default=2)

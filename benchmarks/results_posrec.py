@@ -44,8 +44,7 @@ SASREC: dict[str, Any] = {"model": "EncodedSASRec", **SIZES, **DROPOUT}
 SRGNN: dict[str, Any] = {"model": "AnchoredSRGNN", "embedding_size": 100}
 GCSAN: dict[str, Any] = {"model": "AnchoredGCSAN", **SIZES, **DROPOUT}
 OVERALL: dict[str, dict[str, Any]] = {
-    # RecBole's counts an item once a batch: small batches, or the most popular ones are level
-    "POP": {"model": "Pop", "mask_history": False, "epochs": 1, "train_batch_size": 20},
+    "POP": {"model": "Pop", "mask_history": False, **COUNTING},
     "S-POP": {"model": "SPop", **COUNTING},
     "Item-KNN": {"model": "SessionKNN", **COUNTING},
     "BPR-MF": {"model": "SessionBPR", "embedding_size": 100},

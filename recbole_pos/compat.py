@@ -1,4 +1,4 @@
-"""Every fix that today's numpy, scipy or torch needs for RecBole 1.2.x; no other file patches it.
+"""Every fix that RecBole 1.2.x needs, most of them for today's numpy; no other file patches it.
 
 Each function is one fix and says what breaks without it. All are safe to apply twice.
 """
@@ -6,6 +6,7 @@ Each function is one fix and says what breaks without it. All are safe to apply 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -32,6 +33,7 @@ def apply() -> None:
     keep_anomaly_mode_off()
     skip_numpy_settings_of_config()
     silence_pandas_warnings()
+    count_every_event_in_pop()
 
 
 def add_numpy_aliases() -> None:
@@ -69,3 +71,28 @@ def skip_numpy_settings_of_config() -> None:
 def silence_pandas_warnings() -> None:
     """RecBole fills missing values in a way pandas 3 will not support; pandas<3 is required."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
+
+
+def count_every_event_in_pop() -> None:
+    """RecBole's Pop counts an item once a batch, and sampled negatives like events.
+
+    With the usual batches all popular items are then level, and the list is close to random.
+    """
+    from recbole.model.general_recommender import Pop
+
+    if hasattr(Pop, "_counts_events"):
+        return
+    build = Pop.__init__
+
+    def init(self: Pop, config: Any, dataset: Any) -> None:
+        build(self, config, dataset)
+        self.LABEL = config["LABEL_FIELD"]
+
+    def calculate_loss(self: Pop, interaction: Any) -> torch.Tensor:
+        item = interaction[self.ITEM_ID]
+        happened = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(item)
+        self.item_cnt.index_add_(0, item, happened.to(self.item_cnt.dtype)[:, None])
+        self.max_cnt = self.item_cnt.amax(0)
+        return torch.nn.Parameter(torch.zeros(1)).to(self.device)
+
+    Pop.__init__, Pop.calculate_loss, Pop._counts_events = init, calculate_loss, True

@@ -241,9 +241,10 @@ def _train(
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
     if not loaders["valid"] or not config["eval_step"]:
-        screen.line("no validation: every epoch is trained and the last one is tested")
+        end = "the last one is tested" if loaders["test"] else "the last one is kept"
+        screen.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:
-        screen.line("no test targets in this split")
+        screen.line("no test targets in this split: nothing will be tested")
     try:
         trainer.fit(
             loaders["train"],

@@ -373,6 +373,8 @@ def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
         ({"user_update": "add"}, "user_update: 'add' is not one of residual, replace"),
         ({"user_layers": "first"}, "user_layers: 'first' is not one of odd, even, all, none"),
         ({"future_weights": []}, "future_weights: expected weights"),
+        ({"future_weights": 1.0}, "future_weights: expected weights"),
+        ({"future_weights": [float("nan")]}, "future_weights: expected weights"),
         ({"future_weights": [0.0, 0.0]}, "the first above 0"),
         ({"future_weights": [1.0, "x"]}, "future_weights: expected weights"),
         ({"future_weights": [0.25, 1.0]}, "future_weights: must not rise"),

@@ -156,6 +156,7 @@ def test_layers_share_tables_and_all_of_it_is_trained(folder: Path, options: dic
             "'price' must be a token",
         ),
         ({"position": ["difsr"], "difsr_fields": ["brnd"]}, "field 'brnd' is not loaded"),
+        ({"position": ["difsr"], "difsr_fields": "brnd"}, "field 'brnd' is not loaded"),
     ],
 )
 def test_bad_options(folder: Path, options: dict, message: str) -> None:

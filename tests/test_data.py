@@ -180,6 +180,17 @@ def test_general_models_train_on_all_events_before_the_held_out(experiment) -> N
     assert len(pop.loaders["train"]._dataset) == len(make_log()) - held_out
 
 
+@pytest.mark.parametrize("negatives", [None, {"distribution": "uniform", "sample_num": 1}])
+def test_pop_counts_training_events(experiment, negatives: dict | None) -> None:
+    """All of a batch, where RecBole's own counts an item once; and no sampled negative."""
+    made = experiment("Pop", train_batch_size=50, train_neg_sample_args=negatives, epochs=1)
+    made.trainer.fit(made.loaders["train"], made.loaders["valid"])
+    log, part = made.dataset.log, made.dataset.part
+    counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=made.dataset.item_num)
+    assert counts.max() > 5
+    np.testing.assert_array_equal(made.model.item_cnt[:, 0].numpy(), counts)
+
+
 @pytest.mark.parametrize("model", ["FPMC", "BPR"])
 def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) -> None:
     """An item that only occurs held out must never be drawn as a popular negative."""

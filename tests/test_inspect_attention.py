@@ -244,7 +244,7 @@ def test_words_for_heads_and_periods() -> None:
     [
         ("PosSASRec", {"position": ["token_mixing"]}, [], "token_mixing mixes events without"),
         ("PosSASRec", {"position": ["linear_attention"]}, [], "linear_attention mixes"),
-        ("SASRec", {}, [], "SASRec is one of RecBole's models"),
+        ("SASRec", {}, [], "SASRec has RecBole's layers"),
         ("FPARec", {}, ["--min_events", "30"], "the longest has 12 (MAX_ITEM_LIST_LENGTH is 12)"),
         ("FPARec", {}, ["--users=0"], "--users: 0 is below 1"),
         ("FPARec", {}, ["--colour=red"], "no further arguments expected, found --colour=red"),

@@ -64,6 +64,47 @@ def test_states_equal_the_equations(experiment, double, options: dict) -> None:
         torch.testing.assert_close(found[row], want, rtol=1e-9, atol=1e-9)
 
 
+def test_gradients_equal_those_of_the_loops(experiment, double) -> None:
+    """Of every weight, and of item vectors through the graph alone: nothing is scored here."""
+    model = shaken(experiment("PosRec", graph_layers=2))
+    given = {"with_anchors": True, "overlap": "distance", "self_weight": 0.0, "mean": False}
+    want = torch.stack([reference.posrec(model, session, given) for session in SESSIONS])
+    weight, params = torch.randn_like(want), list(model.parameters())
+    mine, theirs = (
+        torch.autograd.grad((found * weight).sum(), params, allow_unused=True)
+        for found in (states(model, SESSIONS), want)
+    )
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_graph_layers_have_weights_of_their_own(experiment) -> None:
+    sizes = [
+        sum(p.numel() for p in experiment("PosRec", graph_layers=n).model.parameters())
+        for n in (1, 2, 3)
+    ]
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0] > 0
+
+
+@pytest.mark.parametrize("position", ["spe2d", "lpe2d"])
+def test_encodings_get_the_length_of_the_session(experiment, monkeypatch, position: str) -> None:
+    """Not what lies before and after a node, which is less where its item comes again."""
+    model = shaken(experiment("PosRec", position=[position]))
+    (scheme,), seen = model.position_embedding, []
+    rows = scheme.rows
+    monkeypatch.setattr(scheme, "rows", lambda *given: seen.append(given) or rows(*given))
+    states(model, SESSIONS)
+    assert seen[0][2].tolist() == [len(s) for s in SESSIONS for _ in set(s)]
+
+
+def test_dropout_stands_before_and_in_the_transformer(experiment, monkeypatch) -> None:
+    model = experiment("PosRec", hidden_dropout_prob=0.5).model.train()
+    seen = []
+    monkeypatch.setattr(model.trm_encoder, "forward", lambda x, ctx: seen.append(x) or x)
+    states(model, SESSIONS)
+    assert 0.3 < (seen[0] == 0).float().mean() < 0.7
+
+
 @pytest.mark.parametrize("position", [["ldpe"], ["dpe"], ["nope"]], ids=str)
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_session_scores_alike_alone_and_in_a_batch(

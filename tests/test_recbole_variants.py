@@ -133,16 +133,20 @@ def test_a_session_scores_alike_alone_and_in_a_batch(experiment, double, model: 
 
 
 @pytest.mark.parametrize("model", ["EncodedSTAMP", "EncodedSASRec"])
-def test_places_are_added_to_sessions_alone(experiment, double, model: str) -> None:
-    """LDPE by the place from both ends; padding stays zero, and candidates stay as they are."""
-    embedding = built(experiment, model).model.item_embedding
+@pytest.mark.parametrize("scheme", ["ldpe", "lpe2d"])
+def test_places_are_added_to_sessions_alone(experiment, double, model: str, scheme: str) -> None:
+    """By the place from both ends, or from the start and the length; padding stays zero.
+
+    Candidates stay as they are.
+    """
+    embedding = built(experiment, model, position=[scheme]).model.item_embedding
     table, width = embedding.schemes[0].weight, embedding.weight.size(1) // 2
     rows, _ = padded(ALL)
     found = embedding(rows)
     for row, session in enumerate(ALL):
         for place, item in enumerate(session):
-            newer = len(session) - 1 - place
-            code = torch.cat((table[place, :width], table[newer, width:]))
+            second = len(session) - 1 - (place if scheme == "ldpe" else 0)
+            code = torch.cat((table[place, :width], table[second, width:]))
             torch.testing.assert_close(found[row, place], embedding.weight[item] + code)
         assert not found[row, len(session) :].any()
     items = torch.arange(5)

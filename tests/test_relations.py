@@ -234,6 +234,7 @@ def test_tables_too_large_are_refused(monkeypatch) -> None:
         ([{"field": "brand", "scales": [1]}], "scales are for numerical fields"),
         ([{"field": "price", "scales": [0]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": []}], "scales: expected numbers above 0"),
+        ([{"field": "price", "scales": [float("inf")]}], "scales: expected numbers above 0"),
         ([{"field": "price", "within": "weight"}], "within: 'weight' must be a token or token_seq"),
         ([{"field": "price", "within": "country"}], "'country' must be .* field of the item table"),
         ([{"field": "stars", "within": "channel"}], "only a field of the item or user table"),

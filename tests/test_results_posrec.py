@@ -50,6 +50,14 @@ def test_every_row_is_a_run(results, dataset: str) -> None:
     assert {rows[name]["lambda_2"] for name in plan["lambda_2"]} == {0.25, 0.5, 1.0, 2.0}
     assert rows["PosRec"]["lambda_2"] == (1.0 if dataset == "diginetica" else 0.5)
     assert [o["position"] for o in plan["encodings"].values()] == [[n] for n in results.ENCODINGS]
+    for name in ("SR-GNN", "GC-SAN", "FGNN"):
+        assert not rows[name].get("anchors") and rows[f"{name}+ANC"]["anchors"]
+    assert not rows["PosRec-ANC"]["anchors"] and "anchors" not in rows["PosRec"]
+    for name, usual in (("STAMP", "nope"), ("SASRec", "lpe")):
+        found = [rows[row]["position"] for row in (name, f"{name}+LDPE")]
+        assert found == [[usual], ["ldpe"]]
+    paper = {"diginetica": 38.87, "yoochoose1_64": 60.90}[dataset]  # Table 2, R@10
+    assert results.PAPER[dataset]["PosRec"][1] == paper
 
 
 def finish(folder: Path, recall: float) -> None:
@@ -65,14 +73,15 @@ def test_tables(results, tmp_path: Path) -> None:
     _, plan, _ = rows_of(results, "diginetica")
     study = results.Study("diginetica", tmp_path, {}, 1, 1)
     assert results.page(study, plan, "") == "No run is finished."
-    for tag, recall in (("PosRec-2020", 0.4), ("PosRec-2021", 0.38), ("S-POP-2020", 0.2)):
-        finish(tmp_path / tag, recall)
+    for tag, recall in (("2020", 0.4), ("2021", 0.38), ("2022", 0.3)):
+        finish(tmp_path / f"PosRec-{tag}", recall)
+    finish(tmp_path / "S-POP-2020", 0.2)
     lines = results.page(study, plan, "").splitlines()
     assert lines[0].startswith("9 training sessions with 9 prefixes; 5 test prefixes, 1 of them")
     assert [line for line in lines if line.startswith("###")] == ["### Table 2"]
     cells = next(line for line in lines if line.startswith("| PosRec")).strip("| ").split(" | ")
-    assert cells[1:4] == ["2", "19.50 ± 0.71", "39.00 ± 1.41"]
-    assert cells[6:] == ["27.30", "38.87", "15.31", "16.85", "+0.3%", "1,234", "700"]
+    assert cells[1:4] == ["3", "18.00 ± 2.65", "36.00 ± 5.29"]
+    assert cells[6:] == ["27.30", "38.87", "15.31", "16.85", "-7.4%", "1,234", "700"]
     finish(tmp_path / "PosRec-ANC-2020", 0.3)
     lines = results.page(study, plan, "1 of 4 epochs").splitlines()
     assert "Scaled down: 1 of 4 epochs" in lines[0] and "paper" not in "".join(lines[2:])

@@ -70,8 +70,8 @@ def test_one_pass_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        *((v, "session_filter: expected") for v in (5, [5, 2], {"items": 5}, {"item": 0})),
-        *((v, "session_filter: expected") for v in ({"item": True}, {"session": 2.5})),
+        *((v, "^session_filter: expected") for v in (5, [5, 2], {"items": 5}, {"item": 0})),
+        *((v, "^session_filter: expected") for v in ({"item": True}, {"session": 2.5})),
         ({"item": 9}, "See session_filter"),
     ],
     ids=str,

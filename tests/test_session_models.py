@@ -168,6 +168,9 @@ def test_one_batch_can_be_learnt_by_heart(experiment, sessions: str, model: str)
     batch = next(iter(made.loaders["train"]))
     losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(100)]
     assert losses[-1] < 0.2 < 0.6 < losses[0]
+    scores = made.model.full_sort_predict(batch)
+    positive, negative = (scores.gather(1, batch[k][:, None]) for k in ("item_id", "neg_item_id"))
+    assert (positive > negative).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("model", list(BASELINES))

@@ -106,6 +106,8 @@ class _ExactTimeMixin:
     def _data_filtering(self) -> None:
         try:
             super()._data_filtering()
+        except UsageError:
+            raise
         except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
             raise UsageError(
                 f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "

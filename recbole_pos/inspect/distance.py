@@ -99,8 +99,6 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
     for layer in layers:
         if not has_weights(layer):
             raise UsageError(f"{scheme_name(layer)} mixes events without attention weights")
-    if not layers:
-        raise UsageError(f"{type(model).__name__} has no causal attention layers")
     totals: list[Any] = [0.0 for _ in layers]
     uniform: Any = 0.0
     rescaled = False

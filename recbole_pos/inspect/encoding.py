@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,11 +108,22 @@ def fixed_encodings(
             raise UsageError(
                 f"{name} is not an encoding of positions: {', '.join(known)}{suggest(name, known)}"
             )
-        scheme = SCHEMES[name](sizes, **read_yaml(ROOT / "position" / f"{name}.yaml"))
+        with _float64():  # slow sines of short sessions are equal by rounding alone in float32
+            scheme = SCHEMES[name](sizes, **read_yaml(ROOT / "position" / f"{name}.yaml"))
         if any(True for _ in scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
         found[name] = scheme
     return found
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:

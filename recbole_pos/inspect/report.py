@@ -13,6 +13,7 @@ from rich.table import Table
 
 from recbole_pos import checkpoint
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention import attention_layers
 from recbole_pos.inspect.distance import (
     MEASURES,
     QUERIES,
@@ -72,6 +73,8 @@ def inspect_attention(
             raise UsageError(f"--{name}: {value} is below {least}")
     folder, experiment = load_trained(path)
     model = experiment.model
+    if not attention_layers(model):
+        raise UsageError(f"{type(model).__name__} has no causal attention layers")
     phase = next((p for p in ("test", "valid") if experiment.loaders[p]), None)
     if phase is None:
         raise UsageError("this split holds nothing out, so there are no test or validation rows")
@@ -133,8 +136,8 @@ def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
     folder, experiment = open_run(path)
     if not isinstance(experiment.model, PosRecommender):
         raise UsageError(
-            f"{experiment.config['model']} is one of RecBole's models; only attention of the "
-            "plugin's models can be inspected, see `recbole-pos models`"
+            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin's "
+            "own can be inspected"
         )
     return folder, experiment
 

@@ -29,6 +29,7 @@ why nothing of a user's future comes back to the user.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -54,6 +55,10 @@ from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLook
 
 USER_LAYERS = ("odd", "even", "all", "none")
 USER_UPDATES = ("residual", "replace")
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 class AttrFormer(PosSASRec):
@@ -116,8 +121,8 @@ class AttrFormer(PosSASRec):
     def _targets(self, config: Any) -> tuple[list[float], float]:
         """beta of equation 17 and the weight of its prior."""
         betas, weight = config["future_weights"], config["prior_weight"]
-        numbers = [isinstance(b, (int, float)) and not isinstance(b, bool) for b in betas]
-        if not betas or not all(numbers) or betas[0] <= 0 or min(betas) < 0:
+        listed = isinstance(betas, (list, tuple)) and len(betas) > 0
+        if not listed or not all(map(_finite, betas)) or betas[0] <= 0 or min(betas) < 0:
             raise UsageError(
                 "future_weights: expected weights of the next items, the first above 0, such as "
                 f"[1.0, 0.25]; found {betas!r}"
@@ -214,9 +219,9 @@ class AttrFormer(PosSASRec):
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """[B, d] as ``inference_relations: own`` predicts from the rows, unless relations are off.
+        """[B, d] from the rows as they are, the newest L events, unless relations are off.
 
-        Related within each history alone, so that what is seen does not depend on the batch.
+        Related within each row alone, so that what is seen does not depend on the batch.
         """
         histories, last = self._histories(rows)
         return self._states(histories, torch.from_numpy(last).to(self.item_embedding.weight.device))

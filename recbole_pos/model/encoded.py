@@ -52,7 +52,6 @@ class EncodedEmbedding(nn.Embedding):
         real = items > 0
         place = torch.arange(items.size(1), device=items.device).expand_as(items)
         newer = (real.sum(1, keepdim=True) - 1 - place).clamp(min=0)
-        place = place.where(real, 0)
         for scheme in encodings:
             x = x + scheme.rows(place, newer, place + newer + 1) * real[:, :, None]
         return x

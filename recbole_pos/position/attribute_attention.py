@@ -115,6 +115,8 @@ class DecoupledAttributes(AttentionPosition):
         h, std = dimensions.n_heads, dimensions.initializer_range
         if difsr_size % h:
             raise UsageError(f"difsr_size {difsr_size} is not a multiple of n_heads {h}")
+        if isinstance(difsr_fields, str):
+            difsr_fields = [difsr_fields]
         self.fields, self.n_heads, self.max_length = list(difsr_fields), h, dimensions.max_length
         self.position = learned_table(dimensions, dimensions.hidden_size)
         self.tables = nn.ParameterList()

@@ -141,7 +141,9 @@ class ALPE(LearnedEncoding):
 class SPE2D(FixedEncoding):
     """Half SPE of the position, half SPE of the length (Qiu et al., PosRec, equation 24).
 
-    Frequencies fall twice as fast as those of SPE, so that each half has all of their range.
+    Frequencies fall twice as fast as those of SPE, so that each half has all of their range. The
+    paper counts it as aware of neither end, like ASPE; but its first half is the same exactly for
+    events at the same position, which is definition 3.1: it is forward-aware.
     """
 
     counts = ("forward", "length")

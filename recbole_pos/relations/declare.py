@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +166,9 @@ def _scales(given: Any, kind: str, table: str, where: str) -> tuple[float, ...]:
     if kind == "categorical":
         raise UsageError(f"{where}: scales are for numerical fields, and this one is categorical")
     values = given if isinstance(given, (list, tuple)) else [given]
-    numbers = [isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 for v in values]
+    numbers = [
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < math.inf for v in values
+    ]
     if not values or not all(numbers):
         raise UsageError(f"{where}: scales: expected numbers above 0 (r_norm), found {given!r}")
     return tuple(float(v) for v in values)
