@@ -93,8 +93,8 @@ times the median epoch of a run.
 {table}
 
 RecBole ranks all items for sequential models and leaves past items out for general ones. Nobody
-rates a film twice here, so leaving them out helps; Pop is shown both ways (`mask_history`). It counts every
-training event, where RecBole's own class counts an item once a batch.
+rates a film twice here, so leaving them out helps; Pop is shown both ways (`mask_history`). It
+counts every training event, where RecBole's own class counts an item once a batch.
 """
     )
 

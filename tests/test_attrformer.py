@@ -103,7 +103,7 @@ def test_sparse_equals_dense(double) -> None:
 
 
 @pytest.mark.parametrize("prior_weight", [1.0, 0.3, 0.0])
-@pytest.mark.parametrize("betas", [[1.0, 0.25, 0.1], [1.0], [2.0, 2.0]])
+@pytest.mark.parametrize("betas", [[1.0, 0.25, 0.1], [1.0], [0.5], [2.0, 2.0]])
 def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_weight) -> None:
     """Positions near the end have fewer items after them; in one chunk and in many."""
     m, items, n = 9, 7, len(betas)
@@ -119,7 +119,7 @@ def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_w
     given = (targets, known * torch.tensor(betas), dirichlet_prior(counts), prior_weight)
     want_grads = torch.autograd.grad(want, (hidden, weight))
     for rows in (128, 2):
-        monkeypatch.setattr("recbole_pos.layers.posterior.MIN_ROWS", rows)
+        monkeypatch.setattr("recbole_pos.layers.losses.MIN_ROWS", rows)
         monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", rows * items)
         loss = posterior_loss(hidden, weight, *given)
         torch.testing.assert_close(loss, want)

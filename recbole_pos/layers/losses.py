@@ -11,16 +11,24 @@ from recbole_pos.layers.chunks import chunk_elements
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
 
-class _FullCrossEntropy(torch.autograd.Function):
-    """Linear layer and cross-entropy in one pass over chunks of positions.
+class _CatalogueLoss(torch.autograd.Function):
+    """Linear layer and cross-entropy with any targets, in one pass over chunks of positions.
 
     The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
     nothing of size [m, items] is kept or computed twice: three matrix products in all.
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        betas: Tensor | None,
+        prior: Tensor | None,
+    ) -> Tensor:
         m, items = hidden.size(0), weight.size(0)
+        one_target = betas is None and prior is None
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
         buffer = hidden.new_empty(min(rows, m), items)
@@ -28,21 +36,30 @@ class _FullCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if want_weight else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for start in range(0, m, rows):
-            chunk = hidden[start : start + rows]
-            target = targets[start : start + rows, None]
+            part = slice(start, start + rows)
+            chunk, target = hidden[part], targets[part]
+            beta = hidden.new_ones(target.shape) if betas is None else betas[part]
             probability = buffer[: chunk.size(0)]
             logits = torch.mm(chunk, weight.t(), out=probability)
+            linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
+            scale = beta.sum(1, keepdim=True)
+            if prior is not None:
+                linear += logits @ prior[:, None]
+                scale += prior.sum()
             logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
-            target_logit = logits.gather(1, target)
             highest = logits.amax(1, keepdim=True)
             torch.softmax(logits, 1, out=probability)
             # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
             log_sum_exp = highest - probability.amax(1, keepdim=True).log()
-            total += (log_sum_exp - target_logit).sum(dtype=torch.float64)
+            total += (scale * log_sum_exp - linear).sum(dtype=torch.float64)
             if want_hidden or want_weight:
-                probability.scatter_add_(1, target, torch.full_like(target_logit, -1.0))
+                if not one_target:
+                    probability *= scale
+                if prior is not None:
+                    probability -= prior
+                probability.scatter_add_(1, target, -beta)
             if want_hidden:
-                torch.mm(probability, weight, out=grad_hidden[start : start + rows])
+                torch.mm(probability, weight, out=grad_hidden[part])
             if want_weight:
                 grad_weight.addmm_(probability.t(), chunk / m)
         if want_hidden:
@@ -56,7 +73,7 @@ class _FullCrossEntropy(torch.autograd.Function):
         grads = ctx.saved_tensors
         if not (grad.device.type == "cpu" and grad.item() == 1):  # spares a copy of the catalogue
             grads = [None if saved is None else saved * grad for saved in grads]
-        return *grads, None
+        return *grads, None, None, None
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -70,5 +87,26 @@ def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     Returns:
         Scalar mean of -log softmax(hidden @ weight[1:].T)[target].
     """
+    return weighted_cross_entropy(hidden, weight, targets[:, None], None, None)
+
+
+def weighted_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, betas: Tensor | None, prior: Tensor | None
+) -> Tensor:
+    """Mean over positions of the cross-entropy with several targets, and with every item.
+
+    With z the products of a position with items 1.. and lse their log-sum-exp,
+
+        (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
+
+    Args:
+        hidden: [m, d] one vector per position.
+        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        targets: [m, n] int64 items of each position.
+        betas: [m, n] weight of each, 0 for none; None for 1, and n is then 1.
+        prior: [items] weight of each item at every position, 0 for item 0; None for none.
+    """
     with torch.autocast(hidden.device.type, enabled=False):
-        return _FullCrossEntropy.apply(hidden.to(weight.dtype), weight, targets)
+        hidden = hidden.to(weight.dtype)
+        betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
+        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior)

@@ -9,17 +9,15 @@ is linear in the log-sum-exp of the position and in its products:
 
     L = (w + sum_k beta_k) lse - w p.z - sum_k beta_k z[x_k] + w sum_j p_j log p_j,   z = E h
 
-so the chunks of ``losses.py`` carry it at the cost of plain cross-entropy.
+so :func:`~recbole_pos.layers.losses.weighted_cross_entropy` carries it at the cost of one target.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.losses import MIN_ROWS
+from recbole_pos.layers.losses import weighted_cross_entropy
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:
@@ -27,57 +25,6 @@ def dirichlet_prior(counts: Tensor) -> Tensor:
     alpha = counts.double() + 1
     alpha[0] = 0  # padding is no item
     return alpha / alpha.sum()
-
-
-class _PosteriorLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        betas: Tensor,
-        prior: Tensor,
-        prior_weight: float,
-    ) -> Tensor:
-        m, items = hidden.size(0), weight.size(0)
-        want_hidden, want_weight = ctx.needs_input_grad[:2]
-        rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
-        buffer = hidden.new_empty(min(rows, m), items)
-        grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight) if want_weight else None
-        pull = prior_weight * prior
-        scale = betas.sum(1, keepdim=True) + prior_weight
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for start in range(0, m, rows):
-            chunk, part = hidden[start : start + rows], slice(start, start + rows)
-            probability = buffer[: chunk.size(0)]
-            logits = torch.mm(chunk, weight.t(), out=probability)
-            linear = logits @ pull + (logits.gather(1, targets[part]) * betas[part]).sum(1)
-            logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
-            highest = logits.amax(1, keepdim=True)
-            torch.softmax(logits, 1, out=probability)
-            log_sum_exp = highest - probability.amax(1, keepdim=True).log()
-            total += ((log_sum_exp * scale[part]).squeeze(1) - linear).sum(dtype=torch.float64)
-            if want_hidden or want_weight:
-                probability *= scale[part]
-                probability -= pull
-                probability.scatter_add_(1, targets[part], -betas[part])
-            if want_hidden:
-                torch.mm(probability, weight, out=grad_hidden[part])
-            if want_weight:
-                grad_weight.addmm_(probability.t(), chunk / m)
-        if want_hidden:
-            grad_hidden.div_(m)
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
-        return (total / m + prior_weight * entropy).to(hidden.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [None if saved is None else saved * grad for saved in ctx.saved_tensors]
-        return *grads, None, None, None, None
 
 
 def posterior_loss(
@@ -101,6 +48,8 @@ def posterior_loss(
     Returns:
         Scalar; with w = 0 and one target of weight 1, plain cross-entropy.
     """
-    with torch.autocast(hidden.device.type, enabled=False):
-        hidden, betas, prior = (x.to(weight.dtype) for x in (hidden, betas, prior))
-        return _PosteriorLoss.apply(hidden, weight, targets, betas, prior, prior_weight)
+    if prior_weight == 0:
+        return weighted_cross_entropy(hidden, weight, targets, betas, None)
+    entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
+    loss = weighted_cross_entropy(hidden, weight, targets, betas, prior_weight * prior)
+    return loss + (prior_weight * entropy).to(loss.dtype)
