@@ -141,6 +141,7 @@ PAPER = {
     },
 }
 BACKBONE = "PosSASRec, the backbone"
+NETWORK = {"norm": "post", "position_from": "oldest"}  # PosSASRec is then RecBole's SASRec
 INFERENCE = ("batch", "training_bank", "own", "none")
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 ALONE = {"chunking": False, "train_windows": "last"}  # SASRec's windows: the newest of each user
@@ -163,7 +164,8 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     def part(relations: list[Any], **options: Any) -> dict[str, Any]:
         return {**ours, **PLAIN, **ALONE, "relations": relations, **options}
 
-    recbole = {"epochs": epochs, **size, **drop, "attn_dropout_prob": log["dropout"], **some}
+    attention = {"attn_dropout_prob": log["dropout"]}
+    recbole = {"epochs": epochs, **size, **drop, **attention, **some}
     gru = {"embedding_size": size["hidden_size"], "hidden_size": size["hidden_size"]}
     fields = {"load_col": log["load_col"], "selected_features": log["features"]}
     difsr = {"position": ["difsr"], "difsr_fields": log["features"]}
@@ -173,6 +175,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         "BERT4Rec (RecBole)": {"model": "BERT4Rec", **recbole},
         "LightSANs (RecBole)": {"model": "LightSANs", **recbole},
         "SASRecF (RecBole)": {"model": "SASRecF", **recbole, **fields},
+        "RecBole's SASRec, trained as the backbone": {**base, **NETWORK, **attention},
         BACKBONE: base,
         "TiSASRec's attention": {**base, "position": ["tisas"]},
         "DIF-SR's attention": {**base, **difsr, "load_col": log["load_col"]},
