@@ -23,6 +23,7 @@ from recbole_pos.registry import (
     BASELINES,
     BUILTIN_GENERAL,
     BUILTIN_SEQUENTIAL,
+    CAUSAL_BUILTINS,
     MODELS,
     nearest,
     on_our_base,
@@ -32,6 +33,7 @@ from recbole_pos.registry import (
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
 EXTRA_KEYS = {"model", "dataset"}
+WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
 _PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
@@ -157,6 +159,9 @@ class PosConfig(Config):
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
+        windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
+        if windows and "train_batch_size" not in external:
+            final["train_batch_size"] = WINDOWS  # RecBole's 2,048 are rows of one target
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
         check_together(final, plugin_model=self.model in MODELS, losses=losses)

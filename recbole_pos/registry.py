@@ -112,12 +112,19 @@ BUILTIN_SEQUENTIAL = (
     "FDSA NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
 ).split()
 BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
+# Of these, what makes the state after an event from the events up to it alone, for each of them.
+CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
 def on_our_base(model: str) -> bool:
     """Whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
     found = {**MODELS, **BASELINES}.get(model)
     return found is not None and issubclass(found, PosRecommender)
+
+
+def trains_all_positions(model: str) -> bool:
+    """Whether a model can learn from packed windows (``augmentation: all_positions``)."""
+    return on_our_base(model) or model in CAUSAL_BUILTINS
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

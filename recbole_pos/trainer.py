@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import checkpoint
-from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.augmentation import loss_function, training_loader
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.model.base import PosRecommender
 from recbole_pos.report import RunFolder, Screen
 
 # What a checkpoint must hold to be resumed.
@@ -121,33 +120,7 @@ class PosTrainer(Trainer):
 
     def training_loader(self, train_data: Any) -> Any:
         """Packed windows for a model that learns from all positions, else the rows as they are."""
-        augmentation = self.config["augmentation"]
-        choices = ["prefix", "none"]
-        if isinstance(self.model, PosRecommender):
-            choices.append("all_positions")
-        if augmentation not in choices:
-            raise UsageError(
-                f"augmentation: {self.config['model']} can train with {' or '.join(choices)}, "
-                f"found {augmentation!r}"
-            )
-        dataset = train_data._dataset
-        if augmentation != "all_positions" or not isinstance(dataset, PosSequentialDataset):
-            return train_data
-        if not self.model.causal and self.config["train_windows"] != "prefix":
-            raise UsageError(
-                f"train_windows: {self.config['model']} is not causal, so a window has one target, "
-                f"after its newest event: prefix; found {self.config['train_windows']!r}"
-            )
-        return WindowLoader(
-            dataset,
-            batch_size=self.config["train_batch_size"],
-            pool=self.config["length_pool"],
-            seed=self.config["seed"],
-            shuffle=self.config["shuffle"],
-            needs_time=self.model.needs_time,
-            needs_events=self.model.needs_events,
-            linked=self.model.linked,
-        )
+        return training_loader(self.config, self.model, train_data)
 
     def fit(
         self,
@@ -199,7 +172,7 @@ class PosTrainer(Trainer):
         started = time.perf_counter()
         self.model.train()
         self._set_learning_rate(epoch_idx)
-        loss_func = loss_func or self.model.calculate_loss
+        loss_func = loss_func or loss_function(self.config, self.model, train_data)
         if isinstance(train_data, WindowLoader):
             train_data.set_epoch(epoch_idx)
         screen = screen or Screen(False)

@@ -229,8 +229,8 @@ def test_a_loader_field_that_is_not_finite_is_named(experiment) -> None:
 def test_wrong_learner_and_augmentation(experiment) -> None:
     with pytest.raises(UsageError, match="learner: 'adm'"):
         experiment("FPARec", learner="adm")
-    made = experiment("SASRec", augmentation="all_positions")
-    with pytest.raises(UsageError, match="SASRec can train with prefix or none"):
+    made = experiment("STAMP", augmentation="all_positions")
+    with pytest.raises(UsageError, match="STAMP can train with prefix or none"):
         made.trainer.training_loader(made.loaders["train"])
 
 
