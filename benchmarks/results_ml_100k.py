@@ -94,8 +94,8 @@ times the median epoch of a run.
 
 {table}
 
-*all positions* is RecBole's SASRec with `augmentation: all_positions`, one pass over a window for all
-its targets, where RecBole makes a row of each target.
+*all positions* is RecBole's SASRec with `augmentation: all_positions`, one pass over a window for
+all its targets, where RecBole makes a row of each target.
 
 RecBole ranks all items for sequential models and leaves past items out for general ones. Nobody
 rates a film twice here, so leaving them out helps; Pop is shown both ways (`mask_history`). It
