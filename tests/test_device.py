@@ -1,0 +1,88 @@
+"""No tensor is left on the CPU when a model is trained and asked on another device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+from elsewhere import ELSEWHERE, Far, elsewhere
+
+from recbole_pos.config import PosConfig
+from recbole_pos.inspect.attention import positional_weights
+from recbole_pos.inspect.distance import measure_attention, sample_histories
+from recbole_pos.inspect.encoding import learned_encodings, session_vectors
+from recbole_pos.inspect.kernel import attention_maps, kernel_factors
+from recbole_pos.inspect.periods import learned_periods
+from recbole_pos.position.time_rotary import FUSIONS
+from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.registry import BASELINES, CAUSAL_BUILTINS, MODELS, SCHEMES
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((model, {}) for model in [*MODELS, *BASELINES]),
+    *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
+    *(("PosRec", {"position": [scheme]}) for scheme in ("nope", "spe", "aspe", "lpe2d")),
+    *(("TORoPE", {"fusion": fusion}) for fusion in FUSIONS if fusion != "effective"),
+    *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
+    ("AttrFormer", {"cross_sequence": "time_respecting"}),
+    ("AttrFormer", {"relations": ["time", "position"], "user_layers": "all"}),
+    ("KernelAttention", {"kernel_u": "full", "kernel_l": "identity"}),
+    ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
+    ("PosSASRec", {"block": "hstu"}),
+    ("PosSASRec", {"loss_type": "SCE"}),
+    ("PosSASRec", {"train_windows": "sliding"}),
+    ("PosSASRec", {"augmentation": "prefix"}),
+    *((m, {"augmentation": "all_positions"}) for m in CAUSAL_BUILTINS if m == "SASRec"),
+]
+
+
+def there(model: str, folder: Path, **options: Any) -> Experiment:
+    """A model elsewhere, with its data here."""
+    given = {**SMALL, "data_path": str(folder), **options}
+    if model not in MODELS:
+        del given["hidden_size"], given["inner_size"]
+    config = PosConfig(model, "tiny", None, given)
+    config["device"] = ELSEWHERE
+    experiment = prepare(config)
+    assert all(isinstance(p.data, Far) for p in experiment.model.parameters())
+    return experiment
+
+
+@pytest.mark.parametrize(("model", "options"), CASES, ids=str)
+def test_trains_and_predicts(tiny: Path, monkeypatch, model: str, options: dict) -> None:
+    with elsewhere(monkeypatch):
+        made = there(model, tiny, **options)
+        trainer, loaders = made.trainer, made.loaders
+        line = trainer._train_epoch(trainer.training_loader(loaders["train"]), 0)
+        found = trainer.evaluate(loaders["valid"], load_best_model=False)
+    assert line["loss"] >= 0 and 0 <= found["hit@10"] <= 1
+
+
+def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
+    """Attention, kernels, periods and encodings of a model elsewhere come back as numpy arrays."""
+    with elsewhere(monkeypatch):
+        for options in ({}, {"position": ["cape"]}, {"position": ["hstu"]}, {"block": "hstu"}):
+            made = there("PosSASRec", tiny, **options)
+            sample = sample_histories(made.model, made.loaders["test"], 20, 3, seed=0)
+            assert all(np.isfinite(m).all() for m in measure_attention(made.model, sample).layers)
+        made = there("KernelAttention", tiny)
+        assert kernel_factors(made.model) and attention_maps(made.model, made.loaders["test"])
+        assert positional_weights(there("FPARec", tiny).model)
+        assert learned_periods(there("TORoPE", tiny, learn_frequencies="free").model)
+        encodings = learned_encodings(there("PosRec", tiny).model, ["ldpe"])
+        assert session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])
+
+
+def test_a_tensor_left_behind_is_found(monkeypatch) -> None:
+    with elsewhere(monkeypatch):
+        x = torch.ones(3).to(ELSEWHERE)
+        assert (x + torch.tensor(1.0))[torch.tensor([2])].item() == 2  # scalars and indices may
+        assert torch.arange(3, device=x.device).device == x.device
+        for wrong in (lambda: x + torch.ones(3), lambda: torch.cat([x, torch.ones(1)])):
+            with pytest.raises(RuntimeError, match="a tensor of the CPU"):
+                wrong()
+        with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
+            x.numpy()
