@@ -13,7 +13,8 @@ from recbole_pos import plug  # noqa: E402  (RecBole can only be imported after 
 plug.into_recbole()
 
 from recbole_pos.quick_start import Result, load, run  # noqa: E402
+from recbole_pos.recommendation import recommend  # noqa: E402
 from recbole_pos.version import __version__  # noqa: E402
 from recbole_pos.warm_start import attach  # noqa: E402
 
-__all__ = ["Result", "__version__", "attach", "load", "run"]
+__all__ = ["Result", "__version__", "attach", "load", "recommend", "run"]

@@ -1,4 +1,4 @@
-"""The command line: ``recbole-pos run | tune | attach | models | schemes | plot | inspect``."""
+"""The command line: ``recbole-pos run | tune | attach | recommend | models | ...``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from typing import Any
 
 from recbole_pos.errors import Interrupted, PosError, UsageError
+from recbole_pos.inspect.commands import add_inspect
 
 # Options of `tune` alone; no option of any model has one of these names.
 TUNE_OPTIONS = (
     *("space", "num_samples", "max_concurrent", "metric", "scheduler", "grace_epochs", "searcher"),
     *("address", "storage", "cpus_per_trial", "gpus_per_trial"),
 )
+CONFIGURED = ("run", "tune", "attach")  # commands that take --key=value of the configuration
 PARALLEL_OPTIONS = ("nproc", "world_size", "ip", "port", "group_offset")  # of `run` alone
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
@@ -31,11 +33,13 @@ def main(argv: list[str] | None = None) -> int:
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     # argparse would take a --key=value with a space in it for a name of a file or scheme
     command = argv[0] if argv else ""
-    inspects = command == "inspect"  # has options of its own and takes no configuration
-    overrides = [] if inspects else [word for word in argv if _is_override(word, command)]
+    configured = command in CONFIGURED
+    overrides = [word for word in argv if _is_override(word, command)] if configured else []
     args, rest = _parser().parse_known_args([word for word in argv if word not in overrides])
     rest += overrides
     try:
+        if rest and not configured:
+            raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
         return args.command(args, rest)
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "interrupted", file=sys.stderr)
@@ -118,7 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
-    _add_inspect(commands, debug)
+    add_inspect(commands, debug)
+    _add_recommend(commands, debug)
     return parser
 
 
@@ -168,52 +173,25 @@ def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
     tune.set_defaults(command=_tune)
 
 
-def _add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
-    inspect = commands.add_parser("inspect", help="look into a trained model, or at encodings")
-    what = inspect.add_subparsers(required=True, metavar="WHAT")
-    attention = what.add_parser(
-        "attention",
+def _add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
+    recommend = commands.add_parser(
+        "recommend",
         parents=[debug],
-        help="how far attention looks back, over how many events, and learned periods of time",
-        description="Attention distance and entropy of every layer and head, averaged over "
-        "histories of held-out targets, one per user; and the periods of schemes that turn by "
-        "time. Writes attention.json and pictures into the run folder.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="what a trained model recommends to every user, as a csv file",
+        description="The items with the highest scores after everything a user has done, held-out "
+        "events included, best first.",
         allow_abbrev=False,
     )
-    attention.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="RUN_DIR",
-        help="the folder of a run, or a checkpoint in it",
+    recommend.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
+    recommend.add_argument("-k", type=int, default=10, help="items a user (10)")
+    recommend.add_argument("--users", nargs="+", metavar="USER", help="names of users (all)")
+    recommend.add_argument(
+        "--mask_history",
+        action=argparse.BooleanOptionalAction,
+        help="leave out items of a user's past (as the run was evaluated)",
     )
-    attention.add_argument("--users", type=int, default=200, help="how many to draw at most")
-    attention.add_argument("--min_events", type=int, default=20, help="in the history of each")
-    attention.add_argument("--seed", type=int, default=0, help="of the draw")
-    attention.set_defaults(command=_inspect_attention)
-    encoding = what.add_parser(
-        "encoding",
-        parents=[debug],
-        help="pictures of encodings of positions, and what they tell from the start and the end",
-        description="Heat maps of encodings for sessions of some lengths, and of their dot "
-        "products in one session and between two. Writes encoding_SCHEME.png.",
-        allow_abbrev=False,
-    )
-    encoding.add_argument(
-        "schemes",
-        nargs="*",
-        metavar="SCHEME",
-        help="which (all of the trained model; without one spe and dpe, as in the PosRec paper)",
-    )
-    encoding.add_argument(
-        "--length", nargs="+", type=int, default=[10, 20], help="of the sessions (10 20)"
-    )
-    encoding.add_argument(
-        "--checkpoint", metavar="RUN_DIR", help="the folder of a run, or a checkpoint in it"
-    )
-    encoding.add_argument("--hidden_size", type=int, help="d, where there is no model (100)")
-    encoding.add_argument("--out", metavar="DIR", help="where to write (the run, or here)")
-    encoding.set_defaults(command=_inspect_encoding)
+    recommend.add_argument("--out", metavar="FILE", help="(RUN_DIR/recommendations.csv)")
+    recommend.set_defaults(command=_recommend)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
@@ -275,7 +253,6 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
 
     from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
 
-    _no_more(rest)
     table = Table()
     for column in ("model", "from", "what it is"):
         table.add_column(column)
@@ -296,14 +273,21 @@ def _attach(args: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
+def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.recommendation import write_recommendations
+
+    print(write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out))
+    return 0
+
+
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
     from recbole_pos.position.build import describe
     from recbole_pos.registry import SCHEMES
+    from recbole_pos.report import wide_console
 
-    _no_more(rest)
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     table = Table(caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
     for column in columns:
@@ -318,52 +302,16 @@ def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
             ", ".join(row.options) or "-",
             escape(row.summary),
         )
-    _wide_console().print(table)
+    wide_console().print(table)
     return 0
 
 
 def _plot(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.plot import plot_run
 
-    _no_more(rest)
     for file in plot_run(args.run_dir):
         print(file)
     return 0
-
-
-def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.inspect.report import inspect_attention, show
-
-    _no_more(rest)
-    report = inspect_attention(args.checkpoint, args.users, args.min_events, args.seed)
-    show(report, _wide_console())
-    return 0
-
-
-def _inspect_encoding(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.inspect.encoding import inspect_encoding, show
-
-    _no_more(rest)
-    reports = inspect_encoding(
-        args.schemes, args.length, args.checkpoint, args.hidden_size, args.out
-    )
-    show(reports, max(args.length), _wide_console())
-    return 0
-
-
-def _wide_console() -> Any:
-    """Rich's, with room for a table where there is no terminal whose width it must fit."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    return console
-
-
-def _no_more(rest: list[str]) -> None:
-    if rest:
-        raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
 
 
 def _files(given: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,9 @@ def prepare(
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
-    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     try:
         if dataset is None:
-            dataset = (PosSequentialDataset if sequential else PosDataset)(config)
+            dataset = read_dataset(config)
         loaders = build_loaders(config, dataset)
     except UsageError:
         raise
@@ -99,6 +99,12 @@ def prepare(
     trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
+
+
+def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
+    """The events from their files, before ``build``."""
+    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    return (PosSequentialDataset if sequential else PosDataset)(config)
 
 
 # How RecBole's models refuse options they cannot work with.
@@ -264,10 +270,23 @@ def _train(
     return result
 
 
-def load(path: str | Path) -> Experiment:
-    """A trained model with its data, from a run folder; best weights, evaluation mode."""
+def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
+    """A trained model with its data, from a run folder; best weights, evaluation mode.
+
+    Args:
+        path: the run folder.
+        view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
+    """
     folder = RunFolder(path)
-    experiment = prepare(PosConfig(None, None, [str(folder.config)]), fresh=False)
+    if not folder.config.is_file():
+        raise UsageError(f"{folder.path} is not a run folder: no config.yaml")
+    config = PosConfig(None, None, [str(folder.config)])
+    dataset = None
+    if view is not None:
+        dataset = read_dataset(config)
+        dataset.build()
+        dataset = view(dataset)
+    experiment = prepare(config, fresh=False, dataset=dataset)
     state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
     checkpoint.require_same_data(state, experiment.dataset.fingerprint, folder.checkpoint)
     experiment.trainer.load_weights(state["best_weights"] or state["weights"])

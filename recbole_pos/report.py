@@ -87,8 +87,8 @@ class Screen:
         """One line of text."""
         self.console.print(text, soft_wrap=True)
 
-    def batches(self, loader: Any, epoch: int, epochs: int) -> Iterator[Any]:
-        """Iterate over a loader behind a progress bar that vanishes at the end of the epoch."""
+    def batches(self, loader: Any, title: str) -> Iterator[Any]:
+        """Iterate over a loader behind a progress bar that vanishes at the end."""
         if self.console.quiet or not self.console.is_terminal:
             yield from loader
             return
@@ -96,7 +96,7 @@ class Screen:
         with Progress(
             *columns, TimeRemainingColumn(), console=self.console, transient=True
         ) as progress:
-            task = progress.add_task(f"epoch {epoch}/{epochs}", total=len(loader))
+            task = progress.add_task(title, total=len(loader))
             for batch in loader:
                 yield batch
                 progress.advance(task)
@@ -121,6 +121,14 @@ class Screen:
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
         self.line(title)
         self.console.print(table)
+
+
+def wide_console() -> Console:
+    """Rich's, with room for a table where there is no terminal whose width it must fit."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    return console
 
 
 def versions() -> dict[str, str]:

@@ -6,13 +6,14 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from logging import getLogger
 from typing import Any
 
 import numpy as np
 import torch
+from recbole.data.interaction import Interaction
 from recbole.evaluator import Collector, Evaluator
 from recbole.trainer.trainer import AbstractTrainer, Trainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
@@ -177,7 +178,9 @@ class PosTrainer(Trainer):
             train_data.set_epoch(epoch_idx)
         screen = screen or Screen(False)
         batches = (
-            screen.batches(train_data, epoch_idx, self.epochs) if show_progress else train_data
+            screen.batches(train_data, f"epoch {epoch_idx}/{self.epochs}")
+            if show_progress
+            else train_data
         )
         total = weight = 0.0
         for number, batch in enumerate(batches):
@@ -359,6 +362,22 @@ class PosTrainer(Trainer):
         self.eval_log = eval_data._dataset.log
         with torch.inference_mode():
             return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
+
+    def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
+        """Rows of every batch and their [B, items] scores, -inf for what ``evaluate`` leaves out.
+
+        Args:
+            loader: of rows without a target that happened, so that no past item is spared.
+            batches: the loader again, or a progress bar around it.
+        """
+        self.model.eval()
+        self.eval_log, self.tot_item_num = loader._dataset.log, loader._dataset.item_num
+        if self.item_tensor is None:
+            self.item_tensor = loader._dataset.get_item_feature().to(self.device)
+        with torch.inference_mode():
+            for rows, history, row, item in batches or loader:
+                batch = rows, history, row, torch.zeros_like(item)
+                yield rows, self._full_sort_batch_eval(batch)[1]
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""
