@@ -156,7 +156,8 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     item, of_behaviour = log["item"], log["behaviour"]
     categorical = [relation for relation in of_behaviour if relation != TIME]
     heads = {"relation_heads": 4 if len(of_behaviour) > 1 else 2}
-    every = [*item, *of_behaviour, POSITION, *log["user"]]
+    of_things = [*item, *of_behaviour, POSITION]
+    every = [*of_things, *log["user"]]
     ours = {**base, "model": "AttrFormer", "load_col": log["load_col"], **heads}
     full = {**ours, "relations": every}
 
@@ -195,6 +196,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         "+ item attributes and chunking": part(item, chunking=True, train_windows="chunk"),
         "all but posterior targets": {**full, **PLAIN},
         "all but chunking": {**full, **ALONE},
+        "all but user attributes": {**full, "relations": of_things},
         "all but relations across users": {**full, "cross_sequence": "none"},
         "all, time_respecting": {**full, "cross_sequence": "time_respecting"},
     }
@@ -205,7 +207,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         ablations["+ behaviour, categorical"] = part(categorical)
         ablations["+ behaviour, numerical"] = part([TIME])
     if not log["user"]:
-        ablations.pop("+ user attributes")
+        ablations.pop("+ user attributes"), ablations.pop("all but user attributes")
     same = {  # the whole of AttrFormer on some of the attributes
         "item attributes": item,
         "behaviour, categorical": categorical,
