@@ -141,6 +141,7 @@ PAPER = {
     },
 }
 BACKBONE = "PosSASRec, the backbone"
+NETWORK = {"norm": "post", "position_from": "oldest"}  # PosSASRec is then RecBole's SASRec
 INFERENCE = ("batch", "training_bank", "own", "none")
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 ALONE = {"chunking": False, "train_windows": "last"}  # SASRec's windows: the newest of each user
@@ -176,6 +177,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         "BERT4Rec (RecBole)": {"model": "BERT4Rec", **recbole, **some},
         "LightSANs (RecBole)": {"model": "LightSANs", **recbole, **some},
         "SASRecF (RecBole)": {"model": "SASRecF", **recbole, **fields, **everywhere},
+        "RecBole's SASRec, trained as the backbone": {**base, **NETWORK, **attention},
         BACKBONE: base,
         "TiSASRec's attention": {**base, "position": ["tisas"]},
         "DIF-SR's attention": {**base, **difsr, "load_col": log["load_col"]},
