@@ -55,7 +55,7 @@ def attention_in_loops(layer, x: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("update", ["residual", "replace"])
+@pytest.mark.parametrize("update", ["gated", "replace"])
 @pytest.mark.parametrize("user_layers", ["odd", "even", "all", "none"])
 @torch.no_grad()
 def test_every_layer_equals_the_equations(
@@ -84,7 +84,7 @@ def test_every_layer_equals_the_equations(
         x = feed(x)
         if {"odd": number % 2, "even": number % 2 == 0, "all": 1, "none": 0}[user_layers]:
             smooth = reference_relations.smoothed(users, own, update == "replace", x)
-            x = x + smooth if update == "residual" else smooth
+            x = x + layer.user_gate * smooth if update == "gated" else smooth
     want = reference.layer_norm(x, model.LayerNorm.weight, model.LayerNorm.bias, norm.eps)
     torch.testing.assert_close(model._states(rows, None), want, rtol=1e-9, atol=1e-9)
 
@@ -173,6 +173,18 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     for mine, theirs in zip(*loaders, strict=True):
         assert torch.equal(mine.items, theirs.items)
         assert model.calculate_loss(mine) == base.model.calculate_loss(theirs)
+
+
+@torch.no_grad()
+def test_users_count_for_nothing_at_the_start(folder: Path, double) -> None:
+    """The gate of section 3.1.3 opens from 0; then what similar users do moves every state."""
+    made = open_shop(folder, relations=["country", "age"])
+    model, rows = made.model.double().eval(), all_windows(made)
+    items = model.lookup.items[torch.from_numpy(rows.events)]
+    backbone = model.encode(items, SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5))
+    torch.testing.assert_close(model._states(rows, None), backbone)
+    model.trm_encoder.layer[0].user_gate.fill_(0.5)
+    assert not torch.allclose(model._states(rows, None), backbone)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
@@ -264,7 +276,7 @@ def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
         assert model.full_sort_predict(rows[[n]]).isfinite().all()
 
 
-@pytest.mark.parametrize("update", ["residual", "replace"])
+@pytest.mark.parametrize("update", ["gated", "replace"])
 def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: str) -> None:
     """Relations to nothing leave the backbone: equal to a model without the relation's output."""
     made_tables = tables()
@@ -370,7 +382,7 @@ def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
             {"inference_relations": "bank"},
             "inference_relations: 'bank' is not one of batch, training_bank",
         ),
-        ({"user_update": "add"}, "user_update: 'add' is not one of residual, replace"),
+        ({"user_update": "add"}, "user_update: 'add' is not one of gated, replace"),
         ({"user_layers": "first"}, "user_layers: 'first' is not one of odd, even, all, none"),
         ({"future_weights": []}, "future_weights: expected weights"),
         ({"future_weights": 1.0}, "future_weights: expected weights"),

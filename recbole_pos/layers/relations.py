@@ -121,14 +121,15 @@ class RelationOptions:
         heads: M'.
         head_size: e', the paper's relation dimension.
         users: whether the layer aggregates from position to position.
-        residual: whether that is added to the state, or takes its place as section 3.1.3 has it.
+        gated: whether that is added to the state by a learned weight, or takes its place as section
+            3.1.3 has it.
     """
 
     relations: int
     heads: int
     head_size: int
     users: bool
-    residual: bool
+    gated: bool
 
 
 class RelationAttention(MultiHeadAttention):
@@ -177,7 +178,10 @@ class RelationLayer(TransformerLayer):
     ) -> None:
         super().__init__(options, position)
         self.multi_head_attention = RelationAttention(options, position, relations)
-        self.aggregates, self.residual = relations.users, relations.residual
+        self.aggregates = relations.users
+        # from 0: training starts at the backbone's states
+        gate = nn.Parameter(torch.zeros(())) if relations.users and relations.gated else None
+        self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] to [m, d]."""
@@ -185,4 +189,4 @@ class RelationLayer(TransformerLayer):
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return x
         smooth = ctx.relations.users(x)
-        return x + smooth if self.residual else smooth
+        return smooth if self.user_gate is None else x + self.user_gate * smooth

@@ -54,7 +54,7 @@ from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
 
 USER_LAYERS = ("odd", "even", "all", "none")
-USER_UPDATES = ("residual", "replace")
+USER_UPDATES = ("gated", "replace")
 
 
 def _finite(value: Any) -> bool:
@@ -112,7 +112,7 @@ class AttrFormer(PosSASRec):
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
                 users=bool(users) and next(number) % 2 in chosen,
-                residual=config["user_update"] == "residual",
+                gated=config["user_update"] == "gated",
             )
             return RelationLayer(options, position, relations)
 
