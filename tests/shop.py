@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+import recbole_pos
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.search import Edges, EventOrder
 
 RELATIONS: list[Any] = [
     "brand",
@@ -99,9 +101,9 @@ def write(folder: Path, made: dict[str, pd.DataFrame]) -> Path:
     return folder
 
 
-def open_shop(folder: Path, **options: Any) -> Experiment:
-    """AttrFormer on the shop, small."""
-    given = {
+def shop_options(folder: Path, **options: Any) -> dict[str, Any]:
+    """Those of AttrFormer on the shop, small."""
+    return {
         **SIZES,
         "data_path": str(folder),
         "load_col": LOAD,
@@ -109,7 +111,17 @@ def open_shop(folder: Path, **options: Any) -> Experiment:
         "filter_inter_by_user_or_item": False,
         **options,
     }
-    return prepare(PosConfig("AttrFormer", "shop", None, given))
+
+
+def open_shop(folder: Path, **options: Any) -> Experiment:
+    """AttrFormer on the shop, small."""
+    return prepare(PosConfig("AttrFormer", "shop", None, shop_options(folder, **options)))
+
+
+def train(folder: Path, run_dir: Path, **options: Any) -> Any:
+    """A short run of AttrFormer on the shop, kept in ``run_dir``."""
+    given = shop_options(folder, **{"epochs": 3, **options})
+    return recbole_pos.run("AttrFormer", "shop", None, given, run_dir=run_dir, verbose=False)
 
 
 class Cells:
@@ -168,3 +180,9 @@ def all_windows(made: Experiment) -> Rows:
     return made.model.lookup.windows(
         batch.events.numpy(), batch.lengths.numpy(), source, made.model.linked
     )
+
+
+def find(model: Any, rows: Rows) -> tuple[EventOrder, list[Edges], Edges | None]:
+    """The relations that the model itself finds for the rows, in evaluation mode."""
+    order = model.lookup.order(rows, np.random.default_rng(model.seed))
+    return order, *model.lookup.find(rows, order)

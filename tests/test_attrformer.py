@@ -9,7 +9,7 @@ import pytest
 import reference
 import reference_relations
 import torch
-from shop import LOAD, RELATIONS, SIZES, all_windows, open_shop, shaken, tables, write
+from shop import all_windows, find, open_shop, shaken, tables, train, write
 from torch import Tensor
 
 import recbole_pos
@@ -23,7 +23,6 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import SparseProduct
-from recbole_pos.relations.lookup import Rows
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 
@@ -31,12 +30,6 @@ PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), tables())
-
-
-def find(model, rows: Rows):
-    """The relations that the model itself finds for the rows, in evaluation mode."""
-    order = model.lookup.order(rows, np.random.default_rng(model.seed))
-    return order, *model.lookup.find(rows, order)
 
 
 def attention_in_loops(layer, x: Tensor, lengths: list[int]) -> Tensor:
@@ -86,7 +79,7 @@ def test_every_layer_equals_the_equations(
             smooth = reference_relations.smoothed(users, own, update == "replace", x)
             x = x + layer.user_gate * smooth if update == "gated" else smooth
     want = reference.layer_norm(x, model.LayerNorm.weight, model.LayerNorm.bias, norm.eps)
-    torch.testing.assert_close(model._states(rows, None), want, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.row_states(rows, None), want, rtol=1e-9, atol=1e-9)
 
 
 def test_sparse_equals_dense(double) -> None:
@@ -145,7 +138,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
         futures.append([int(log.items[e]) for e in same])
     assert {len(future) for future in futures} == {1, 2, 3}
-    hidden = model._states(all_windows(made), None)
+    hidden = model.row_states(all_windows(made), None)
     want = reference_relations.posterior(
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
@@ -182,9 +175,9 @@ def test_users_count_for_nothing_at_the_start(folder: Path, double) -> None:
     model, rows = made.model.double().eval(), all_windows(made)
     items = model.lookup.items[torch.from_numpy(rows.events)]
     backbone = model.encode(items, SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5))
-    torch.testing.assert_close(model._states(rows, None), backbone)
+    torch.testing.assert_close(model.row_states(rows, None), backbone)
     model.trm_encoder.layer[0].user_gate.fill_(0.5)
-    assert not torch.allclose(model._states(rows, None), backbone)
+    assert not torch.allclose(model.row_states(rows, None), backbone)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
@@ -297,7 +290,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     assert all(len(edges.value) == 0 for edges in [*heads, users])
     items = model.lookup.items[torch.from_numpy(rows.events)]
     ctx = SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5)
-    torch.testing.assert_close(model._states(rows, None), model.encode(items, ctx))
+    torch.testing.assert_close(model.row_states(rows, None), model.encode(items, ctx))
 
 
 def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
@@ -325,12 +318,6 @@ def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) ->
     assert losses[-1] < 0.2 < 2 < losses[0]
 
 
-def run(folder: Path, run_dir: Path, **options):
-    given = {**SIZES, "data_path": str(folder), "load_col": LOAD, "relations": RELATIONS}
-    given |= {"filter_inter_by_user_or_item": False, "epochs": 3, **options}
-    return recbole_pos.run("AttrFormer", "shop", None, given, run_dir=run_dir, verbose=False)
-
-
 def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None:
     """An interrupted run ends with the same bits, clocks of batches included."""
     from recbole_pos.trainer import PosTrainer
@@ -343,10 +330,10 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
         return step(self, loss_func, batch, epoch, number)
 
     monkeypatch.setattr(PosTrainer, "_step", stopping)
-    whole = run(folder, tmp_path / "whole", hidden_dropout_prob=0.2)
+    whole = train(folder, tmp_path / "whole", hidden_dropout_prob=0.2)
     stop_at = (2, 1)
     with pytest.raises(KeyboardInterrupt):
-        run(folder, tmp_path / "broken", hidden_dropout_prob=0.2)
+        train(folder, tmp_path / "broken", hidden_dropout_prob=0.2)
     stop_at = None
     resumed = recbole_pos.run(resume=tmp_path / "broken", verbose=False)
     assert resumed.test == whole.test
@@ -362,13 +349,13 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
 
 @pytest.mark.parametrize("augmentation", ["prefix", "none"])
 def test_rows_of_recbole_train_it_too(folder: Path, tmp_path: Path, augmentation: str) -> None:
-    assert run(folder, tmp_path / "run", augmentation=augmentation, epochs=1).epochs == 1
+    assert train(folder, tmp_path / "run", augmentation=augmentation, epochs=1).epochs == 1
 
 
 @pytest.mark.parametrize("split", [{"GT": [0.7, 0.85]}, {"RS": [6, 2, 2]}], ids=str)
 def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
     """Several held-out targets of a user in one batch."""
-    assert run(folder, tmp_path / "run", eval_args={"split": split}).epochs == 3
+    assert train(folder, tmp_path / "run", eval_args={"split": split}).epochs == 3
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def influence(model, rows: Rows) -> np.ndarray:
     """[m, m] bool: the state at the row has a gradient to the input of the column."""
     leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
     model.item_embedding.forward = lambda items: leaf
-    hidden = model._states(rows, None)
+    hidden = model.row_states(rows, None)
     del model.item_embedding.forward
     seen = []
     for i in range(len(hidden)):
@@ -90,14 +90,14 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
     users, counts = np.unique(order.user, return_counts=True)
     rng, changed_others = np.random.default_rng(0), 0
     with torch.inference_mode():
-        want = model._states(rows, None)
+        want = model.row_states(rows, None)
         for user in users[counts >= 4]:
             own = np.flatnonzero(order.user == user)
             cut = own[len(own) // 2]
             future = torch.from_numpy(rows.events[own[own >= cut]])
             kept = lookup.items[future].clone()
             lookup.items[future] = torch.from_numpy(rng.integers(1, model.n_items, len(future)))
-            got = model._states(rows, None)
+            got = model.row_states(rows, None)
             lookup.items[future] = kept
             before = np.zeros(len(order), dtype=bool)
             before[own[own < cut]] = True

@@ -29,6 +29,24 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     attention.add_argument("--min_events", type=int, default=20, help="in the history of each")
     attention.add_argument("--seed", type=int, default=0, help="of the draw")
     attention.set_defaults(command=_inspect_attention)
+    relations = what.add_parser(
+        "relations",
+        parents=[debug],
+        help="what each attribute of an AttrFormer reads, and how much it adds",
+        description="How many relations events have by each attribute, how many of them lead to "
+        "other users, what they add to a state beside self-attention, and the weights W^R, in "
+        "training batches. Writes relations.json and relations.png into the run folder.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    relations.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="RUN_DIR",
+        help="the folder of a run, or a checkpoint in it",
+    )
+    relations.add_argument("--batches", type=int, default=8, help="of training to look at")
+    relations.set_defaults(command=_inspect_relations)
     encoding = what.add_parser(
         "encoding",
         parents=[debug],
@@ -60,6 +78,14 @@ def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
 
     report = inspect_attention(args.checkpoint, args.users, args.min_events, args.seed)
     show(report, wide_console())
+    return 0
+
+
+def _inspect_relations(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.inspect.relations import inspect_relations, show
+    from recbole_pos.report import wide_console
+
+    show(inspect_relations(args.checkpoint, args.batches), wide_console())
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,47 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
         _whole(panel.yaxis)
     lower.colorbar(image, ax=panels, label="dot product")
     figure.suptitle(title, fontsize=11)
+    figure.savefig(file, dpi=120)
+    return file
+
+
+def draw_relations(uses: Sequence[Any], title: str, file: Path) -> Path:
+    """What relations add, layer by layer, and beside it W^R of every layer.
+
+    Args:
+        uses: of ``inspect/relations.py``.
+        title: of the picture.
+        file: to write.
+    """
+    names = [use.field for use in uses]
+    heads = [use for use in uses if use.heads]
+    layers = len(uses[0].adds)
+    maps = layers if heads else 0
+    widths = [3.4 + 0.09 * max(map(len, names))]
+    widths += [0.8 + 0.4 * len(weights) for use in heads[:1] for weights in use.heads]
+    size = (sum(widths) + 1.2, 1.6 + 0.22 * (layers + 1) * len(uses))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, 1 + maps, squeeze=False, width_ratios=widths)[0]
+    place = np.arange(len(uses))
+    for layer in range(layers):
+        adds = [use.adds[layer] for use in uses]
+        shift = 0.8 * ((layer + 0.5) / layers - 0.5)
+        panels[0].barh(place + shift, adds, 0.8 / layers, label=f"layer {layer + 1}")
+    panels[0].set(yticks=place, ylim=(len(uses) - 0.5, -0.5), xlabel="adds (self-attention = 1)")
+    panels[0].set_yticklabels(names)
+    panels[0].grid(axis="x", alpha=0.3)
+    panels[0].legend(frameon=False, fontsize=8)
+    weights = [np.array([use.heads[layer] for use in heads]) for layer in range(maps)]
+    top = max((np.abs(w).max() for w in weights), default=0.0)
+    for layer, (panel, weight) in enumerate(zip(panels[1:], weights, strict=True), 1):
+        style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
+        image = panel.imshow(weight, interpolation="nearest", **style)
+        ticks = np.arange(weight.shape[1])
+        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", title=f"W^R, layer {layer}")
+        panel.set(ylim=(len(uses) - 0.5, -0.5), yticks=[])
+    if maps:
+        figure.colorbar(image, ax=list(panels[1:]), label="weight")
+    figure.suptitle(title, fontsize=10)
     figure.savefig(file, dpi=120)
     return file
 

@@ -164,10 +164,18 @@ class RelationAttention(MultiHeadAttention):
 
     def augmented(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """[m, M' e'] H^RAH (equations 6 to 8)."""
-        m = x.size(0)
+        read = self._read(x, relations)
+        return torch.einsum("rmhe,rh->mhe", read, self.relation_mix).reshape(x.size(0), -1)
+
+    def contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
+        """[M, m, d] what each relation adds to the output; their sum is H^RAH W_2."""
+        each = self._read(x, relations) * self.relation_mix[:, None, :, None]
+        return self.relation_dense(each.flatten(2))
+
+    def _read(self, x: Tensor, relations: BatchRelations) -> Tensor:
+        """[M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
         value = self.relation_value(x)  # [m, M' e']
-        read = relations.heads(value).view(self.relations, m, self.relation_heads, -1)
-        return torch.einsum("rmhe,rh->mhe", read, self.relation_mix).reshape(m, -1)
+        return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
 
 
 class RelationLayer(TransformerLayer):

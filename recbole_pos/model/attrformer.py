@@ -72,7 +72,7 @@ class AttrFormer(PosSASRec):
         check_choice("user_layers", config["user_layers"], USER_LAYERS)
         check_choice("user_update", config["user_update"], USER_UPDATES)
         declared = read_relations(config["relations"], dataset)
-        self._declared = declared
+        self.declared = declared
         super().__init__(config, dataset)
         self.linked = config["chunking"]
         if self.linked and config["train_windows"] != "chunk":
@@ -102,13 +102,13 @@ class AttrFormer(PosSASRec):
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        users = [relation for relation in self._declared if relation.source == "user"]
+        users = [relation for relation in self.declared if relation.source == "user"]
         chosen = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         number = count(1)
 
         def block(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
             relations = RelationOptions(
-                relations=len(self._declared) - len(users),
+                relations=len(self.declared) - len(users),
                 heads=config["relation_heads"],
                 head_size=config["relation_size"],
                 users=bool(users) and next(number) % 2 in chosen,
@@ -145,22 +145,32 @@ class AttrFormer(PosSASRec):
 
     def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
         """Mean of equation 17 over the batch's targets."""
-        if isinstance(interaction, SequenceBatch):
-            batch = interaction
-            events = batch.events.cpu().numpy()
-            lengths = batch.lengths.cpu().numpy()
-            # windows may overlap; an event is a source where it has a target of its own
-            source = np.ones(len(events), dtype=bool)
-            if batch.positions is not None:
-                source = np.zeros(len(events), dtype=bool)
-                source[batch.positions.cpu().numpy()] = True
-            rows = self.lookup.windows(events, lengths, source, self.linked)
-            hidden = self._states(rows, batch.positions)
-            trained = events if batch.positions is None else events[batch.positions.cpu().numpy()]
-            return self._loss(hidden, trained + 1, batch.targets)
-        rows, last = self._prefixes(interaction)
-        target = self._target_events(interaction)
-        return self._loss(self._states(rows, last), target, interaction[self.POS_ITEM_ID])
+        rows, at, target, items = self.training_rows(interaction)
+        return self._loss(self.row_states(rows, at), target, items)
+
+    def training_rows(
+        self, batch: SequenceBatch | Interaction
+    ) -> tuple[Rows, Tensor | None, np.ndarray, Tensor]:
+        """Rows of a training batch, and its k targets.
+
+        Returns:
+            the rows; which of their events are trained (None: all); the places of the targets in
+            the log, [k]; their items, [k].
+        """
+        if not isinstance(batch, SequenceBatch):
+            rows, last = self._prefixes(batch)
+            return rows, last, self._target_events(batch), batch[self.POS_ITEM_ID]
+        events = batch.events.cpu().numpy()
+        lengths = batch.lengths.cpu().numpy()
+        # windows may overlap; an event is a source where it has a target of its own
+        source, trained = np.ones(len(events), dtype=bool), events
+        if batch.positions is not None:
+            at = batch.positions.cpu().numpy()
+            source[:] = False
+            source[at] = True
+            trained = events[at]
+        rows = self.lookup.windows(events, lengths, source, self.linked)
+        return rows, batch.positions, trained + 1, batch.targets
 
     def _loss(self, hidden: Tensor, target: np.ndarray, items: Tensor) -> Tensor:
         """Loss of states [k, d] before the events ``target`` ([k]), whose items are ``items``."""
@@ -185,7 +195,7 @@ class AttrFormer(PosSASRec):
         betas = np.where(known, np.array(self.betas), 0.0)
         return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
 
-    def _states(self, rows: Rows, positions: Tensor | None) -> Tensor:
+    def row_states(self, rows: Rows, positions: Tensor | None) -> Tensor:
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
         device = self.item_embedding.weight.device
         relations = None
@@ -224,7 +234,9 @@ class AttrFormer(PosSASRec):
         Related within each row alone, so that what is seen does not depend on the batch.
         """
         histories, last = self._histories(rows)
-        return self._states(histories, torch.from_numpy(last).to(self.item_embedding.weight.device))
+        return self.row_states(
+            histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
+        )
 
     def _prefixes(self, interaction: Interaction) -> tuple[Rows, Tensor]:
         """As above, but the newest events may be read by the other rows, as in training."""
@@ -243,7 +255,7 @@ class AttrFormer(PosSASRec):
         """
         target = self._target_events(interaction)
         if self.lookup.trained[target].any():
-            return self._states(*self._prefixes(interaction))
+            return self.row_states(*self._prefixes(interaction))
         start = self.lookup.offsets[self.lookup.users[target]]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
@@ -254,4 +266,4 @@ class AttrFormer(PosSASRec):
             if self.inference == "batch":
                 users = np.unique(self.lookup.users[target])
             rows = rows + self.lookup.bank(users)
-        return self._states(rows, torch.from_numpy(last).to(self.item_embedding.weight.device))
+        return self.row_states(rows, torch.from_numpy(last).to(self.item_embedding.weight.device))

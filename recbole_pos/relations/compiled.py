@@ -30,6 +30,10 @@ class TableRelation:
     thing: np.ndarray
     across: bool
 
+    def known(self, events: np.ndarray) -> np.ndarray:
+        """[m] bool, whether the events (by their places in the log) have the attribute."""
+        return self.table.known[self.thing[events]]
+
     def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
         """The strongest relations of the packed ``events`` ([m], their places in the log)."""
         group = self.table.group[self.thing[events]]
@@ -51,6 +55,10 @@ class NumberRelation:
     scales: tuple[float, ...]
     longest: int
     rising: bool
+
+    def known(self, events: np.ndarray) -> np.ndarray:
+        """[m] bool, whether the events (by their places in the log) have the attribute."""
+        return ~np.isnan(self.values[events])
 
     def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
         """The strongest relations of the packed ``events`` ([m], their places in the log)."""

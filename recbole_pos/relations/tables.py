@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -51,6 +52,11 @@ class RelationTable:
         order = np.lexsort((col, size[col], -value, row))
         indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))))
         return cls(group, indptr, col[order].astype(np.int64), value[order])
+
+    @cached_property
+    def known(self) -> np.ndarray:
+        """[things] bool, whether a thing has the attribute: it is then related to itself."""
+        return np.diff(self.indptr)[self.group] > 0
 
     def matrix(self) -> sp.csr_matrix:
         """[classes, classes] the relations, sorted by number."""

@@ -1,0 +1,239 @@
+"""``recbole-pos inspect relations``: what each attribute of a trained AttrFormer does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.figures import draw_relations
+from recbole_pos.inspect.report import load_trained
+from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
+from recbole_pos.layers.relations import RelationLayer, SparseProduct
+from recbole_pos.model.attrformer import AttrFormer
+
+MEANING = {
+    "known": "share of training events that have the attribute",
+    "read": "relations of an event that are kept, at most top_k",
+    "others": "share of them that lead to other users",
+    "adds": "size of what a layer adds by it, self-attention = 1 (root mean square over events)",
+    "gate": "weight by which like users' states are added (section 3.1.3)",
+}
+
+
+@dataclass(frozen=True)
+class RelationUse:
+    """What one attribute does in the batches looked at; see ``MEANING``.
+
+    Attributes:
+        field: of the relation; for users all their fields, which act as one.
+        source: item, behaviour or user.
+        known, read, others: as in ``MEANING``; others is NaN where nothing is read.
+        adds: one number a layer; of users, to the state that the layer leaves, and NaN in layers
+            that do not aggregate.
+        heads: [layers, M'] W^R of equation 8; none for users.
+        gate: one number a layer, for users that are added.
+    """
+
+    field: str
+    source: str
+    known: float
+    read: float
+    others: float
+    adds: list[float]
+    heads: list[list[float]]
+    gate: list[float]
+
+
+@dataclass(frozen=True)
+class RelationReport:
+    """What was found, and the files that tell."""
+
+    title: str
+    uses: list[RelationUse]
+    files: list[Path]
+
+
+def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
+    """Measure how a trained AttrFormer uses its relations, in training batches without dropout.
+
+    Writes relations.json and relations.png into the run folder.
+
+    Args:
+        path: a run folder, or a checkpoint in one.
+        batches: of the first epoch to look at.
+
+    Raises:
+        UsageError: if the model has no relations.
+    """
+    if batches < 1:
+        raise UsageError(f"--batches: {batches} is below 1")
+    folder, made = load_trained(path)
+    model = made.model
+    if not isinstance(model, AttrFormer):
+        raise UsageError(f"{type(model).__name__} has no relations; AttrFormer has")
+    if not model.lookup.heads and model.lookup.user_table is None:
+        raise UsageError("this model was trained without relations (relations: [])")
+    model.inference = "batch"  # what was learned, also where predictions read nothing
+    loader = made.trainer.training_loader(made.loaders["train"])
+    uses = measure_relations(model, islice(loader, batches))
+    config = made.config
+    title = f"{config['model']} on {config['dataset']}"
+    content = {"checkpoint": str(path), "measures": MEANING, "relations": [asdict(u) for u in uses]}
+    file = folder.path / "relations.json"
+    file.write_text(json.dumps(_without_nan(content), indent=2) + "\n", encoding="utf-8")
+    picture = draw_relations(uses, title, folder.path / "relations.png")
+    return RelationReport(title, uses, [file, picture])
+
+
+@torch.no_grad()
+def measure_relations(model: AttrFormer, batches: Any) -> list[RelationUse]:
+    """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
+
+    Args:
+        model: in evaluation mode.
+        batches: of its training loader.
+    """
+    declared = [r for r in model.declared if r.source != "user"]
+    layers = list(model.trm_encoder.layer)
+    sums = _Sums(len(declared), len(layers))
+    for batch in batches:
+        rows = model.training_rows(batch.to(model.device))[0]
+        users = model.lookup.users[rows.events]
+        seen: list[tuple[Tensor, Any, Tensor]] = []
+
+        def note(layer: RelationLayer, given: tuple, out: Tensor, seen: list = seen) -> None:
+            seen.append((*given, out))
+
+        hooks = [layer.register_forward_hook(note) for layer in layers]
+        try:
+            model.row_states(rows, None)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        relations = seen[0][1].relations
+        sums.events += len(users)
+        if relations.heads is not None:
+            sums.read[:-1] += _per_relation(relations.heads, users)
+            sums.known[:-1] += [found.known(rows.events).sum() for found in model.lookup.heads]
+        if relations.users is not None:
+            count = _per_relation(relations.users, users)
+            sums.read[-1] += count[0] - [len(users), 0]  # an event's own state is no relation here
+            sums.known[-1] += model.lookup.user_table.known[users].sum()
+        for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
+            sums.squares[number] += _squares(layer, x, ctx, out)
+    return sums.uses(model, declared, layers)
+
+
+class _Sums:
+    """Over batches: what each relation, users last, has and reads, and squares of what it adds."""
+
+    def __init__(self, relations: int, layers: int) -> None:
+        self.events = 0
+        self.known = np.zeros(relations + 1)
+        self.read = np.zeros((relations + 1, 2))  # all, of other users
+        self.squares = np.zeros((layers, relations + 3))  # heads, users, self-attention, states
+
+    def uses(
+        self, model: AttrFormer, declared: list, layers: list[RelationLayer]
+    ) -> list[RelationUse]:
+        with np.errstate(invalid="ignore"):
+            others = self.read[:, 1] / self.read[:, 0]
+            heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
+            users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
+        known, read = self.known / self.events, self.read[:, 0] / self.events
+        mix = [layer.multi_head_attention.relation_mix.tolist() for layer in layers if declared]
+        found = [
+            RelationUse(
+                field=relation.field,
+                source=relation.source,
+                known=known[i],
+                read=read[i],
+                others=others[i],
+                adds=heads[:, i].tolist(),
+                heads=[layer[i] for layer in mix],
+                gate=[],
+            )
+            for i, relation in enumerate(declared)
+        ]
+        if model.lookup.user_table is not None:
+            fields = ", ".join(r.field for r in model.declared if r.source == "user")
+            gates = [getattr(layer, "user_gate", None) for layer in layers]
+            gate = [float("nan") if g is None else float(g) for g in gates]
+            adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
+            found.append(
+                RelationUse(fields, "user", known[-1], read[-1], others[-1], adds, [], gate)
+            )
+        return found
+
+
+def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:
+    """[M, 2] how many events are read, and how many of other users, by relation."""
+    source = product.index.cpu().numpy()
+    size = np.diff(product.offset.cpu().numpy(), append=len(source))
+    row = np.repeat(np.arange(len(size)), size)
+    relation, reader = np.divmod(row, len(users))
+    count = len(size) // len(users)
+    other = users[source] != users[reader]
+    return np.stack(
+        [np.bincount(relation[keep], minlength=count) for keep in (slice(None), other)], 1
+    )
+
+
+def _squares(layer: RelationLayer, x: Tensor, ctx: Any, out: Tensor) -> np.ndarray:
+    """Sums of squares: by relation, by users, by self-attention, of the state before users."""
+    attention = layer.multi_head_attention
+    normed = attention.LayerNorm(x) if attention.pre_norm else x
+    parts = []
+    if ctx.relations.heads is not None:
+        parts += list(attention.contributions(normed, ctx.relations))
+    state = TransformerLayer.forward(layer, x, ctx)
+    parts += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
+    return np.array([float(part.double().square().sum()) for part in parts])
+
+
+def _without_nan(content: Any) -> Any:
+    """JSON has no NaN: null."""
+    if isinstance(content, dict):
+        return {key: _without_nan(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_nan(value) for value in content]
+    return None if isinstance(content, float) and np.isnan(content) else content
+
+
+def show(report: RelationReport, console: Console) -> None:
+    """Print the table, what its columns mean, and the files."""
+    console.print(report.title, markup=False)
+    table = Table()
+    columns = ("known", "read", "others")
+    table.add_column("relation")
+    table.add_column("source")
+    layers = range(len(report.uses[0].adds))
+    for column in (*columns, *(f"adds\nlayer {n + 1}" for n in layers)):
+        table.add_column(column, justify="right")
+    for use in report.uses:
+        shares = [_cell(use.known, ".0%"), _cell(use.read, ".1f"), _cell(use.others, ".0%")]
+        table.add_row(use.field, use.source, *shares, *(_cell(a, ".3f") for a in use.adds))
+    console.print(table)
+    for name in (*columns, "adds"):
+        console.print(f"{name}: {MEANING[name]}", soft_wrap=True, markup=False)
+    for use in report.uses:
+        for number, gate in enumerate(use.gate, 1):
+            if not np.isnan(gate):
+                text = f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}"
+                console.print(text, soft_wrap=True, markup=False)
+    for file in report.files:
+        console.print(str(file), soft_wrap=True, markup=False)
+
+
+def _cell(value: float, form: str) -> str:
+    return "-" if np.isnan(value) else format(value, form)
