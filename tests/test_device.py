@@ -17,6 +17,7 @@ from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.encoding import learned_encodings, session_vectors
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.periods import learned_periods
+from recbole_pos.inspect.relations import measure_relations
 from recbole_pos.position.time_rotary import FUSIONS
 from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.registry import BASELINES, CAUSAL_BUILTINS, MODELS, SCHEMES
@@ -72,6 +73,10 @@ def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
         assert kernel_factors(made.model) and attention_maps(made.model, made.loaders["test"])
         assert positional_weights(there("FPARec", tiny).model)
         assert learned_periods(there("TORoPE", tiny, learn_frequencies="free").model)
+        made = there("AttrFormer", tiny, relations=["time", "position"])
+        loader = made.trainer.training_loader(made.loaders["train"])
+        made.model.eval()
+        assert [use.field for use in measure_relations(made.model, loader)][1] == "position"
         encodings = learned_encodings(there("PosRec", tiny).model, ["ldpe"])
         assert session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])
 

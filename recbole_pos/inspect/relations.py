@@ -151,7 +151,7 @@ class _Sums:
             heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
             users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
         known, read = self.known / self.events, self.read[:, 0] / self.events
-        mix = [layer.multi_head_attention.relation_mix.tolist() for layer in layers if declared]
+        mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
         found = [
             RelationUse(
                 field=relation.field,
