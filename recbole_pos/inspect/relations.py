@@ -151,7 +151,8 @@ class _Sums:
             heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
             users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
         known, read = self.known / self.events, self.read[:, 0] / self.events
-        mix = [layer.multi_head_attention.relation_mix.cpu().tolist() for layer in layers if declared]
+        attention = [layer.multi_head_attention for layer in layers if declared]
+        mix = [part.relation_mix.cpu().tolist() for part in attention]
         found = [
             RelationUse(
                 field=relation.field,
