@@ -15,7 +15,8 @@ import numpy as np
 from recbole_pos.data.windows import gather_index
 from recbole_pos.relations.tables import RelationTable, similarity
 
-FIRST_CLASSES = 8  # of a reader looked at in the first round; four times as many in each later one
+# classes of a reader looked at in the first round, at most; four times as many in each later one
+FIRST_CLASSES = 8
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,13 @@ def top_relations(
     same = (cell(local[source], source) * users + order.user[source]) * ranks + order.rank[source]
     of_user = _Runs(source, same)
 
+    cells = np.unique(cell(local[known], known)).size
+    # where a class has many events, the first ones give k; half of them stand after the reader
+    classes = min(FIRST_CLASSES, 1 + 2 * k * cells // max(len(known), 1))
     need = np.where(group > 0, k, 0)
     cursor = np.where(group > 0, offsets[np.minimum(local, max(len(present) - 1, 0))], 0)
     last = np.where(group > 0, offsets[np.minimum(local + 1, len(present))], 0)
-    active, classes = known, FIRST_CLASSES
+    active = known
     found: list[tuple[np.ndarray, ...]] = []
     while len(active):
         looked = np.minimum(last[active] - cursor[active], classes)
