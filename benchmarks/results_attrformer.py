@@ -4,7 +4,7 @@ Leave-one-out by exact time, all items ranked, one protocol for all: AttrFormer,
 backbone (PosSASRec, what AttrFormer is without relations and posterior targets), TiSASRec's and
 DIF-SR's attention on the backbone, and RecBole's models. Nothing is tuned. Runs are kept and
 reused, interrupted ones resumed. Writes the part of ``results/attrformer.md`` between the marks of
-the dataset; ``--table`` does only that.
+the dataset; ``--table`` does only that, ``--pictures`` draws too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from study import ROOT, Study, paired, replace_section, score
+from study import ROOT, Study, draw_curves, paired, replace_section, score
 
 PAGE = ROOT / "results" / "attrformer.md"
 SEEDS = [2020, 2021, 2022, 2023, 2024]
@@ -141,7 +142,6 @@ PAPER = {
     },
 }
 BACKBONE = "PosSASRec, the backbone"
-NETWORK = {"norm": "post", "position_from": "oldest"}  # PosSASRec is then RecBole's SASRec
 INFERENCE = ("batch", "training_bank", "own", "none")
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 ALONE = {"chunking": False, "train_windows": "last"}  # SASRec's windows: the newest of each user
@@ -177,7 +177,6 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
         "BERT4Rec (RecBole)": {"model": "BERT4Rec", **recbole, **some},
         "LightSANs (RecBole)": {"model": "LightSANs", **recbole, **some},
         "SASRecF (RecBole)": {"model": "SASRecF", **recbole, **fields, **everywhere},
-        "RecBole's SASRec, trained as the backbone": {**base, **NETWORK, **attention},
         BACKBONE: base,
         "TiSASRec's attention": {**base, "position": ["tisas"]},
         "DIF-SR's attention": {**base, **difsr, "load_col": log["load_col"]},
@@ -304,6 +303,23 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
     return "\n".join(lines).strip()
 
 
+def pictures(study: Study, plan: dict[str, dict[str, Any]]) -> None:
+    """Learning curves of what is finished, and what the attributes of AttrFormer add."""
+    import recbole_pos.inspect.relations as look
+
+    done = {
+        name: study.path(name, SEEDS[0])
+        for group in ("main", "ablations")
+        for name in plan[group]
+        if study.finished(name, SEEDS[:1])
+    }
+    stem = PAGE.with_name(f"attrformer-{study.dataset}")
+    draw_curves(done, PROTOCOL["valid_metric"].lower(), stem.with_suffix(".png"))
+    if "AttrFormer" in done:
+        look.inspect_relations(done["AttrFormer"])
+        shutil.copy(done["AttrFormer"] / "relations.png", f"{stem}-relations.png")
+
+
 def main() -> None:
     """Run what is missing, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -320,6 +336,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--table", action="store_true", help="only write what is finished")
+    parser.add_argument("--pictures", action="store_true", help="draw what is finished, too")
     parser.add_argument("--evaluate", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.evaluate:
@@ -336,6 +353,8 @@ def main() -> None:
         for seed in SEEDS[: given.seeds]:
             study.all(study.run, [(name, options, seed) for name, options in chosen.items()])
     replace_section(PAGE, f"{given.dataset}, {given.size}", tables(study, plan, given.threads))
+    if given.pictures:
+        pictures(study, plan)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parent.parent
 
@@ -159,6 +160,22 @@ def paired(runs: dict[int, Path], others: dict[int, Path], **given: Any) -> str:
     mean, low, high = difference([runs[s] for s in seeds], [others[s] for s in seeds], **given)
     mark = "" if low <= 0 <= high else " *"
     return f"{1e4 * mean:+.0f} [{1e4 * low:+.0f}, {1e4 * high:+.0f}]{mark}"
+
+
+def draw_curves(runs: dict[str, Path], metric: str, file: Path) -> None:
+    """Validation metric by epoch, a line for each run, also of unfinished ones."""
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panel = figure.subplots()
+    for name, run in runs.items():
+        history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        epochs = [line["epoch"] + 1 for line in history if "valid" in line]
+        panel.plot(
+            epochs, [line["valid"][metric] for line in history if "valid" in line], label=name
+        )
+    panel.set(xlabel="epoch", ylabel=f"{metric.upper()}, validation")
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False, fontsize=9)
+    figure.savefig(file, dpi=120)
 
 
 def replace_section(page: Path, mark: str, text: str) -> None:

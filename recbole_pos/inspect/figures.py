@@ -145,7 +145,7 @@ def draw_relations(uses: Sequence[Any], title: str, file: Path) -> Path:
         title: of the picture.
         file: to write.
     """
-    names = [use.field for use in uses]
+    names = [use.field + "\n(state = 1)" * (use.source == "user") for use in uses]
     heads = [use for use in uses if use.heads]
     layers = len(uses[0].adds)
     maps = layers if heads else 0
