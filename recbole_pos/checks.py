@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from recbole.evaluator import metric_types
-from recbole.utils import InputType
+from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.data.sessions import read_fraction
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
@@ -222,10 +222,19 @@ def _check_metrics(config: dict[str, Any]) -> None:
     for metric in metrics:
         if str(metric).lower() not in metric_types:
             raise UsageError(f"metrics: unknown {metric!r}; {nearest(str(metric), metric_types)}")
+        if metric_types[str(metric).lower()] == EvaluatorType.VALUE:
+            raise UsageError(
+                f"metrics: {metric} compares values, not ranks; models here rank all items, "
+                "for example [Recall, NDCG, MRR]"
+            )
     whole = [isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in topk]
     if not topk or not all(whole):
         raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
-    computed = [f"{metric}@{k}" for metric in metrics for k in topk]
+    computed = [
+        name
+        for metric in metrics
+        for name in ([metric] if str(metric).lower() == "gauc" else [f"{metric}@{k}" for k in topk])
+    ]
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {config['valid_metric']!r} is not computed; metrics and topk give "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
-from recbole.evaluator import Collector, Evaluator
+from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer, Trainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
 from recbole.utils.utils import get_local_time
@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import checkpoint
 from recbole_pos.augmentation import loss_function, training_loader
+from recbole_pos.collector import TargetCollector
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
@@ -81,7 +82,7 @@ class PosTrainer(Trainer):
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
         self.eval_type = config["eval_type"]
-        self.eval_collector, self.evaluator = Collector(config), Evaluator(config)
+        self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
@@ -361,7 +362,8 @@ class PosTrainer(Trainer):
             self.load_weights(best)
         self.eval_log = eval_data._dataset.log
         with torch.inference_mode():
-            return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
+            found = super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
+        return {metric: float(value) for metric, value in found.items()}  # GAUC is a numpy float
 
     def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
         """Rows of every batch and their [B, items] scores, -inf for what ``evaluate`` leaves out.
