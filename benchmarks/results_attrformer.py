@@ -142,6 +142,7 @@ PAPER = {
     },
 }
 BACKBONE = "PosSASRec, the backbone"
+DRAWN = ("backbone, newest window", "all but posterior targets")  # beside Table 2
 INFERENCE = ("batch", "training_bank", "own", "none")
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 ALONE = {"chunking": False, "train_windows": "last"}  # SASRec's windows: the newest of each user
@@ -303,20 +304,17 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
     return "\n".join(lines).strip()
 
 
-def pictures(study: Study, plan: dict[str, dict[str, Any]]) -> None:
-    """Learning curves of what is finished, and what the attributes of AttrFormer add."""
-    import recbole_pos.inspect.relations as look
+def pictures(study: Study, names: list[str], size: str) -> None:
+    """Learning curves of the rows that are finished, and what the attributes of AttrFormer add."""
+    from recbole_pos.inspect.relations import inspect_relations
 
-    done = {
-        name: study.path(name, SEEDS[0])
-        for group in ("main", "ablations")
-        for name in plan[group]
-        if study.finished(name, SEEDS[:1])
-    }
-    stem = PAGE.with_name(f"attrformer-{study.dataset}")
+    done = {name: study.path(name, SEEDS[0]) for name in names if study.finished(name, SEEDS[:1])}
+    if not done:
+        return
+    stem = PAGE.with_name(f"attrformer-{study.dataset}-{size}")
     draw_curves(done, PROTOCOL["valid_metric"].lower(), stem.with_suffix(".png"))
     if "AttrFormer" in done:
-        look.inspect_relations(done["AttrFormer"])
+        inspect_relations(done["AttrFormer"])
         shutil.copy(done["AttrFormer"] / "relations.png", f"{stem}-relations.png")
 
 
@@ -354,7 +352,7 @@ def main() -> None:
             study.all(study.run, [(name, options, seed) for name, options in chosen.items()])
     replace_section(PAGE, f"{given.dataset}, {given.size}", tables(study, plan, given.threads))
     if given.pictures:
-        pictures(study, plan)
+        pictures(study, [*plan["main"], *DRAWN], given.size)
 
 
 if __name__ == "__main__":

@@ -163,15 +163,13 @@ def paired(runs: dict[int, Path], others: dict[int, Path], **given: Any) -> str:
 
 
 def draw_curves(runs: dict[str, Path], metric: str, file: Path) -> None:
-    """Validation metric by epoch, a line for each run, also of unfinished ones."""
+    """Validation metric by epoch, a line for each run."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     panel = figure.subplots()
     for name, run in runs.items():
-        history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        epochs = [line["epoch"] + 1 for line in history if "valid" in line]
-        panel.plot(
-            epochs, [line["valid"][metric] for line in history if "valid" in line], label=name
-        )
+        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        points = [(line["epoch"] + 1, line["valid"][metric]) for line in lines if line["valid"]]
+        panel.plot(*zip(*points, strict=True), label=name)
     panel.set(xlabel="epoch", ylabel=f"{metric.upper()}, validation")
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, fontsize=9)

@@ -219,14 +219,14 @@ def _check_metrics(config: dict[str, Any]) -> None:
     metrics, topk = _as_list(config["metrics"]), _as_list(config["topk"])
     if not metrics:
         raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
+    ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in metrics:
-        if str(metric).lower() not in metric_types:
-            raise UsageError(f"metrics: unknown {metric!r}; {nearest(str(metric), metric_types)}")
-        if metric_types[str(metric).lower()] == EvaluatorType.VALUE:
-            raise UsageError(
-                f"metrics: {metric} compares values, not ranks; models here rank all items, "
-                "for example [Recall, NDCG, MRR]"
-            )
+        if str(metric).lower() in ranking:
+            continue
+        hint = nearest(str(metric), ranking)
+        if str(metric).lower() in metric_types:
+            raise UsageError(f"metrics: {metric} needs labels, and here items are ranked; {hint}")
+        raise UsageError(f"metrics: unknown {metric!r}; {hint}")
     whole = [isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in topk]
     if not topk or not all(whole):
         raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")

@@ -29,6 +29,7 @@ from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.memory import give_back
 from recbole_pos.report import RunFolder, Screen
 
 # What a checkpoint must hold to be resumed.
@@ -150,7 +151,9 @@ class PosTrainer(Trainer):
         while state.next_epoch < self.epochs and not state.stopped:
             epoch = state.next_epoch
             line = self._train_epoch(self.loader, epoch, show_progress=show_progress, screen=screen)
+            give_back()
             improved = self._validate(valid_data, line)
+            give_back()
             state.history.append(line)
             state.next_epoch += 1
             if saved:

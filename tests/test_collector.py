@@ -12,7 +12,7 @@ from conftest import SMALL
 from recbole.evaluator import Collector
 
 import recbole_pos
-from recbole_pos.collector import TargetCollector
+from recbole_pos.collector import TOPK, TargetCollector
 from recbole_pos.config import PosConfig
 from recbole_pos.quick_start import prepare
 
@@ -60,3 +60,18 @@ def test_gauc_chooses_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
     )
     assert set(done.test) == {"gauc"} and 0 < done.test["gauc"] < 1
     assert json.loads((tmp_path / "run" / "result.json").read_text())["test"] == done.test
+
+
+def test_the_matrix_of_targets_is_left_out(tiny: Path, monkeypatch) -> None:
+    """Unless a row has several."""
+    asked = []
+    monkeypatch.setattr(
+        Collector, "eval_batch_collect", lambda self, *_: asked.append(self.register.need(TOPK))
+    )
+    given = {**SMALL, "data_path": str(tiny)}
+    collector = TargetCollector(PosConfig("PosSASRec", "tiny", None, given))
+    for rows in ([0, 1], [1, 0], [0, 0], [0]):
+        collector.eval_batch_collect(
+            torch.randn(2, 30), None, torch.tensor(rows), torch.ones(len(rows)).long()
+        )
+    assert asked == [False, False, True, True]

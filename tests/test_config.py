@@ -161,7 +161,7 @@ def test_keys_without_effect_are_refused(key: str, value: object) -> None:
         ("FPARec", {"metrics": ["NDGC"]}, "nearest known: ndcg"),
         ("FPARec", {"valid_metric": "NDCG@7"}, "not computed; metrics and topk give Hit@5"),
         ("FPARec", {"metrics": ["GAUC"], "valid_metric": "GAUC@5"}, "metrics and topk give GAUC"),
-        ("FPARec", {"metrics": ["AUC"]}, "metrics: AUC compares values, not ranks"),
+        ("FPARec", {"metrics": ["AUC"]}, "metrics: AUC needs labels, and here items are ranked"),
         ("FPARec", {"mask_history": "maybe"}, "true or false"),
         ("FPARec", {"eval_args": {"mode": "uni100"}}, "only full"),
         ("BPR", {"eval_args": {"mode": {"valid": "full", "test": "uni10"}}}, "only full"),

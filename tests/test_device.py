@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import SMALL
 from elsewhere import ELSEWHERE, Far, elsewhere
+from shop import RELATIONS, shop_options, tables, write
 
 from recbole_pos.config import PosConfig
 from recbole_pos.inspect.attention import positional_weights
@@ -73,12 +74,21 @@ def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
         assert kernel_factors(made.model) and attention_maps(made.model, made.loaders["test"])
         assert positional_weights(there("FPARec", tiny).model)
         assert learned_periods(there("TORoPE", tiny, learn_frequencies="free").model)
-        made = there("AttrFormer", tiny, relations=["time", "position"])
-        loader = made.trainer.training_loader(made.loaders["train"])
-        made.model.eval()
-        assert [use.field for use in measure_relations(made.model, loader)][1] == "position"
         encodings = learned_encodings(there("PosRec", tiny).model, ["ldpe"])
         assert session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])
+
+
+def test_relations_of_every_kind(tmp_path: Path, monkeypatch) -> None:
+    """Attributes of items, events and users: trained, evaluated and inspected elsewhere."""
+    config = PosConfig("AttrFormer", "shop", None, shop_options(write(tmp_path, tables())))
+    config["device"] = ELSEWHERE
+    with elsewhere(monkeypatch):
+        made = prepare(config)
+        loader = made.trainer.training_loader(made.loaders["train"])
+        assert made.trainer._train_epoch(loader, 0)["loss"] > 0
+        assert made.trainer.evaluate(made.loaders["valid"], load_best_model=False)
+        uses, _ = measure_relations(made.model.eval(), loader)
+        assert len(uses) == len(RELATIONS) - 1 and uses[-1].source == "user"
 
 
 def test_a_tensor_left_behind_is_found(monkeypatch) -> None:

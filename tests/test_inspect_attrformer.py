@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shop import Cells, all_windows, find, open_shop, shaken, tables, train, write
+from shop import Cells, all_windows, find, open_shop, shaken, shop_options, tables, train, write
 
+import recbole_pos
 from recbole_pos.cli import main
 from recbole_pos.inspect.attention import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure_attention, sample_histories
@@ -81,10 +82,11 @@ def test_use_of_relations_equals_loops(folder: Path, double, norm: str) -> None:
     model, rows = shaken(made), all_windows(made)
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
-    uses = measure_relations(model, [batch])
+    uses, events = measure_relations(model, [batch])
     fields = [use.field for use in uses]
     order, heads, users = find(model, rows)
-    m = len(order)
+    m = events
+    assert m == len(order)
     assert fields[-1] == ", ".join(r.field for r in model.declared if r.source == "user")
     for use, edges in zip(uses, [*heads, users], strict=True):
         others = [order.user[a] != order.user[b] for a, b in zip(edges.reader, edges.source)]  # noqa: B905
@@ -147,7 +149,8 @@ def test_relations_are_shown(folder: Path, tmp_path: Path, capsys, options: dict
     train(folder, tmp_path, epochs=1, **options)
     assert main(["inspect", "relations", "--checkpoint", str(tmp_path), "--batches", "2"]) == 0
     shown = capsys.readouterr().out
-    found = json.loads((tmp_path / "relations.json").read_text())["relations"]
+    text = (tmp_path / "relations.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)["relations"]
     assert all(use["field"] in shown for use in found) and "relations.png" in shown
     assert (tmp_path / "relations.png").stat().st_size > 5000
     assert ("gate of layer 1" in shown) == (
@@ -160,3 +163,11 @@ def test_nothing_to_show(folder: Path, tmp_path: Path, capsys) -> None:
     train(folder, tmp_path, epochs=1, relations=[])
     assert main([*run, "--batches", "0"]) and "--batches: 0 is below 1" in capsys.readouterr().err
     assert main(run) and "trained without relations" in capsys.readouterr().err
+    for model in ("PosSASRec", "SASRec"):
+        options = {**shop_options(folder), "epochs": 1}
+        del options["relations"], options["relation_heads"], options["relation_size"]
+        del options["top_k"]
+        recbole_pos.run(model, "shop", None, options, run_dir=tmp_path / model, verbose=False)
+        assert main([*run[:3], str(tmp_path / model)])
+        assert f"{model} has no relations; AttrFormer has" in capsys.readouterr().err
+    assert main([*run[:3], str(folder)]) and "not a run folder" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,6 +13,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.periods import HOURS, MARKED, Periods, near
+
+if TYPE_CHECKING:
+    from recbole_pos.inspect.relations import RelationUse
 
 AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
 COLORS = {"all queries": "tab:blue", "last query": "tab:orange"}
@@ -137,7 +140,7 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     return file
 
 
-def draw_relations(uses: Sequence[Any], title: str, file: Path) -> Path:
+def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     """What relations add, layer by layer, and beside it W^R of every layer.
 
     Args:
@@ -159,7 +162,12 @@ def draw_relations(uses: Sequence[Any], title: str, file: Path) -> Path:
         adds = [use.adds[layer] for use in uses]
         shift = 0.8 * ((layer + 0.5) / layers - 0.5)
         panels[0].barh(place + shift, adds, 0.8 / layers, label=f"layer {layer + 1}")
-    panels[0].set(yticks=place, ylim=(len(uses) - 0.5, -0.5), xlabel="adds (self-attention = 1)")
+    panels[0].set(
+        yticks=place,
+        ylim=(len(uses) - 0.5, -0.5),
+        xlim=(0, None),
+        xlabel="adds (self-attention = 1)",
+    )
     panels[0].set_yticklabels(names)
     panels[0].grid(axis="x", alpha=0.3)
     panels[0].legend(frameon=False, fontsize=8)

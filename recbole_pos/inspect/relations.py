@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,23 +11,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from recbole.data.interaction import Interaction
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.figures import draw_relations
-from recbole_pos.inspect.report import load_trained
+from recbole_pos.inspect.report import open_run
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
+from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
+from recbole_pos.relations.declare import TIME, Relation
 
 MEANING = {
-    "known": "share of training events that have the attribute",
+    "known": "share of the events that can be related by the attribute",
     "read": "relations of an event that are kept, at most top_k",
     "others": "share of them that lead to other users",
-    "adds": "size of what a layer adds by it, self-attention = 1 (root mean square over events)",
-    "gate": "weight by which like users' states are added (section 3.1.3)",
+    "adds": "size of what a layer adds by it, self-attention = 1; of users: how far aggregation "
+    "moves the state, state = 1 (root mean square over events)",
+    "gate": "weight of Norm(R^U) H, the states of like users and the own (section 3.1.3)",
 }
 
 
@@ -38,10 +44,9 @@ class RelationUse:
         field: of the relation; for users all their fields, which act as one.
         source: item, behaviour or user.
         known, read, others: as in ``MEANING``; others is NaN where nothing is read.
-        adds: one number a layer; of users, to the state that the layer leaves, and NaN in layers
-            that do not aggregate.
+        adds: one number a layer; of users, NaN in layers that do not aggregate.
         heads: [layers, M'] W^R of equation 8; none for users.
-        gate: one number a layer, for users that are added.
+        gate: one number a layer, of users alone; NaN where there is no gate.
     """
 
     field: str
@@ -59,6 +64,7 @@ class RelationReport:
     """What was found, and the files that tell."""
 
     title: str
+    events: int
     uses: list[RelationUse]
     files: list[Path]
 
@@ -73,31 +79,44 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
         batches: of the first epoch to look at.
 
     Raises:
-        UsageError: if the model has no relations.
+        UsageError: if that is no trained AttrFormer, or one without relations.
     """
     if batches < 1:
         raise UsageError(f"--batches: {batches} is below 1")
-    folder, made = load_trained(path)
-    model = made.model
+    folder, made = open_run(path)
+    model, config = made.model, made.config
     if not isinstance(model, AttrFormer):
-        raise UsageError(f"{type(model).__name__} has no relations; AttrFormer has")
+        raise UsageError(f"{config['model']} has no relations; AttrFormer has")
     if not model.lookup.heads and model.lookup.user_table is None:
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # what was learned, also where predictions read nothing
     loader = made.trainer.training_loader(made.loaders["train"])
-    uses = measure_relations(model, islice(loader, batches))
-    config = made.config
-    title = f"{config['model']} on {config['dataset']}"
-    content = {"checkpoint": str(path), "measures": MEANING, "relations": [asdict(u) for u in uses]}
+    looked = list(islice(loader, batches))
+    uses, events = measure_relations(model, looked)
+    content = {
+        "checkpoint": str(path),
+        "model": config["model"],
+        "dataset": config["dataset"],
+        "batches": len(looked),
+        "events": events,
+        "measures": MEANING,
+        "relations": [asdict(use) for use in uses],
+    }
     file = folder.path / "relations.json"
-    file.write_text(json.dumps(_without_nan(content), indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    file.write_text(text + "\n", encoding="utf-8")
+    title = f"{config['model']} on {config['dataset']}: {events:,} events of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
-    return RelationReport(title, uses, [file, picture])
+    return RelationReport(title, events, uses, [file, picture])
 
 
 @torch.no_grad()
-def measure_relations(model: AttrFormer, batches: Any) -> list[RelationUse]:
+def measure_relations(
+    model: AttrFormer, batches: Iterable[SequenceBatch | Interaction]
+) -> tuple[list[RelationUse], int]:
     """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
+
+    Also how many events were looked at, context of overlapping windows included.
 
     Args:
         model: in evaluation mode.
@@ -109,9 +128,14 @@ def measure_relations(model: AttrFormer, batches: Any) -> list[RelationUse]:
     for batch in batches:
         rows = model.training_rows(batch.to(model.device))[0]
         users = model.lookup.users[rows.events]
-        seen: list[tuple[Tensor, Any, Tensor]] = []
+        seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
 
-        def note(layer: RelationLayer, given: tuple, out: Tensor, seen: list = seen) -> None:
+        def note(
+            layer: RelationLayer,
+            given: tuple[Tensor, SequenceContext],
+            out: Tensor,
+            seen: list[tuple] = seen,
+        ) -> None:
             seen.append((*given, out))
 
         hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -131,7 +155,7 @@ def measure_relations(model: AttrFormer, batches: Any) -> list[RelationUse]:
             sums.known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
             sums.squares[number] += _squares(layer, x, ctx, out)
-    return sums.uses(model, declared, layers)
+    return sums.uses(model, declared, layers), sums.events
 
 
 class _Sums:
@@ -144,9 +168,9 @@ class _Sums:
         self.squares = np.zeros((layers, relations + 3))  # heads, users, self-attention, states
 
     def uses(
-        self, model: AttrFormer, declared: list, layers: list[RelationLayer]
+        self, model: AttrFormer, declared: Sequence[Relation], layers: Sequence[RelationLayer]
     ) -> list[RelationUse]:
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             others = self.read[:, 1] / self.read[:, 0]
             heads = np.sqrt(self.squares[:, :-3] / self.squares[:, -2:-1])
             users = np.sqrt(self.squares[:, -3] / self.squares[:, -1])
@@ -155,7 +179,7 @@ class _Sums:
         mix = [part.relation_mix.cpu().tolist() for part in attention]
         found = [
             RelationUse(
-                field=relation.field,
+                field=TIME if relation.table == TIME else relation.field,
                 source=relation.source,
                 known=known[i],
                 read=read[i],
@@ -168,7 +192,7 @@ class _Sums:
         ]
         if model.lookup.user_table is not None:
             fields = ", ".join(r.field for r in model.declared if r.source == "user")
-            gates = [getattr(layer, "user_gate", None) for layer in layers]
+            gates = [layer.user_gate for layer in layers]
             gate = [float("nan") if g is None else float(g) for g in gates]
             adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
             found.append(
@@ -190,7 +214,7 @@ def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:
     )
 
 
-def _squares(layer: RelationLayer, x: Tensor, ctx: Any, out: Tensor) -> np.ndarray:
+def _squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor) -> np.ndarray:
     """Sums of squares: by relation, by users, by self-attention, of the state before users."""
     attention = layer.multi_head_attention
     normed = attention.LayerNorm(x) if attention.pre_norm else x
@@ -202,13 +226,13 @@ def _squares(layer: RelationLayer, x: Tensor, ctx: Any, out: Tensor) -> np.ndarr
     return np.array([float(part.double().square().sum()) for part in parts])
 
 
-def _without_nan(content: Any) -> Any:
-    """JSON has no NaN: null."""
+def _finite(content: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
     if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
+        return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_without_nan(value) for value in content]
-    return None if isinstance(content, float) and np.isnan(content) else content
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not np.isfinite(content) else content
 
 
 def show(report: RelationReport, console: Console) -> None:
@@ -237,4 +261,4 @@ def show(report: RelationReport, console: Console) -> None:
 
 
 def _cell(value: float, form: str) -> str:
-    return "-" if np.isnan(value) else format(value, form)
+    return format(value, form) if np.isfinite(value) else "-"

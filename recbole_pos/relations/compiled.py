@@ -31,7 +31,7 @@ class TableRelation:
     across: bool
 
     def known(self, events: np.ndarray) -> np.ndarray:
-        """[m] bool, whether the events (by their places in the log) have the attribute."""
+        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
         return self.table.known[self.thing[events]]
 
     def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
@@ -57,8 +57,8 @@ class NumberRelation:
     rising: bool
 
     def known(self, events: np.ndarray) -> np.ndarray:
-        """[m] bool, whether the events (by their places in the log) have the attribute."""
-        return ~np.isnan(self.values[events])
+        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
+        return np.isfinite(self.values[events])
 
     def top(self, events: np.ndarray, order: EventOrder, k: int, across: bool) -> Edges:
         """The strongest relations of the packed ``events`` ([m], their places in the log)."""

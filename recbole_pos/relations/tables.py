@@ -55,7 +55,7 @@ class RelationTable:
 
     @cached_property
     def known(self) -> np.ndarray:
-        """[things] bool, whether a thing has the attribute: it is then related to itself."""
+        """[things] bool, whether a thing can be related: it then is to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
     def matrix(self) -> sp.csr_matrix:
