@@ -22,6 +22,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     attention.add_argument(
         "--checkpoint",
         required=True,
+        default=argparse.SUPPRESS,
         metavar="RUN_DIR",
         help="the folder of a run, or a checkpoint in it",
     )
@@ -34,14 +35,16 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
         parents=[debug],
         help="what each attribute of an AttrFormer reads, and how much it adds",
         description="How many relations events have by each attribute, how many of them lead to "
-        "other users, what they add to a state beside self-attention, and the weights W^R, in "
-        "training batches. Writes relations.json and relations.png into the run folder.",
+        "other users, what they add to a state beside self-attention (of users: how far they move "
+        "it), the weights W^R and the gates of users, in training batches. Writes relations.json "
+        "and relations.png into the run folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     relations.add_argument(
         "--checkpoint",
         required=True,
+        default=argparse.SUPPRESS,
         metavar="RUN_DIR",
         help="the folder of a run, or a checkpoint in it",
     )
