@@ -16,11 +16,12 @@ from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import prepare
-from recbole_pos.tune import search
+from recbole_pos.tune import outcome, search
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import best_of, collect
 from recbole_pos.tune.progress import Progress
 from recbole_pos.tune.searchers import BEST
+from recbole_pos.tune.trial import EARLIER
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
@@ -193,3 +194,23 @@ def test_progress_does_not_take_what_another_trial_told(ray_says, capsys) -> Non
     progress.on_step_end(0, [trial])
     printed = capsys.readouterr().out
     assert "after epoch 0;" in printed and "1 (epoch 0)" in printed and "best" not in printed
+
+
+def test_a_lost_report_is_told_again_by_the_resumed_trial() -> None:
+    """Ray has the checkpoint of epoch 2, and not its report."""
+    frame = pd.DataFrame(
+        {
+            "epoch": [1, 3, 4],
+            "valid": [0.1, 0.3, 0.25],
+            BEST: [0.1, 0.3, 0.3],
+            "config/number": [7, 7, 7],
+            EARLIER: [None, '{"1": 0.1, "2": 0.2}', '{"1": 0.1, "2": 0.2, "3": 0.3}'],
+        }
+    )
+    last = {BEST: 0.3, "epoch": 4, "best_epoch": 2, "ended": True, "config": {"number": 7}}
+    made = SimpleNamespace(config={"number": 7, "options": {}})
+    result = SimpleNamespace(metrics=last, metrics_dataframe=frame, error=None)
+    found = outcome._trial(made, result, "TERMINATED")
+    assert found.curve == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.25} and list(found.curve) == [1, 2, 3, 4]
+    result.metrics_dataframe = frame.drop(columns=EARLIER)  # never resumed
+    assert list(outcome._trial(made, result, "TERMINATED").curve) == [1, 3, 4]

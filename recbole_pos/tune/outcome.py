@@ -16,7 +16,7 @@ from recbole_pos.errors import TrainingError
 from recbole_pos.report import write_whole
 from recbole_pos.tune.progress import own_report, state_of
 from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.trial import FAILURE, reason
+from recbole_pos.tune.trial import EARLIER, FAILURE, reason
 
 
 @dataclass
@@ -90,7 +90,10 @@ def _trial(trial: Any, result: Any, status: str) -> Trial:
     if frame is not None and {"epoch", "valid", "config/number"} <= set(frame):
         frame = frame[frame["config/number"] == number]
         rows = frame[["epoch", "valid", BEST]].dropna()  # a failure has no epoch
-        curve = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
+        told = frame[EARLIER].dropna() if EARLIER in frame else ()
+        earlier = {int(e): v for text in told for e, v in json.loads(text).items()}
+        reported = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
+        curve = dict(sorted({**earlier, **reported}.items()))
         best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
     state = state_of(status, last) if status else "interrupted"
     why = (last.get(FAILURE) or _lost(result.error)) if state == "failed" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import shutil
@@ -23,6 +24,7 @@ from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.team import LOST, gpu_of_ray, team
 
+EARLIER = "earlier"  # key of validation values by epoch, as JSON, in reports of a resumed trial
 FAILURE = "failure"  # key of a last report that says why a trial failed
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -104,20 +106,24 @@ def _train(config: PosConfig, data: SharedData, folder: RunFolder, start: Path |
     if start:
         trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
     if trainer.finished:  # the process was lost after the last epoch: nothing to train, one to tell
-        _report(experiment, folder)
+        _report(experiment, folder, resumed=True)
         return
     trainer.fit(
         loaders["train"],
         loaders["valid"],
         verbose=False,
-        callback_fn=lambda epoch, score: _report(experiment, folder),
+        callback_fn=lambda epoch, score: _report(experiment, folder, resumed=start is not None),
     )
 
 
-def _report(experiment: Experiment, folder: RunFolder) -> None:
-    """Tell Ray about the newest validated epoch; does not return if the scheduler says stop."""
+def _report(experiment: Experiment, folder: RunFolder, resumed: bool) -> None:
+    """Tell Ray about the newest validated epoch; does not return if the scheduler says stop.
+
+    A resumed trial tells what came earlier again: Ray may keep the checkpoint of a process that is
+    lost right after a report, and lose the report.
+    """
     trainer, progress = experiment.trainer, experiment.trainer.progress
-    line = next(line for line in reversed(progress.history) if line["valid"])
+    *before, line = [line for line in progress.history if line["valid"]]
     metrics = {
         BEST: progress.best_score,
         "valid": line["valid"][trainer.valid_metric],
@@ -130,6 +136,9 @@ def _report(experiment: Experiment, folder: RunFolder) -> None:
         "parameters": sum(p.numel() for p in experiment.model.parameters()),
         "node": ray.get_runtime_context().get_node_id()[:8],
     }
+    if resumed:
+        earlier = {one["epoch"] + 1: one["valid"][trainer.valid_metric] for one in before}
+        metrics[EARLIER] = json.dumps(earlier)
     tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder.path))
 
 
