@@ -19,13 +19,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    attention.add_argument(
-        "--checkpoint",
-        required=True,
-        default=argparse.SUPPRESS,
-        metavar="RUN_DIR",
-        help="the folder of a run, or a checkpoint in it",
-    )
+    _add_trained(attention)
     attention.add_argument("--users", type=int, default=200, help="how many to draw at most")
     attention.add_argument("--min_events", type=int, default=20, help="in the history of each")
     attention.add_argument("--seed", type=int, default=0, help="of the draw")
@@ -41,13 +35,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    relations.add_argument(
-        "--checkpoint",
-        required=True,
-        default=argparse.SUPPRESS,
-        metavar="RUN_DIR",
-        help="the folder of a run, or a checkpoint in it",
-    )
+    _add_trained(relations)
     relations.add_argument("--batches", type=int, default=8, help="of training to look at")
     relations.set_defaults(command=_inspect_relations)
     encoding = what.add_parser(
@@ -73,6 +61,16 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     encoding.add_argument("--hidden_size", type=int, help="d, where there is no model (100)")
     encoding.add_argument("--out", metavar="DIR", help="where to write (the run, or here)")
     encoding.set_defaults(command=_inspect_encoding)
+
+
+def _add_trained(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        default=argparse.SUPPRESS,
+        metavar="RUN_DIR",
+        help="the folder of a run, or a checkpoint in it",
+    )
 
 
 def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
