@@ -64,7 +64,6 @@ class RelationReport:
     """What was found, and the files that tell."""
 
     title: str
-    events: int
     uses: list[RelationUse]
     files: list[Path]
 
@@ -107,7 +106,7 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
     file.write_text(text + "\n", encoding="utf-8")
     title = f"{config['model']} on {config['dataset']}: {events:,} events of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
-    return RelationReport(title, events, uses, [file, picture])
+    return RelationReport(title, uses, [file, picture])
 
 
 @torch.no_grad()
