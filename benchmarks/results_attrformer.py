@@ -4,7 +4,8 @@ Leave-one-out by exact time, all items ranked, one protocol for all: AttrFormer,
 backbone (PosSASRec, what AttrFormer is without relations and posterior targets), TiSASRec's and
 DIF-SR's attention on the backbone, and RecBole's models. Nothing is tuned. Runs are kept and
 reused, interrupted ones resumed. Writes the part of ``results/attrformer.md`` between the marks of
-the dataset; ``--table`` does only that, ``--pictures`` draws too.
+the dataset, where rows whose runs are not in ``--runs`` keep their line; ``--table`` does only
+that, ``--pictures`` draws too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from study import ROOT, Study, draw_curves, paired, replace_section, score
+from study import ROOT, Study, draw_curves, paired, replace_section, score, written_rows
 
 PAGE = ROOT / "results" / "attrformer.md"
 SEEDS = [2020, 2021, 2022, 2023, 2024]
@@ -270,8 +271,13 @@ def evaluate(run: Path) -> None:
     (run / "inference.json").write_text(json.dumps(found))
 
 
-def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
-    """What the finished runs say."""
+def tables(
+    study: Study,
+    plan: dict[str, dict[str, Any]],
+    written: dict[str, dict[str, str]],
+    threads: int,
+) -> str:
+    """What the finished runs say; rows that were written before and have no run here stay."""
     heads = [m.replace("recall", "Recall").replace("ndcg", "NDCG") for m in METRICS]
     lines: list[str] = []
     paper = PAPER.get(study.dataset, {})
@@ -282,7 +288,8 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
         ("sensitivity", "Figures 4 to 6"),
     ):
         done = {name: study.finished(name, SEEDS) for name in plan[group]}
-        if not any(done.values()):
+        before = written.get(title, {})
+        if not any(done.values()) and not before:
             continue
         last = ["paper"] if any(name in paper for name in plan[group]) else []
         columns = [title, "seeds", *heads, "NDCG@20 to backbone", *last]
@@ -293,14 +300,20 @@ def tables(study: Study, plan: dict[str, dict[str, Any]], threads: int) -> str:
                 cells.append(paired(runs, study.finished(BACKBONE, SEEDS), k=20))
                 cells += [paper.get(name, "")] if last else []
                 lines.append(f"| {name} | {' | '.join(cells)} |")
+            elif name in before:
+                lines.append(before[name])
     runs = study.finished("AttrFormer", SEEDS)
-    if runs:
-        columns = ["AttrFormer, `inference_relations`", "seeds", *heads]
+    columns = ["AttrFormer, `inference_relations`", "seeds", *heads]
+    before = written.get(columns[0], {})
+    if runs or before:
         lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    if runs:
         found = [inference(run, threads) for run in runs.values()]
         for name in found[0]:
             means = [sum(one[name][m] for one in found) / len(found) for m in METRICS]
             lines.append(f"| {name} | {len(found)} | {' | '.join(f'{x:.4f}' for x in means)} |")
+    else:
+        lines += before.values()
     return "\n".join(lines).strip()
 
 
@@ -350,7 +363,9 @@ def main() -> None:
         chosen = {n: o for n, o in plan[group].items() if not given.only or n in given.only}
         for seed in SEEDS[: given.seeds]:
             study.all(study.run, [(name, options, seed) for name, options in chosen.items()])
-    replace_section(PAGE, f"{given.dataset}, {given.size}", tables(study, plan, given.threads))
+    mark = f"{given.dataset}, {given.size}"
+    text = tables(study, plan, written_rows(PAGE, mark), given.threads)
+    replace_section(PAGE, mark, text or "Not run.")
     if given.pictures:
         pictures(study, [*plan["main"], *DRAWN], given.size)
 

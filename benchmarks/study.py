@@ -176,10 +176,28 @@ def draw_curves(runs: dict[str, Path], metric: str, file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def section(page: Path, mark: str) -> tuple[str, str, str]:
+    """A page before the begin mark, between the marks, and after the end mark."""
+    begin, end = (f"<!-- {side} {mark} -->" for side in ("begin", "end"))
+    before, _, rest = page.read_text().partition(begin)
+    inside, _, after = rest.partition(end)
+    return before, inside.strip(), after
+
+
+def written_rows(page: Path, mark: str) -> dict[str, dict[str, str]]:
+    """Lines of a section's tables by title (the first head) and name (the first cell)."""
+    found: dict[str, dict[str, str]] = {}
+    for block in section(page, mark)[1].split("\n\n"):
+        lines = [line for line in block.splitlines() if line.startswith("| ")]
+        names = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+        if lines:
+            found[names[0]] = dict(zip(names[1:], lines[1:], strict=True))
+    return found
+
+
 def replace_section(page: Path, mark: str, text: str) -> None:
     """Put text between the begin and end marks of a page."""
     begin, end = (f"<!-- {side} {mark} -->" for side in ("begin", "end"))
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
+    before, _, after = section(page, mark)
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
     print(text)
