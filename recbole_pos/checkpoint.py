@@ -62,7 +62,10 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     if not zipfile.is_zipfile(path):  # every file torch.save writes today is a zip archive
         start = path.open("rb").read(2)
         if start and not b"PK".startswith(start):
-            raise CheckpointError(f"{path} was not written by this package; it was not read")
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this package, and was not read; name the folder of "
+                "a run, or a .pt file in it"
+            )
         raise CheckpointError(f"{path} is truncated or damaged")
     try:
         damaged = zipfile.ZipFile(path).testzip()  # torch does not look at checksums

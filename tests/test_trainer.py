@@ -291,6 +291,9 @@ def test_truncated_and_foreign_checkpoints(tmp_path: Path) -> None:
     torch.save({"weights": torch.ones(1)}, file)
     with pytest.raises(CheckpointError, match="not written by this package"):
         checkpoint.load(file)
+    file.write_text('{"best_epoch": 3}')
+    with pytest.raises(CheckpointError, match="not a checkpoint.*name the folder"):
+        checkpoint.load(file)
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         checkpoint.load(tmp_path / "none.pt")
 
