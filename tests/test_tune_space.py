@@ -273,6 +273,21 @@ def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
     assert first[0]["options"] != RandomSearcher(space, "max", 6).suggest("a0")["options"]
 
 
+def test_random_trials_do_not_repeat(tmp_path: Path) -> None:
+    text = (
+        "kernel_u: {choice: [toeplitz, full]}\nn_layers: {randint: [1, 3]}\n"
+        "kernel_band: {choice: [5, 9], when: {kernel_u: toeplitz}}\n"
+    )
+    found = settings(write(tmp_path, text), "KernelAttention", searcher="random")
+    assert found.space.points() == found.total == 3 * 2 + 3
+    assert settings(write(tmp_path, text), "KernelAttention").total == 60  # Optuna may repeat
+    searcher = RandomSearcher(found.space, "max", 0)
+    drawn = [searcher.suggest(str(n))["options"] for n in range(9)]
+    assert all(options in drawn for options in found.space.grid())
+    assert searcher.suggest("9") == "FINISHED"
+    assert settings(write(tmp_path, ALL_KINDS)).space.points() is None
+
+
 def test_searchers_go_on_after_a_file(tmp_path: Path) -> None:
     space = settings(write(tmp_path, ALL_KINDS)).space
     for kind in (RandomSearcher, OptunaSearcher):

@@ -263,6 +263,9 @@ def _headline(
     )
     if settings.overruled:
         screen.line(f"given, so not searched: {', '.join(settings.overruled)}")
+    points = settings.space.points()
+    if settings.searcher != "grid" and points is not None and points <= settings.total:
+        screen.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
 

@@ -58,10 +58,26 @@ class NumberedSearcher(Searcher):
 
 
 class RandomSearcher(NumberedSearcher):
-    """Trial n depends on seed and n alone: not on machines, or on which trial ends first."""
+    """Trial n depends on seed and n alone: not on machines, or on which trial ends first.
 
-    def options(self, number: int, trial_id: str) -> dict[str, Any]:
-        return self.space.draw(np.random.default_rng((self.seed, number)))
+    No combination is drawn twice; where there are few, the draws end when all are drawn.
+    """
+
+    def __init__(self, space: Space, mode: str, seed: int) -> None:
+        super().__init__(space, mode, seed)
+        self.points = space.points()
+        self.drawn: list[dict[str, Any]] = []
+        self.draws = 0
+
+    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+        if len(self.drawn) == self.points:
+            return None
+        while True:
+            options = self.space.draw(np.random.default_rng((self.seed, self.draws)))
+            self.draws += 1
+            if options not in self.drawn:
+                self.drawn.append(options)
+                return options
 
 
 class GridSearcher(NumberedSearcher):

@@ -165,6 +165,8 @@ def read_settings(
         **others,
     )
     _require_numbers(settings, num_samples)
+    if searcher == "random":
+        settings.total = min(settings.total, found.points() or settings.total)
     if searcher == "grid":
         points = len(found.grid())
         if num_samples not in (None, points):

@@ -193,6 +193,14 @@ class Space:
                 options[parameter.name] = choose(parameter)
         return options
 
+    def points(self, most: int = 10_000) -> int | None:
+        """How many combinations there are; None if infinitely many, or more than ``most``."""
+        endless = ("uniform", "loguniform")
+        if any(parameter.kind in endless for parameter in self.parameters):
+            return None
+        counts = [len(parameter.all_values()) for parameter in self.parameters]
+        return len(self.grid()) if math.prod(counts) <= most else None
+
     def grid(self) -> list[dict[str, Any]]:
         """All combinations, in the order of the file, the last parameter changing first."""
         found: list[dict[str, Any]] = [{}]
