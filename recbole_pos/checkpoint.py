@@ -90,17 +90,29 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     return state
 
 
-def require_same_data(state: dict[str, Any], fingerprint: str, path: str | Path) -> None:
+def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | Path) -> None:
     """Refuse weights that were trained on other data, or under another split.
 
+    Args:
+        state: of the checkpoint.
+        data: ``identity`` of the dataset.
+        path: the checkpoint's, for the message.
+
     Raises:
-        CheckpointError: if the checkpoint carries another fingerprint.
+        CheckpointError: if they differ in events or split, or in a field that both have loaded.
     """
-    # checkpoints of earlier versions have no times in theirs, or none at all
-    if not fingerprint.startswith(state.get("data") or ""):
+    # checkpoints of earlier versions have no times or fields in theirs, or nothing at all
+    if not data["data"].startswith(state.get("data") or ""):
         raise CheckpointError(
             f"{path} was trained on other data or another split: items, events, their "
             "times or what is held out have changed since, so its weights do not fit"
+        )
+    then, now = state.get("fields") or {}, data["fields"]
+    changed = [field for field in then if field in now and then[field] != now[field]]
+    if changed:
+        raise CheckpointError(
+            f"{path} was trained with other values of {', '.join(changed)}: the atomic files have "
+            "changed since, and the model would read what it has not learned"
         )
 
 

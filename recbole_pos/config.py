@@ -34,6 +34,7 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
 EXTRA_KEYS = {"model", "dataset"}
 WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
+ARGUMENTS = ("run_dir", "resume", "nproc")  # of run, beside its options
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
 _PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
@@ -192,6 +193,11 @@ class PosConfig(Config):
         known = {*self.internal_config_dict, *EXTRA_KEYS} - DERIVED_KEYS
         for key, value in given.items():
             where = self.sources.get(key, "configuration")
+            if key in ARGUMENTS:
+                raise UsageError(
+                    f"{where}: {key} is no option: it is given on the command line (--{key}) or as "
+                    f"an argument, as in recbole_pos.run(..., {key}=...)"
+                )
             if key not in known:
                 raise UsageError(
                     f"{where}: unknown key {key!r}; {nearest(str(key), known)}. "

@@ -14,6 +14,7 @@ from recbole.utils import ModelType, init_seed
 
 from recbole_pos import checkpoint, parallel, report
 from recbole_pos.config import PosConfig
+from recbole_pos.data.attributes import loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.loaders import build_loaders
@@ -94,7 +95,7 @@ def prepare(
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = _build_model(config, dataset, loaders["train"]._dataset)
-    start_from(model, config, dataset.fingerprint, weights=fresh)
+    start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
@@ -119,7 +120,7 @@ def _build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
     except KeyError as error:  # a field is missing
         raise UsageError(
             f"{config['model']} needs {error}, but the fields loaded are "
-            f"{', '.join(dataset.field2type)}; see load_col, and selected_features for models "
+            f"{', '.join(loaded_fields(dataset))}; see load_col, and selected_features for models "
             "that embed attributes"
         ) from error
     except _REFUSALS as error:
@@ -288,7 +289,7 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
         dataset = view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
-    checkpoint.require_same_data(state, experiment.dataset.fingerprint, folder.checkpoint)
+    checkpoint.require_same_data(state, experiment.dataset.identity, folder.checkpoint)
     experiment.trainer.load_weights(state["best_weights"] or state["weights"])
     experiment.model.eval()
     return experiment

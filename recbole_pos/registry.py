@@ -135,7 +135,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """``, did you mean a or b`` with the known words nearest to a misspelt one, or nothing."""
+    """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=limit, cutoff=0.6)
-    return f", did you mean {' or '.join(lower[name] for name in near)}" if near else ""
+    near = near or [name for name in lower if len(word) > 2 and word.lower() in name][:limit]
+    return f" (did you mean {' or '.join(lower[name] for name in near)}?)" if near else ""

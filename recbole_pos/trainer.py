@@ -88,7 +88,7 @@ class PosTrainer(Trainer):
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
-        self.data: str | None = None  # fingerprint of what is trained on
+        self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         plain = hasattr(config, "plain")
         if not plain and (config["init_from"] or config["train_only"]):
             raise UsageError("init_from and train_only: start the run by recbole_pos.run or attach")
@@ -143,7 +143,7 @@ class PosTrainer(Trainer):
         if self.config["train_neg_sample_args"].get("dynamic", False):
             train_data.get_model(self.model)
         self.loader = self.training_loader(train_data)
-        self.data = getattr(train_data._dataset, "fingerprint", None)
+        self.identity = getattr(train_data._dataset, "identity", self.identity)
         screen, board = Screen(verbose), self._tensorboard()
         state = self.progress
         if saved and state.next_epoch == 0:
@@ -297,7 +297,7 @@ class PosTrainer(Trainer):
         generator = getattr(self.loader, "generator", None)
         state = {
             "config": getattr(self.config, "plain", {"model": self.config["model"]}),
-            "data": self.data,
+            **self.identity,
             "progress": vars(self.progress),
             "weights": self._weights(),
             "best_weights": self.best_weights,
@@ -315,7 +315,7 @@ class PosTrainer(Trainer):
         if found != self.config["model"]:
             raise UsageError(f"{resume_file} is of model {found}, not {self.config['model']}")
         if train_data is not None:
-            checkpoint.require_same_data(state, train_data._dataset.fingerprint, resume_file)
+            checkpoint.require_same_data(state, train_data._dataset.identity, resume_file)
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in state["progress"].items() if k in known})
         self.load_weights(state["weights"])

@@ -28,13 +28,13 @@ TRAINING_KEYS = {
 OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
 
-def start_from(model: nn.Module, config: Any, fingerprint: str, weights: bool = True) -> None:
+def start_from(model: nn.Module, config: Any, data: dict[str, Any], weights: bool = True) -> None:
     """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
 
     Args:
         model: a fresh model.
         config: its configuration.
-        fingerprint: of its data.
+        data: ``identity`` of its dataset.
         weights: whether to load those of ``init_from``.
 
     Raises:
@@ -42,7 +42,7 @@ def start_from(model: nn.Module, config: Any, fingerprint: str, weights: bool = 
             to train is not there or has nothing to train.
     """
     if weights and config["init_from"]:
-        _load_weights(model, RunFolder(config["init_from"]), config, fingerprint)
+        _load_weights(model, RunFolder(config["init_from"]), config, data)
     if config["train_only"]:
         train_only(model, scheme_names(config["train_only"], "train_only"))
 
@@ -61,7 +61,7 @@ def train_only(model: nn.Module, names: list[str]) -> None:
         parameter.requires_grad_(parameter in chosen)
 
 
-def _load_weights(model: nn.Module, source: RunFolder, config: Any, fingerprint: str) -> None:
+def _load_weights(model: nn.Module, source: RunFolder, config: Any, data: dict[str, Any]) -> None:
     if not source.checkpoint.is_file() or not source.config.is_file():
         raise UsageError(
             f"init_from: {source.path} is not a run folder: no config.yaml with checkpoint.pt"
@@ -70,7 +70,7 @@ def _load_weights(model: nn.Module, source: RunFolder, config: Any, fingerprint:
     _require_same_function(theirs, config, source.path)
     state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
     try:
-        checkpoint.require_same_data(state, fingerprint, source.checkpoint)
+        checkpoint.require_same_data(state, data, source.checkpoint)
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
     if state["best_weights"] is None:

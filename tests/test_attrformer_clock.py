@@ -36,5 +36,18 @@ def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
     made["inter"]["timestamp:float"] = 5.0
     folder = write(tmp_path, made)
     open_shop(folder, **UNTIMED)
-    with pytest.raises(UsageError, match="the same for all events of a user"):
+    with pytest.raises(UsageError, match="all events of a user.* or set cross_sequence: random_o"):
         open_shop(folder, **UNTIMED, cross_sequence="time_respecting")
+    with pytest.raises(UsageError, match="all events of a user.* or leave the time out of rel"):
+        open_shop(folder, **{**UNTIMED, "relations": ["brand", "time"]})
+
+
+def test_one_time_a_user_is_enough_across_users(tmp_path: Path) -> None:
+    """Sessions with the time of their day alone have an order among them."""
+    made = tables()
+    first = made["inter"].groupby("user_id:token")["timestamp:float"].transform("min")
+    made["inter"]["timestamp:float"] = first
+    folder = write(tmp_path, made)
+    open_shop(folder, **UNTIMED, cross_sequence="time_respecting")
+    with pytest.raises(UsageError, match="or leave the time out of relations$"):
+        open_shop(folder, position=["nope"], relations=["time"], cross_sequence="time_respecting")

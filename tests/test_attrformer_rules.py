@@ -9,6 +9,7 @@ import pytest
 import torch
 from shop import RELATIONS, all_windows, open_shop, shaken, tables, write
 
+from recbole_pos.model import attrformer
 from recbole_pos.relations.lookup import Rows
 
 
@@ -127,6 +128,25 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     assert len(read) == len(np.unique(read))
     targets = lookup.trained & (lookup.ranks > 0)
     np.testing.assert_array_equal(np.sort(read) + 1, np.flatnonzero(targets))
+
+
+@pytest.mark.parametrize("inference", ["batch", "training_bank", "own", "none"])
+def test_long_histories_are_predicted_part_by_part(
+    folder: Path, monkeypatch, inference: str
+) -> None:
+    """With the same neighbours, so nothing changes."""
+    made = open_shop(folder, inference_relations=inference)
+    model, seen = shaken(made), []
+    states = model.row_states
+    monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
+    rows = made.loaders["test"]._dataset[list(range(6))]
+    with torch.no_grad():
+        whole = model._last(rows)
+        monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
+        parts = model._last(rows)
+    asked = [int(r.lengths[r.last].sum()) for r in seen]
+    assert len(asked) > 3 and asked[0] == sum(asked[1:])
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
 def test_a_batch_is_of_random_windows(folder: Path) -> None:

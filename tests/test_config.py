@@ -116,7 +116,7 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
 def test_unknown_model_and_scheme() -> None:
     with pytest.raises(UsageError, match="did you mean FPARec"):
         make("FPARek")
-    with pytest.raises(UsageError, match="unknown scheme 'lerned', did you mean learned"):
+    with pytest.raises(UsageError, match="unknown scheme 'lerned' .did you mean learned"):
         make("PosSASRec", position=["lerned"])
 
 

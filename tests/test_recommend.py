@@ -96,7 +96,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     for name, data in (("known", dataset), ("next", dataset.without_test().with_next())):
         made = prepare(config, dataset=data)
         made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
-        assert made.dataset.fingerprint == dataset.fingerprint
+        assert made.dataset.identity == dataset.identity
         made.trainer.load_weights(weights) if model != "Pop" else None
         parts = list(made.trainer.scores(made.loaders["test"]))
         users = torch.cat([rows["user_id"] for rows, _ in parts]).tolist()

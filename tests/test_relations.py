@@ -239,6 +239,7 @@ def test_tables_too_large_are_refused(monkeypatch) -> None:
         ([{"field": "price", "within": "country"}], "'country' must be .* field of the item table"),
         ([{"field": "stars", "within": "channel"}], "only a field of the item or user table"),
         ([{"field": "price", "within": "brnd"}], "within: field 'brnd' is not loaded"),
+        ([{"feild": "brand"}], "unknown key 'feild'; nearest known: field"),
         (["user_id"], "the id of users or items is no attribute"),
         (["brnd"], "field 'brnd' is not loaded .*no atomic file .*did you mean brand"),
     ],
@@ -246,6 +247,46 @@ def test_tables_too_large_are_refused(monkeypatch) -> None:
 def test_bad_declarations(shop: Path, relations, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_shop(shop, relations=relations)
+
+
+@pytest.mark.parametrize(
+    ("relation", "empty", "who"),
+    [
+        ({"field": "tags", "within": "brand"}, ["tags"], "has tags and brand"),
+        ({"field": "tags", "within": "brand"}, ["brand"], "has tags and brand"),
+        ({"field": "price", "within": "brand"}, ["brand"], "has price and brand"),
+        ("brand", ["brand"], "has brand"),
+        ("weight", ["weight"], "shop.item whose id occurs has weight"),
+        ("country", ["country"], "shop.user whose id occurs has country"),
+        ("channel", ["channel"], "shop.inter whose id occurs has channel"),
+        ("stars", ["stars"], "has stars"),
+    ],
+    ids=str,
+)
+def test_an_attribute_that_nothing_has_is_told(
+    tmp_path: Path, caplog, relation, empty: list[str], who: str
+) -> None:
+    """It relates nothing; a file whose ids do not match the others' looks like that, too."""
+    made = tables()
+    for table in made.values():
+        columns = [column for column in table if column.split(":")[0] in empty]
+        table[columns] = ""
+    model = open_shop(write(tmp_path, made), relations=[relation]).model
+    assert [who in record.message for record in caplog.records].count(True) == 1
+    lookup = model.lookup
+    tables_ = [lookup.user_table] if lookup.user_table else [h for h in lookup.heads]
+    known = [getattr(t, "table", t) for t in tables_]
+    assert all(
+        len(t.values) == 0 if isinstance(t, RelationTable) else np.isnan(t.values).all()
+        for t in known
+    )
+
+
+def test_histories_that_recbole_adds_are_no_fields(shop: Path) -> None:
+    for name in ("item_id_list", "item_length"):
+        with pytest.raises(UsageError, match=f"'{name}' is not loaded") as told:
+            open_shop(shop, relations=[name])
+        assert f", {name}" not in str(told.value).split(")")[0]
 
 
 def test_a_field_that_is_not_loaded_says_how_to_load_it(shop: Path) -> None:

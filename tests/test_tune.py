@@ -203,7 +203,7 @@ def test_workers_read_no_files_and_keep_to_their_cores(spied: Path, found: Any) 
 )
 @pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR", "AttrFormer"])
 def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
-    """And is otherwise the same: rows of training and validation, fingerprint, catalogue."""
+    """And is otherwise the same: rows of training and validation, identity, catalogue."""
     options = {"data_path": str(tiny), "eval_args": {"split": split}}
     config = PosConfig(model, "tiny", None, options)
     whole = prepare(config)
@@ -222,7 +222,7 @@ def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) 
         if model != "BPR":
             rows = list(range(len(one)))
             assert torch.equal(one[rows]["item_id_list"], two[rows]["item_id_list"])
-    assert part.dataset.fingerprint == whole.dataset.fingerprint
+    assert part.dataset.identity == whole.dataset.identity
     assert part.dataset.item_num == whole.dataset.item_num
     scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
               for e in (whole, part)]  # fmt: skip

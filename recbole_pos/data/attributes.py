@@ -13,6 +13,15 @@ from recbole_pos.errors import UsageError
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
 
+def loaded_fields(dataset: Any) -> list[str]:
+    """Names of the columns of all tables of a dataset, after ``build``; each once.
+
+    RecBole's ``field2type`` has histories and their lengths as well, which no file has.
+    """
+    tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
+    return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
+
+
 def table_of(field: str, dataset: Any) -> str:
     """Which table a loaded field stands in: item, user or inter."""
     for table in TABLES[:2]:
@@ -30,7 +39,7 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
         dataset: RecBole's.
         others: names that would do as well.
     """
-    known = [*dataset.field2type, *others]
+    known = [*loaded_fields(dataset), *others]
     text = f"field {field!r} is not loaded (loaded are {', '.join(known)})"
     for table in TABLES:
         file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
@@ -53,7 +62,7 @@ def item_attribute(dataset: Any, field: str) -> Tensor:
     Raises:
         UsageError: if the field is not loaded, or not of that kind.
     """
-    if field not in dataset.field2type:
+    if field not in loaded_fields(dataset):
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
     if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):

@@ -11,41 +11,50 @@ from recbole_pos.errors import UsageError
 from recbole_pos.units import SECONDS
 
 _YEAR = 365.25 * 86400
-_HELP = (
-    "Set TIME_FIELD to a column of clock times, or take a scheme without time such as rope or "
-    "learned"
-)
+SCHEMES_WITHOUT = "take a scheme without time such as rope or learned"
 
 
-def check_clock(log: EventLog, unit: str, shortest_period: float | None = None) -> None:
+def check_clock(
+    log: EventLog,
+    unit: str,
+    shortest_period: float | None = None,
+    instead: str = SCHEMES_WITHOUT,
+    across: bool = False,
+) -> None:
     """Look at the times of all events before a model that reads them is built.
 
     Args:
         log: the events.
         unit: of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
+        instead: what to do if there is no clock, for the message.
+        across: whether times are compared between users alone, so that one a user is enough.
 
     Raises:
-        UsageError: if no user has two events at different times.
+        UsageError: if no user has two events at different times; with ``across``, if all events
+            have the same.
 
     Warns (by logging) of times that only number the events, of years that nobody lived in, and of
     periods too short for the resolution of the data.
     """
     field, times = log.time_field, log.times.numpy()
     users = log.users.numpy()
+    distinct = np.unique(times)
     step = np.diff(times)[users[1:] == users[:-1]]
     step = step[step != 0]
+    advice = f"set TIME_FIELD to a column of clock times, or {instead}"
     if len(step) == 0:
+        if across and len(distinct) > 1:
+            return
         raise UsageError(
-            f"{field!r} is the same for all events of a user: there is no time to learn from. "
-            f"{_HELP}"
+            f"{field!r} is the same for all events of a user: there is no time to learn from; "
+            f"{advice}"
         )
     warn = logging.getLogger(__name__).warning
-    distinct = np.unique(times)
     if (step == step[0]).all() or _numbers_all_events(times, distinct):
         warn(
             f"{field!r} looks like a running number, not like clock time: a time-aware model "
-            f"learns no more from it than from order. {_HELP}"
+            f"learns no more from it than from order; {advice}"
         )
         return
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
@@ -53,7 +62,7 @@ def check_clock(log: EventLog, unit: str, shortest_period: float | None = None) 
         warn(
             f"{field!r} reads as {unit} from the year {first:,.0f} to {last:,.0f}. If it counts "
             f"something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
-            f"numbers events: {_HELP[0].lower()}{_HELP[1:]}; if it counts from another day than "
+            f"numbers events: {advice}; if it counts from another day than "
             "1970-01-01, all is well"
         )
         return

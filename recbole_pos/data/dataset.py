@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+import itertools
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from recbole.data.interaction import Interaction
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.identity import identity
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
@@ -52,12 +53,28 @@ class _ExactTimeMixin:
         super()._load_inter_feat(token, dataset_path)
         self._require_fields(file)
 
+    def _load_data(self, token: str, dataset_path: str) -> None:
+        super()._load_data(token, dataset_path)
+        columns = {
+            "inter": set(self.inter_feat) - {self.uid_field, self.iid_field},
+            "user": set(() if self.user_feat is None else self.user_feat) - {self.uid_field},
+            "item": set(() if self.item_feat is None else self.item_feat) - {self.iid_field},
+        }
+        for one, other in itertools.combinations(columns, 2):
+            twice = ", ".join(sorted(columns[one] & columns[other]))
+            if twice:  # RecBole knows fields by their names alone, and would mix the two
+                raise UsageError(
+                    f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
+                    "them by load_col, or give the columns different names"
+                )
+
     def _load_feat(self, filepath: str, source: Any) -> pd.DataFrame | None:
         try:
             table = super()._load_feat(filepath, source)
         except (ValueError, IndexError, UnicodeError, pd.errors.ParserError) as error:
+            reason = str(error).rstrip(".")
             raise UsageError(
-                f"{filepath}: {error}. The first line must name the columns as name:type (token, "
+                f"{filepath}: {reason}. The first line must name the columns as name:type (token, "
                 f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}; "
                 "float columns must hold numbers, and quotes must be closed"
             ) from error
@@ -192,17 +209,9 @@ class _ExactTimeMixin:
         }
 
     @cached_property
-    def fingerprint(self) -> str:
-        """A digest of items, sequences and split, then one of times, which some models learn from.
-
-        Weights fit, and know, only these data.
-        """
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update("\n".join(self.field2id_token[self.iid_field]).encode())
-        for column in (self.log.items.numpy(), self.log.offsets, self.part):
-            digest.update(np.ascontiguousarray(column).tobytes())
-        times = np.ascontiguousarray(self.log.times.numpy())
-        return digest.hexdigest() + hashlib.blake2b(times, digest_size=16).hexdigest()
+    def identity(self) -> dict[str, Any]:
+        """Digests of events, split and attributes: weights fit, and know, only these."""
+        return identity(self)
 
     def _events_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
@@ -236,7 +245,7 @@ class _ExactTimeMixin:
         Training and validation stay as they are: histories never reach into a later part.
         """
         other = copy.copy(self)
-        other.fingerprint = self.fingerprint  # weights learned from the copy fit the whole
+        other.identity = self.identity  # weights learned from the copy fit the whole
         keep, split = self.part != TEST, self.split
         other.split = replace(
             split,
@@ -257,7 +266,7 @@ class _ExactTimeMixin:
             users: [n] ids of those whose next event is a target; all with an event if None.
         """
         other = copy.copy(self)
-        other.fingerprint = self.fingerprint  # weights learned from the data fit the copy
+        other.identity = self.identity  # weights learned from the data fit the copy
         log, place = self.log.with_next()
         added = np.append(False, place[1:] == place[:-1])
         part = np.where(added, TEST, self.part[place])

@@ -155,7 +155,7 @@ def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
     experiment = load(folder.path)
     if path.is_file() and path.name != folder.checkpoint.name:
         state = checkpoint.load(path, ("weights", "best_weights"))
-        checkpoint.require_same_data(state, experiment.dataset.fingerprint, path)
+        checkpoint.require_same_data(state, experiment.dataset.identity, path)
         experiment.trainer.load_weights(state["best_weights"] or state["weights"])
         experiment.model.eval()
     return folder, experiment

@@ -53,6 +53,7 @@ from recbole_pos.position.base import AttentionPosition
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
 
+MOST_EVENTS = 1 << 17  # of histories that are predicted from at once; about a gigabyte
 USER_LAYERS = ("odd", "even", "all", "none")
 USER_UPDATES = ("gated", "replace")
 
@@ -91,15 +92,22 @@ class AttrFormer(PosSASRec):
             seconds=self.time_unit,
             unknown=float(config["user_update"] == "replace"),
         )
-        reads_time = config["cross_sequence"] == "time_respecting"
-        reads_time |= any(relation.table == TIME for relation in declared)
-        if reads_time and not self.needs_time:
-            check_clock(dataset.log, config["timestamp_unit"])
+        self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
         self.betas, self.prior_weight = self._targets(config)
         counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+
+    def _check_clock(self, config: Any, dataset: Any) -> None:
+        """Relations by time, or in time, need one; a position scheme that does has asked before."""
+        if self.needs_time:
+            return
+        log, unit = dataset.log, config["timestamp_unit"]
+        if any(relation.table == TIME for relation in self.declared):
+            check_clock(log, unit, instead="leave the time out of relations")
+        elif config["cross_sequence"] == "time_respecting":
+            check_clock(log, unit, instead="set cross_sequence: random_order", across=True)
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         users = [relation for relation in self.declared if relation.source == "user"]
@@ -259,11 +267,18 @@ class AttrFormer(PosSASRec):
         start = self.lookup.offsets[self.lookup.users[target]]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
-        rows = self.lookup.histories(start, target, bank=False)
-        last = np.cumsum(target - start) - 1
+        bank = None
         if self.inference in ("batch", "training_bank") and self.lookup.clock != "none":
             users = self.bank_users
             if self.inference == "batch":
                 users = np.unique(self.lookup.users[target])
-            rows = rows + self.lookup.bank(users)
-        return self.row_states(rows, torch.from_numpy(last).to(self.item_embedding.weight.device))
+            bank = self.lookup.bank(users)
+        states, device = [], self.item_embedding.weight.device
+        # rows do not read each other, so a batch of long ones is predicted part by part
+        part = np.cumsum(target - start) // MOST_EVENTS
+        for of_part in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
+            first, end = start[of_part], target[of_part]
+            rows = self.lookup.histories(first, end, bank=False)
+            last = torch.from_numpy(np.cumsum(end - first) - 1).to(device)
+            states.append(self.row_states(rows if bank is None else rows + bank, last))
+        return torch.cat(states)

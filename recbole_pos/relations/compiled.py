@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,7 @@ def compile_relation(
         return NumberRelation(log.times.numpy() * seconds, relation.scales, longest, True)
     if relation.table == "inter" and relation.kind == "numerical":
         values = _column(relation.field, "inter", dataset)
+        _warn_of_nothing(relation, np.isfinite(values).any(), dataset)
         return NumberRelation(values, relation.scales, longest, False)
     thing = log.items.numpy() if relation.table == "item" else np.arange(len(log))
     table = RelationTable.from_matrix(*_classes(relation, dataset))
@@ -104,6 +106,12 @@ def compile_users(relations: Sequence[Relation], dataset: Any) -> RelationTable 
 
 def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
     """Classes of items, users or events, and their relations (equation 10)."""
+    group, matrix = _related(relation, dataset)
+    _warn_of_nothing(relation, matrix.nnz > 0, dataset)
+    return group, matrix
+
+
+def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
     column = _column(relation.field, relation.table, dataset)
     if relation.kind == "categorical":
         group, matrix = tables.categorical(column, relation.field)
@@ -111,7 +119,8 @@ def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
             return group, matrix
 
         def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-            return np.asarray(matrix[i, j]).reshape(-1)
+            # of no pairs scipy makes a matrix
+            return np.asarray(matrix[i, j]).reshape(-1) if len(i) else np.empty(0)
 
     else:
         group, values = tables.number_classes(column)
@@ -125,6 +134,15 @@ def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
         _column(relation.within, relation.table, dataset), relation.within
     )
     return tables.restrict_within(group, relate, *condition, relation.field)
+
+
+def _warn_of_nothing(relation: Relation, known: bool, dataset: Any) -> None:
+    if not known:
+        both = f" and {relation.within}" if relation.within else ""
+        logging.getLogger(__name__).warning(
+            f"relations: {relation.field} relates nothing, as if it were not given: no line of "
+            f"{dataset.dataset_name}.{relation.table} whose id occurs has {relation.field}{both}"
+        )
 
 
 def _column(field: str, table: str, dataset: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos import registry
-from recbole_pos.data.attributes import not_loaded, table_of
+from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
 from recbole_pos.errors import UsageError
 from recbole_pos.units import SECONDS
 
@@ -68,13 +68,15 @@ def read_relations(given: Any, dataset: Any) -> list[Relation]:
 
 def _read(entry: Any, dataset: Any) -> Relation:
     entry = {"field": entry} if isinstance(entry, str) else entry
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
+    if not isinstance(entry, Mapping):
         raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
-    field = entry["field"]
-    where = f"relations: {field}"
+    field = entry.get("field")
+    where = f"relations: {field}" if isinstance(field, str) else f"relations: {dict(entry)}"
     for key in entry:
         if key not in KEYS:
             raise UsageError(f"{where}: unknown key {key!r}; {registry.nearest(str(key), KEYS)}")
+    if not isinstance(field, str):
+        raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
     table = _table(field, dataset)
     if table == TIME:
         field = dataset.time_field
@@ -113,7 +115,7 @@ def _read(entry: Any, dataset: Any) -> Relation:
 
 def _table(field: str, dataset: Any) -> str:
     """The table a field stands in; a field called time or position wins over the built-in one."""
-    if field in dataset.field2type:
+    if field in loaded_fields(dataset):
         return TIME if field == dataset.time_field else table_of(field, dataset)
     if field in (POSITION, TIME):
         return field
@@ -150,7 +152,7 @@ def _within(within: Any, table: str, dataset: Any, where: str) -> str | None:
         raise UsageError(f"{where}: within: only a field of the item or user table can have one")
     if not isinstance(within, str):
         raise UsageError(f"{where}: within: expected the name of a field, found {within!r}")
-    if within not in dataset.field2type:
+    if within not in loaded_fields(dataset):
         raise UsageError(f"{where}: within: {not_loaded(within, dataset)}")
     same = table_of(within, dataset) == table
     if not same or dataset.field2type[within].value not in ("token", "token_seq"):

@@ -161,11 +161,11 @@ def _prepare(settings: Settings) -> Experiment:
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
     experiment.trainer.training_loader(experiment.loaders["train"])
-    if settings.fingerprint not in (None, experiment.dataset.fingerprint):
+    if settings.fingerprint not in (None, experiment.dataset.identity["data"]):
         raise UsageError(
             "--resume: the data or their split have changed since the search began; start a new one"
         )
-    settings.fingerprint = experiment.dataset.fingerprint
+    settings.fingerprint = experiment.dataset.identity["data"]
     return experiment
 
 
@@ -341,7 +341,7 @@ def _test(config: PosConfig, experiment: Experiment, kept: RunFolder) -> dict[st
     """The only reading of test data in a search."""
     tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
     state = checkpoint.load(kept.checkpoint, ("best_weights",))
-    checkpoint.require_same_data(state, experiment.dataset.fingerprint, kept.checkpoint)
+    checkpoint.require_same_data(state, experiment.dataset.identity, kept.checkpoint)
     tested.trainer.load_weights(state["best_weights"])
     result = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
     return None if result is None else {name: float(value) for name, value in result.items()}

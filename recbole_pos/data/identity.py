@@ -1,0 +1,46 @@
+"""What a model was trained on, as digests that its checkpoint keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+
+def identity(dataset: Any) -> dict[str, Any]:
+    """Digests of a dataset after ``build``.
+
+    Returns:
+        ``data``: of items, sequences and split, then one of times, which some models learn from.
+        ``fields``: of every other field that is loaded, by name: its values, and the tokens that
+        its numbers stand for.
+    """
+    log = dataset.log
+    ids = {log.user_field, log.item_field, log.time_field}
+    tokens = "\n".join(dataset.field2id_token[log.item_field])
+    sequences = _digest(tokens, log.items.numpy(), log.offsets, dataset.part)
+    tables = (log.fields, dataset.user_feat, dataset.item_feat)
+    columns = {
+        field: feat[field].numpy()
+        for feat in tables
+        if feat is not None
+        for field in feat
+        if field not in ids
+    }
+    return {
+        "data": sequences + _digest("", log.times.numpy()),
+        "fields": {field: _of_field(dataset, field, columns[field]) for field in sorted(columns)},
+    }
+
+
+def _of_field(dataset: Any, field: str, column: np.ndarray) -> str:
+    tokens = "\n".join(map(str, dataset.field2id_token.get(field, ())))
+    return _digest(tokens, column, dataset.missing.get(field, np.empty(0, dtype=bool)))
+
+
+def _digest(text: str, *columns: np.ndarray) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for column in columns:
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
