@@ -53,7 +53,7 @@ from recbole_pos.position.base import AttentionPosition
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
 
-MOST_EVENTS = 1 << 17  # of histories that are predicted from at once; about a gigabyte
+MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 USER_LAYERS = ("odd", "even", "all", "none")
 USER_UPDATES = ("gated", "replace")
 
