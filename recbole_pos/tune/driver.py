@@ -31,7 +31,7 @@ from recbole_pos.tune.outcome import (
 )
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.progress import Progress, show_options
-from recbole_pos.tune.recover import mend_checkpoints
+from recbole_pos.tune.recover import mend_checkpoints, mend_searcher, require_state
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.trial import run_trial, trial_config
@@ -187,7 +187,9 @@ def _tuner(
     )
     path = folder.ray_path(settings)
     if folder.begun and tune.Tuner.can_restore(path):
+        require_state(path)
         mend_checkpoints(path)
+        mend_searcher(path, settings.make_searcher())
         return tune.Tuner.restore(path, trainable)
     storage, name = path.rsplit("/", 1)
     return tune.Tuner(

@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from pyarrow import fs
 from ray import tune
 
 from recbole_pos import checkpoint
-from recbole_pos.errors import CheckpointError
+from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.report import RunFolder
+from recbole_pos.tune.searchers import NumberedSearcher
+
+
+def mend_searcher(path: str, searcher: NumberedSearcher) -> None:
+    """Make the state of the searcher anew if its file was cut off.
+
+    Ray copies it in place, so a driver killed in between leaves a part of it or nothing, and Ray
+    would wait for the next trial for ever. What was asked and told is known from the trials.
+
+    Args:
+        path: folder or URI of Ray's part of the search.
+        searcher: a new one, as the search began with.
+    """
+    storage, file = _newest(path, "searcher-state-")
+    if file is None or _can_be_read(storage, file, pickle.loads):
+        return
+    trials = tune.ExperimentAnalysis(path).trials
+    for trial in sorted(trials, key=lambda one: one.config["number"]):
+        searcher.recall(trial.trial_id, trial.config["options"])
+        if trial.is_finished():
+            searcher.on_trial_complete(trial.trial_id, trial.last_result, trial.status == "ERROR")
+    with tempfile.TemporaryDirectory() as local, storage.open_output_stream(file) as stream:
+        searcher.save(f"{local}/state")
+        stream.write(Path(f"{local}/state").read_bytes())
+
+
+def require_state(path: str) -> None:
+    """Refuse a search whose trials, or how many there are to be, were cut off in writing.
+
+    Raises:
+        UsageError: for a file that cannot be read.
+    """
+    for name, read in (("experiment_state-", json.loads), ("search_gen_state-", pickle.loads)):
+        storage, file = _newest(path, name)
+        if file is not None and not _can_be_read(storage, file, read):
+            raise UsageError(
+                f"--resume: {file} was cut off when its driver was killed, so the search cannot be "
+                "continued. Its trials are in the folders beside that file; start a new search"
+            )
+
+
+def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
+    """The newest of Ray's files of a kind; their names have the time."""
+    storage, folder = fs.FileSystem.from_uri(path if "://" in path else Path(path).as_uri())
+    found = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
+    return storage, max((p for p in found if p.rsplit("/", 1)[-1].startswith(name)), default=None)
+
+
+def _can_be_read(storage: fs.FileSystem, path: str, read: Callable[[bytes], Any]) -> bool:
+    with storage.open_input_stream(path) as file:
+        content = file.read()
+    try:
+        read(content)  # as Ray will
+    except Exception:  # a file that was cut off raises whatever it stumbles upon
+        return False
+    return True
 
 
 def mend_checkpoints(path: str) -> None:

@@ -41,6 +41,11 @@ class NumberedSearcher(Searcher):
         """The options of a trial; None when there are no more."""
         raise NotImplementedError
 
+    def recall(self, trial_id: str, options: dict[str, Any]) -> None:
+        """Stand as after a suggestion that was made before, trial after trial."""
+        self.options(len(self.numbers), trial_id)
+        self.numbers[trial_id] = len(self.numbers)
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
@@ -112,6 +117,10 @@ class OptunaSearcher(NumberedSearcher):
     def options(self, number: int, trial_id: str) -> dict[str, Any]:
         self.asked[trial_id] = self.study.ask()
         return self.space.suggest(self.asked[trial_id])
+
+    def recall(self, trial_id: str, options: dict[str, Any]) -> None:
+        self.study.enqueue_trial(self.space.suggested(options))
+        super().recall(trial_id, options)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

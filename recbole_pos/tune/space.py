@@ -133,6 +133,14 @@ class Parameter:
             return self.on_grid(trial.suggest_int(self.name, 0, self.steps))
         return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
 
+    def suggested(self, value: Any) -> Any:
+        """What an ``optuna.Trial`` answered for ``suggest`` to give this value."""
+        if self.kind == "choice":
+            return self.values.index(value)
+        if self.kind == "quniform":
+            return [self.on_grid(number) for number in range(self.steps + 1)].index(value)
+        return value
+
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -185,6 +193,10 @@ class Space:
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Options that an ``optuna.Trial`` suggests."""
         return self._fill(lambda parameter: parameter.suggest(trial))
+
+    def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What an ``optuna.Trial`` answered for ``suggest`` to give these options."""
+        return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
 
     def _fill(self, choose: Any) -> dict[str, Any]:
         options: dict[str, Any] = {}
