@@ -348,6 +348,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--table", action="store_true", help="only write what is finished")
     parser.add_argument("--pictures", action="store_true", help="draw what is finished, too")
+    parser.add_argument(
+        "--compare", nargs=2, metavar="ROW", help="only print the paired difference of two rows"
+    )
     parser.add_argument("--evaluate", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.evaluate:
@@ -358,6 +361,10 @@ def main() -> None:
         protocol["data_path"] = given.data_path or str(ROOT / "dataset")
     folder = given.runs / f"{given.dataset}-{given.size}"
     study = Study(given.dataset, folder, protocol, given.processes, given.threads)
+    if given.compare:
+        one, other = (study.finished(name, SEEDS) for name in given.compare)
+        print(f"{' - '.join(given.compare)}, NDCG@20 in 0.0001: {paired(one, other, k=20)}")
+        return
     plan = rows(given.dataset, SIZES[given.size], given.epochs)
     for group in given.groups if not given.table else ():
         chosen = {n: o for n, o in plan[group].items() if not given.only or n in given.only}

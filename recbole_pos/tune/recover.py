@@ -58,7 +58,8 @@ def require_state(path: str) -> None:
 
 def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
     """The newest of Ray's files of a kind; their names have the time."""
-    storage, folder = fs.FileSystem.from_uri(path if "://" in path else Path(path).as_uri())
+    local = fs.LocalFileSystem(), path
+    storage, folder = fs.FileSystem.from_uri(path) if "://" in path else local
     found = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
     return storage, max((p for p in found if p.rsplit("/", 1)[-1].startswith(name)), default=None)
 
