@@ -47,6 +47,9 @@ def behaviour(fields: list[str]) -> list[dict[str, Any]]:
     return [{"field": field, "source": "behaviour"} for field in fields]
 
 
+# models that take a row for every target, on Amazon: about as many targets a step as the backbone's
+# 128 windows have, and the newest 20 events (all of nine histories in ten), for their cost
+ROWS = {"train_batch_size": 1024, "MAX_ITEM_LIST_LENGTH": 20}
 # what each log has: fields to load, relations by source, fields for SASRecF and DIF-SR, dropout
 LOGS: dict[str, dict[str, Any]] = {
     "amazon-beauty": {
@@ -56,6 +59,7 @@ LOGS: dict[str, dict[str, Any]] = {
         "user": [],
         "features": ["brand", "categories"],
         "dropout": 0.5,
+        "rows": ROWS,
     },
     "amazon-toys": {
         "load_col": {"inter": INTER, "item": ["item_id", "attributes"]},
@@ -64,6 +68,7 @@ LOGS: dict[str, dict[str, Any]] = {
         "user": [],
         "features": ["attributes"],
         "dropout": 0.5,
+        "rows": ROWS,
     },
     "ml-1m": {
         "load_col": {
@@ -89,7 +94,7 @@ LOGS: dict[str, dict[str, Any]] = {
         "features": ["brand", "category"],
         "dropout": 0.2,
         "windows": 16,
-        "rows": 128,
+        "rows": {"train_batch_size": 128},
     },
     "ml-100k": {
         "load_col": {
@@ -154,7 +159,7 @@ def rows(dataset: str, size: dict[str, Any], epochs: int) -> dict[str, dict[str,
     log = LOGS[dataset]
     drop = {"hidden_dropout_prob": log["dropout"]}
     windows = {"train_batch_size": log["windows"]} if "windows" in log else {}
-    some = {"train_batch_size": log["rows"]} if "rows" in log else {}
+    some = log.get("rows", {})
     base = {"model": "PosSASRec", "epochs": epochs, **size, **drop, **windows}
     item, of_behaviour = log["item"], log["behaviour"]
     categorical = [relation for relation in of_behaviour if relation != TIME]
