@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
+from recbole_pos.data.identity import changes
 from recbole_pos.errors import CheckpointError
 
 FORMAT = "recbole-pos/1"
@@ -60,7 +61,8 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
     if not zipfile.is_zipfile(path):  # every file torch.save writes today is a zip archive
-        start = path.open("rb").read(2)
+        with path.open("rb") as file:
+            start = file.read(2)
         if start and not b"PK".startswith(start):
             raise CheckpointError(
                 f"{path} is not a checkpoint of this package, and was not read; name the folder of "
@@ -101,18 +103,10 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
     Raises:
         CheckpointError: if they differ in events or split, or in a field that both have loaded.
     """
-    # checkpoints of earlier versions have no times or fields in theirs, or nothing at all
-    if not data["data"].startswith(state.get("data") or ""):
+    if changed := changes(state, data):
         raise CheckpointError(
-            f"{path} was trained on other data or another split: items, events, their "
-            "times or what is held out have changed since, so its weights do not fit"
-        )
-    then, now = state.get("fields") or {}, data["fields"]
-    changed = [field for field in then if field in now and then[field] != now[field]]
-    if changed:
-        raise CheckpointError(
-            f"{path} was trained with other values of {', '.join(changed)}: the atomic files have "
-            "changed since, and the model would read what it has not learned"
+            f"{path} was trained on other data or another split: {changed} have changed since, so "
+            "its weights do not fit"
         )
 
 

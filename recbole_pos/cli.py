@@ -9,6 +9,7 @@ from typing import Any
 
 from recbole_pos.errors import Interrupted, PosError, UsageError
 from recbole_pos.inspect.commands import add_inspect
+from recbole_pos.version import __version__
 
 # Options of `tune` alone; no option of any model has one of these names.
 TUNE_OPTIONS = (
@@ -29,7 +30,7 @@ EPILOG = """examples:
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted)."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     # argparse would take a --key=value with a space in it for a name of a file or scheme
     command = argv[0] if argv else ""
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -95,8 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--run_dir", help="output folder (saved/<dataset>/<model>/<time>)")
     run.add_argument("--resume", metavar="RUN_DIR", help="continue an interrupted run")
     run.add_argument("--nproc", type=int, default=1, metavar="N", help="processes here (1)")
-    run.add_argument("--world_size", type=int, default=-1, metavar="N", help="on all machines")
-    run.add_argument("--ip", default="localhost", help="of the machine of the first process")
+    run.add_argument(
+        "--world_size", type=int, default=-1, metavar="N", help="processes on all machines together"
+    )
+    run.add_argument("--ip", default="localhost", help="address of the machine that runs process 0")
     run.add_argument("--port", type=int, help="where they meet (a free one; 5678 between machines)")
     run.add_argument(
         "--group_offset", type=int, default=0, metavar="N", help="number of the first process here"
@@ -145,12 +149,16 @@ def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     tune.add_argument("--num_samples", type=int, metavar="N", help="trials (60; all of a grid)")
     tune.add_argument(
-        "--max_concurrent", type=int, metavar="N", help="trials side by side (what has room)"
+        "--max_concurrent", type=int, metavar="N", help="trials side by side (as many as fit)"
     )
     tune.add_argument("--metric", help="validation metric to go by (valid_metric), such as ndcg@10")
     tune.add_argument("--scheduler", default="asha", help="asha (stops weak trials early) or none")
     tune.add_argument(
-        "--grace_epochs", type=int, default=5, metavar="N", help="asha leaves every trial (5)"
+        "--grace_epochs",
+        type=int,
+        default=5,
+        metavar="N",
+        help="epochs of each trial before asha may stop it (5)",
     )
     tune.add_argument("--searcher", default="optuna", help="optuna (TPE), random or grid")
     tune.add_argument(

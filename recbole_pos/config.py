@@ -34,6 +34,7 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
 EXTRA_KEYS = {"model", "dataset"}
 WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
+WINDOW_KEYS = ("train_windows", "window_stride", "length_pool")
 ARGUMENTS = ("run_dir", "resume", "nproc")  # of run, beside its options
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
@@ -44,6 +45,9 @@ IGNORED_KEYS = {
     **dict.fromkeys(("save_dataloaders", "dataloaders_save_path"), _PICKLES),
     "checkpoint_dir": "a run writes into its own folder; choose it with --run_dir",
     "benchmark_filename": "files split beforehand are not supported",
+    "transform": "histories are changed by models that do so themselves alone, such as BERT4Rec",
+    "state": "levels of logging are set in Python (logging.basicConfig)",
+    "loss_decimal_place": "losses are written in full",
 }
 
 
@@ -163,6 +167,7 @@ class PosConfig(Config):
         windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if windows and "train_batch_size" not in external:
             final["train_batch_size"] = WINDOWS  # RecBole's 2,048 are rows of one target
+        self._check_window_keys(external, final["augmentation"])
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
         check_together(final, plugin_model=self.model in MODELS, losses=losses)
@@ -173,6 +178,15 @@ class PosConfig(Config):
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
             self.plain["data_path"] = str(base.resolve())
         return final
+
+    def _check_window_keys(self, external: dict[str, Any], augmentation: str) -> None:
+        for key in WINDOW_KEYS:
+            given = external.get(key, self.internal_config_dict[key])
+            if augmentation != "all_positions" and given != self.internal_config_dict[key]:
+                raise UsageError(
+                    f"{self.sources.get(key, 'configuration')}: {key} is only read under "
+                    f"augmentation: all_positions, not {augmentation}"
+                )
 
     def _set_default_parameters(self) -> None:
         base = Path(str(self.final_config_dict["data_path"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -158,7 +157,7 @@ def run(
         group_offset: number of this machine's first process.
 
     Returns:
-        What was found; None on a machine that has not the first process.
+        What was found; None on a machine that does not run process 0.
 
     Raises:
         UsageError: if something given is wrong.
@@ -171,11 +170,7 @@ def run(
             raise UsageError(
                 "--resume takes everything from its run folder; only --epochs may change"
             )
-        folder = RunFolder(resume)
-        if not folder.checkpoint.is_file() or not folder.config.is_file():
-            raise UsageError(
-                f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt"
-            )
+        folder = RunFolder(resume).require()
         config = PosConfig(None, None, [str(folder.config)], config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
@@ -200,7 +195,9 @@ def _run_in_parallel(
     try:
         parallel.launch(plan, _member, (config.plain, path, resume is not None, verbose), gpus)
     except KeyboardInterrupt:
-        raise Interrupted(str(path)) from None
+        if path and RunFolder(path).checkpoint.is_file():
+            raise Interrupted(str(path)) from None
+        raise  # nothing to continue, or not on this machine
     except UsageError:
         if path and resume is None and not any(path.iterdir()):
             path.rmdir()  # wrong options leave no folder behind
@@ -223,11 +220,10 @@ def _member(
 
 def _train(
     config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, verbose: bool
-) -> Result:
+) -> Result | None:
     """One experiment in this process, from a folder on if it is given."""
     screen = Screen(verbose)
     first = parallel.this_share().rank == 0
-    logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
     keep_freed_memory()
     experiment = prepare(config, folder, fresh=folder is None)
     trainer, loaders = experiment.trainer, experiment.loaders
@@ -278,9 +274,7 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
         path: the run folder.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
     """
-    folder = RunFolder(path)
-    if not folder.config.is_file():
-        raise UsageError(f"{folder.path} is not a run folder: no config.yaml")
+    folder = RunFolder(path).require()
     config = PosConfig(None, None, [str(folder.config)])
     dataset = None
     if view is not None:
@@ -300,11 +294,12 @@ def _headline(experiment: Experiment, folder: RunFolder) -> str:
     return (
         f"{config['model']} on {config['dataset']}: {dataset.user_num - 1:,} users, "
         f"{dataset.item_num - 1:,} items, {len(dataset.log):,} events, "
-        f"{_parameters(experiment.model):,} parameters, {folder.path}"
+        f"{parameters(experiment.model):,} parameters, {folder.path}"
     )
 
 
-def _parameters(model: Any) -> int:
+def parameters(model: Any) -> int:
+    """How many numbers of a model are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -332,7 +327,7 @@ def _result(
         targets_per_second=round(
             progress.trained_targets / max(progress.training_seconds, 1e-9), 1
         ),
-        parameters=_parameters(experiment.model),
+        parameters=parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
         valid_targets=_targets(experiment.loaders["valid"]),
         test_targets=_targets(experiment.loaders["test"]),

@@ -18,6 +18,8 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 
+SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
+
 
 class RunFolder:
     """The folder of one run: config.yaml, metrics.jsonl, checkpoint.pt, result.json."""
@@ -37,20 +39,33 @@ class RunFolder:
             UsageError: if the folder holds another run already.
         """
         if path is None:
-            base = Path("saved") / dataset / model / time.strftime("%Y%m%d-%H%M%S")
-            names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
-            path = next(name for name in names if not name.exists())
+            path = unused_path(dataset, model)
         folder = cls(path)
         if folder.checkpoint.exists() or folder.metrics.exists():
             raise UsageError(
                 f"{folder.path} holds a run already; continue it with --resume {folder.path} or "
                 "choose another --run_dir"
             )
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot create {folder.path}: {error.strerror}") from error
+        if (folder.path / SEARCH).exists():
+            raise UsageError(f"{folder.path} holds a search; choose another --run_dir")
+        make_folder(folder.path)
         return folder
+
+    def require(self, option: str = "") -> RunFolder:
+        """This folder, which must hold a trained run.
+
+        Args:
+            option: that named the folder, for the message.
+
+        Raises:
+            UsageError: if it does not.
+        """
+        if not self.config.is_file() or not self.checkpoint.is_file():
+            raise UsageError(
+                f"{option + ': ' if option else ''}{self.path} is not a run folder: no "
+                f"{self.config.name} with {self.checkpoint.name}"
+            )
+        return self
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
@@ -70,8 +85,27 @@ class RunFolder:
         write_whole(self.result, json.dumps(result, indent=2) + "\n")
 
 
+def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
+    """saved/<dataset>/<model>/<prefix><time>, with a number where that exists."""
+    base = Path("saved") / dataset / model / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
+    return next(name for name in names if not name.exists())
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it, unless it is there.
+
+    Raises:
+        UsageError: if that cannot be done.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create {path}: {error.strerror}") from error
+
+
 def write_whole(file: Path, text: str) -> None:
-    """All of a file or nothing."""
+    """Write a file atomically: all of it or nothing."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, file)
@@ -85,7 +119,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """One line of text."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(text, soft_wrap=True, markup=False)  # [a] is text here
 
     def batches(self, loader: Any, title: str) -> Iterator[Any]:
         """Iterate over a loader behind a progress bar that vanishes at the end."""

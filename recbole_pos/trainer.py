@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from logging import getLogger
 from typing import Any
@@ -144,25 +145,25 @@ class PosTrainer(Trainer):
             train_data.get_model(self.model)
         self.loader = self.training_loader(train_data)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
-        screen, board = Screen(verbose), self._tensorboard()
-        state = self.progress
+        screen, state = Screen(verbose), self.progress
         if saved and state.next_epoch == 0:
             self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
-        while state.next_epoch < self.epochs and not state.stopped:
-            epoch = state.next_epoch
-            line = self._train_epoch(self.loader, epoch, show_progress=show_progress, screen=screen)
-            give_back()
-            improved = self._validate(valid_data, line)
-            give_back()
-            state.history.append(line)
-            state.next_epoch += 1
-            if saved:
-                self._save_checkpoint()
-            self._publish(line, improved, screen, board)
-            if callback_fn and line["valid"]:
-                callback_fn(epoch, line["valid"][self.valid_metric])
-        if board:
-            board.close()
+        with self._tensorboard() as board:
+            while state.next_epoch < self.epochs and not state.stopped:
+                epoch = state.next_epoch
+                line = self._train_epoch(
+                    self.loader, epoch, show_progress=show_progress, screen=screen
+                )
+                give_back()
+                improved = self._validate(valid_data, line)
+                give_back()
+                state.history.append(line)
+                state.next_epoch += 1
+                if saved:
+                    self._save_checkpoint()
+                self._publish(line, improved, screen, board)
+                if callback_fn and line["valid"]:
+                    callback_fn(epoch, line["valid"][self.valid_metric])
         return state.best_score, state.best_result
 
     def _train_epoch(
@@ -342,7 +343,7 @@ class PosTrainer(Trainer):
 
     def _tensorboard(self) -> Any:
         if not (self.run and self.config["tensorboard"]):
-            return None
+            return nullcontext()
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(self.run.path / "tensorboard")

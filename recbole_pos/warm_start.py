@@ -19,11 +19,13 @@ from recbole_pos.properties import ROOT, plugin_defaults, read_yaml, scheme_name
 from recbole_pos.registry import MODELS, SCHEMES
 from recbole_pos.report import RunFolder
 
-# Keys of a model's yaml that say how it is trained, not what it computes.
+# Keys of a model's yaml that say how it is trained or asked, not what it has learned to compute.
 TRAINING_KEYS = {
     "position",  # may grow
     *("hidden_dropout_prob", "attn_dropout_prob", "initializer_range", "loss_type"),
-    *("augmentation", "train_batch_size", "eval_batch_size", "train_neg_sample_args"),
+    *("augmentation", "train_windows", "length_pool", "train_batch_size", "eval_batch_size"),
+    *("train_neg_sample_args", "prior_weight", "future_weights"),
+    *("inference_relations", "bank_size"),
 }
 OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
@@ -62,11 +64,7 @@ def train_only(model: nn.Module, names: list[str]) -> None:
 
 
 def _load_weights(model: nn.Module, source: RunFolder, config: Any, data: dict[str, Any]) -> None:
-    if not source.checkpoint.is_file() or not source.config.is_file():
-        raise UsageError(
-            f"init_from: {source.path} is not a run folder: no config.yaml with checkpoint.pt"
-        )
-    theirs = read_yaml(source.config)
+    theirs = read_yaml(source.require("init_from").config)
     _require_same_function(theirs, config, source.path)
     state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
     try:
@@ -152,7 +150,7 @@ def attach(
     """
     from recbole_pos.quick_start import run
 
-    source = RunFolder(trained)
+    source = RunFolder(trained).require()
     config = read_yaml(source.config)
     for key in OWN_KEYS:
         if key in (config_dict or {}):

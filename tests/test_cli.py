@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import recbole_pos
 from recbole_pos.cli import _files, main, parse_overrides
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import (
@@ -97,6 +98,13 @@ def test_unexpected_errors_are_one_message_too(monkeypatch, capsys) -> None:
     monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: 1 / 0)
     assert main(["run", "-m", "FPARec", "-d", "ml-100k"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"recbole-pos {recbole_pos.__version__}\n"
 
 
 def test_models_lists_everything(capsys) -> None:

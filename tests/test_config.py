@@ -127,7 +127,10 @@ def test_what_recbole_refuses_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("save_dataset", True), ("checkpoint_dir", "x"), ("benchmark_filename", ["a"])],
+    [
+        *(("save_dataset", True), ("checkpoint_dir", "x"), ("benchmark_filename", ["a"])),
+        *(("transform", "mask_itemseq"), ("state", "DEBUG"), ("loss_decimal_place", 9)),
+    ],
 )
 def test_keys_without_effect_are_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError, match=key):
@@ -155,6 +158,8 @@ def test_keys_without_effect_are_refused(key: str, value: object) -> None:
         ("FPARec", {"clip_grad_norm": 5}, "clip_grad_norm: expected a mapping"),
         ("FPARec", {"clip_grad_norm": {"maxnorm": 1}}, "nearest known: max_norm"),
         ("FPARec", {"window_stride": 1.5}, "a whole number"),
+        ("SASRec", {"train_windows": "sliding"}, "train_windows is only read under augmentation"),
+        ("FPARec", {"length_pool": 1, "augmentation": "none"}, "length_pool is only read under"),
         ("FPARec", {"learner": "adm"}, "did you mean adam"),
         ("FPARec", {"metric_decimal_place": 0}, "metric_decimal_place"),
         ("FPARec", {"metrics": []}, "metrics"),

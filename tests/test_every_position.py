@@ -97,7 +97,7 @@ def test_no_gradient_from_later_events(made, model: str) -> None:
     """The state after event t knows nothing of the embeddings of later items."""
     experiment = made(model)
     model_, items = experiment.model, torch.arange(1, 8)
-    batch = SequenceBatch(items, torch.tensor([7]), items)
+    batch = SequenceBatch(items, torch.tensor([7]), items, width=7)
     for t in range(7):
         model_.zero_grad()
         every_state(model_, batch)[t].square().sum().backward()

@@ -55,8 +55,20 @@ def test_changed_attributes_are_refused(
         lambda: recbole_pos.recommend(run, k=3),
         lambda: recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False),
     ):
-        with pytest.raises(CheckpointError, match=f"trained with other values of {names}:"):
+        with pytest.raises(CheckpointError, match=f"the values of {names} have changed"):
             refused()
+
+
+def test_how_a_trained_model_learns_on_and_is_asked_may_change(
+    trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Losses, batches and neighbours of predictions are no part of what the weights compute."""
+    changes = {"prior_weight": 0.5, "future_weights": [1.0], "length_pool": 2, "bank_size": 4}
+    changes |= {"inference_relations": "own", "epochs": 1}
+    made = recbole_pos.attach(trained[1], "cape", changes, tmp_path / "run", verbose=False)
+    assert made.epochs == 1
+    with pytest.raises(UsageError, match="was trained with top_k"):
+        recbole_pos.attach(trained[1], "cape", {"top_k": 1}, tmp_path / "other", verbose=False)
 
 
 def test_a_number_that_is_missing_now_is_a_change(

@@ -58,6 +58,10 @@ def test_full_cross_entropy_under_autocast() -> None:
     torch.testing.assert_close(loss, want)
 
 
+def test_a_small_dropout_is_not_none() -> None:
+    assert (Dropout(1e-3)(torch.ones(100_000)) == 0).any()
+
+
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.9])
 def test_dropout_keeps_the_expectation(p: float) -> None:
     torch.manual_seed(0)

@@ -13,8 +13,10 @@ import torch
 import recbole_pos
 from recbole_pos import checkpoint, parallel
 from recbole_pos.cli import main
-from recbole_pos.errors import UsageError
+from recbole_pos.config import PosConfig
+from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.parallel import Plan, Share
+from recbole_pos.quick_start import prepare
 
 # dropout is drawn in each process; without it a step is that of one process, up to rounding
 TOYSHOP = Path(__file__).parent.parent / "dataset"
@@ -152,6 +154,25 @@ def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -
     assert main([*command, *nan, "--hidden_size=16", "--inner_size=16"]) == 1
     error = capsys.readouterr().err
     assert "loss is" in error and "learning_rate" in error and "Traceback" not in error
+
+
+def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
+    """A process without a row would leave the others waiting for its part of the metrics."""
+    monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda: Share(0, 10**6))
+    with pytest.raises(UsageError, match="nproc: 1000000 processes share the valid targets"):
+        prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
+
+
+def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """There is nothing to resume yet, so nothing is said of it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "launch", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(tiny, tmp_path / "run", 2)
+    assert not isinstance(caught.value, Interrupted)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,17 @@ def test_linear_attention_across_chunks() -> None:
     torch.testing.assert_close(out[:, 0], torch.cat(want), rtol=1e-9, atol=1e-9)
 
 
+def test_linear_attention_has_no_rounding_of_later_events() -> None:
+    """Not even in the last bits, though events stand in one chunk of the running sum."""
+    n, query = 190, 150
+    q, k, v = (x.float() for x in qkv(n))
+    one = attend(scheme("linear_attention", n=n), q, k, v, context([n], n))
+    k[query + 1 :] *= 100
+    v[query + 1 :] *= 1000
+    other = attend(scheme("linear_attention", n=n), q, k, v, context([n], n))
+    assert torch.equal(one[: query + 1], other[: query + 1])
+
+
 @pytest.mark.parametrize("position_from", ["oldest", "newest"])
 def test_learned_positions(position_from: str) -> None:
     position = scheme("learned", position_from=position_from)

@@ -388,8 +388,9 @@ def test_resume_wants_the_same_data(found: Any, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     plain = json.loads((found[0].folder / "search.json").read_text())
-    (copy / "search.json").write_text(json.dumps({**plain, "fingerprint": "other"}))
-    with pytest.raises(UsageError, match="data or their split have changed"):
+    other = {"data": "other", "fields": {}}
+    (copy / "search.json").write_text(json.dumps({**plain, "identity": other}))
+    with pytest.raises(UsageError, match="what is held out have changed"):
         search(resume=copy)
     (copy / "search.json").write_text("{}")
     with pytest.raises(UsageError, match="damaged"):

@@ -21,7 +21,7 @@ from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import best_of, collect
 from recbole_pos.tune.progress import Progress
 from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.trial import EARLIER
+from recbole_pos.tune.trial import EARLIER, FAILURE
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
@@ -194,6 +194,18 @@ def test_progress_does_not_take_what_another_trial_told(ray_says, capsys) -> Non
     progress.on_step_end(0, [trial])
     printed = capsys.readouterr().out
     assert "after epoch 0;" in printed and "1 (epoch 0)" in printed and "best" not in printed
+
+
+def test_a_reason_is_printed_as_it_is(ray_says, capsys) -> None:
+    """Brackets are no markup, which Rich would leave out or refuse."""
+    ray_says((1, "TERMINATED", reports(0), None))
+    from ray import tune
+
+    (trial,) = tune.ExperimentAnalysis("/x").trials
+    reason = "out of memory [pair.cc:553] at [/lib/a] with [rope, kernel]"
+    trial.last_result = {FAILURE: reason, "config": {"number": trial.config["number"]}}
+    Progress("ndcg@10", "max", 2).on_trial_complete(0, [trial], trial)
+    assert f"failed: {reason}" in capsys.readouterr().out
 
 
 def test_a_lost_report_is_told_again_by_the_resumed_trial() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shop
 
 from recbole_pos.errors import UsageError
 from recbole_pos.position.time_rotary import _share
 from recbole_pos.properties import ROOT, parse_scalar
 from recbole_pos.registry import MODELS
+from recbole_pos.report import RunFolder
+from recbole_pos.tune.driver import _prepare
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
@@ -326,6 +330,20 @@ def test_a_grid_ends(tmp_path: Path) -> None:
     assert [searcher.suggest(str(n)) for n in range(3)][2] == "FINISHED"
 
 
+def test_a_search_belongs_to_its_attributes(tmp_path: Path) -> None:
+    """As a trained model does: later trials would learn from other data than earlier ones."""
+    made = shop.tables()
+    given = shop.shop_options(shop.write(tmp_path, made))
+    begun = read_settings("AttrFormer", "shop", None, [], given, **OTHERS)
+    _prepare(begun)
+    SearchFolder(tmp_path).settings.write_text(json.dumps(begun.to_plain()))
+    _prepare(SearchFolder(tmp_path).read())
+    made["item"]["brand:token"] = made["item"]["brand:token"].to_numpy()[::-1]
+    shop.write(tmp_path, made)
+    with pytest.raises(UsageError, match="the values of brand have changed since the search began"):
+        _prepare(SearchFolder(tmp_path).read())
+
+
 def test_one_process_at_a_time_searches_in_a_folder(tmp_path: Path) -> None:
     folder = SearchFolder(tmp_path)
     with folder.held():
@@ -334,6 +352,12 @@ def test_one_process_at_a_time_searches_in_a_folder(tmp_path: Path) -> None:
                 pass
     with SearchFolder(tmp_path).held():
         pass
+
+
+def test_the_folder_of_a_search_is_not_that_of_a_run(tmp_path: Path) -> None:
+    SearchFolder.create(tmp_path, settings(write(tmp_path, ALL_KINDS)))
+    with pytest.raises(UsageError, match="holds a search"):
+        RunFolder.create(tmp_path, "tiny", "FPARec")
 
 
 def test_the_folder_of_a_run_is_not_that_of_a_search(tmp_path: Path) -> None:

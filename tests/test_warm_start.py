@@ -106,7 +106,7 @@ def test_what_cannot_be_attached(tiny: Path, tmp_path: Path) -> None:
         ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "was trained on tiny"),
         ({"config_dict": {"data_path": str(shuffled)}}, "other data or another split"),
         ({"config_dict": {"eval_args": {"split": {"GT": [0.8, 0.9]}}}}, "another split"),
-        ({"trained": tmp_path / "nowhere"}, "cannot read config file"),
+        ({"trained": tmp_path / "nowhere"}, "nowhere is not a run folder"),
     ]
     for change, message in cases:
         given = {"trained": first, "schemes": "kernel", "run_dir": tmp_path / "x", **change}

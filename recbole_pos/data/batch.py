@@ -16,6 +16,7 @@ class SequenceBatch:
         items: [m] int64 item of each input event.
         lengths: [b] int64 number of input events of each window.
         targets: [k] int64 the item to predict at each trained position.
+        width: the largest of ``lengths``, known without asking the device.
         positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
         times: [m] float64 time of each input event, or None.
         events: [m] int64 place of each input event in the log, or None.
@@ -24,6 +25,7 @@ class SequenceBatch:
     items: Tensor
     lengths: Tensor
     targets: Tensor
+    width: int
     positions: Tensor | None = None
     times: Tensor | None = None
     events: Tensor | None = None
@@ -34,5 +36,5 @@ class SequenceBatch:
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same batch on a device."""
-        moved = {k: None if v is None else v.to(device) for k, v in vars(self).items()}
+        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
         return SequenceBatch(**moved)

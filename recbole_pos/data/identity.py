@@ -34,6 +34,19 @@ def identity(dataset: Any) -> dict[str, Any]:
     }
 
 
+def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """What has changed between two identities, as words; None if nothing has.
+
+    Fields are compared where both have them. Earlier versions kept no times, no fields or nothing
+    in ``then``.
+    """
+    if not now["data"].startswith(then.get("data") or ""):
+        return "items, events, their times or what is held out"
+    before, after = then.get("fields") or {}, now["fields"]
+    changed = [field for field in before if field in after and before[field] != after[field]]
+    return f"the values of {', '.join(changed)}" if changed else None
+
+
 def _of_field(dataset: Any, field: str, column: np.ndarray) -> str:
     tokens = "\n".join(map(str, dataset.field2id_token.get(field, ())))
     return _digest(tokens, column, dataset.missing.get(field, np.empty(0, dtype=bool)))

@@ -109,7 +109,7 @@ class WindowLoader:
         return members, np.unique(user, return_counts=True)[1]
 
     def _cut(self, order: np.ndarray, windows: int) -> list[np.ndarray]:
-        """Groups in parts of about so many windows."""
+        """Split groups into parts of about ``windows`` windows."""
         before = np.cumsum(self.sizes[order]) - self.sizes[order]
         return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
 
@@ -131,6 +131,7 @@ class WindowLoader:
         return SequenceBatch(
             items=self.log.items[event],
             lengths=torch.from_numpy(lengths),
+            width=int(lengths.max()),
             targets=self.log.items[targets],
             positions=positions,
             times=self.log.times[event] if self.needs_time else None,
@@ -170,6 +171,11 @@ def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> di
     kind = get_dataloader(config, "train")
     loaders["train"] = kind(config, parts["train"], sampler, shuffle=config["shuffle"])
     for phase in PHASES[1:]:
+        if 0 < len(parts[phase]) < this_share().size:
+            raise UsageError(
+                f"nproc: {this_share().size} processes share the {phase} targets, of which there "
+                f"are {len(parts[phase])}; use fewer"
+            )
         if len(parts[phase]):
             loaders[phase] = TargetLoader(config, parts[phase], None, shuffle=False)
     return loaders

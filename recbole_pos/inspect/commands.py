@@ -21,7 +21,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     _add_trained(attention)
     attention.add_argument("--users", type=int, default=200, help="how many to draw at most")
-    attention.add_argument("--min_events", type=int, default=20, help="in the history of each")
+    attention.add_argument("--min_events", type=int, default=20, help="shortest history to include")
     attention.add_argument("--seed", type=int, default=0, help="of the draw")
     attention.set_defaults(command=_inspect_attention)
     relations = what.add_parser(
@@ -36,7 +36,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     _add_trained(relations)
-    relations.add_argument("--batches", type=int, default=8, help="of training to look at")
+    relations.add_argument("--batches", type=int, default=8, help="training batches to look at")
     relations.set_defaults(command=_inspect_relations)
     encoding = what.add_parser(
         "encoding",

@@ -103,7 +103,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
     uniform: Any = 0.0
     rescaled = False
     heads = max(layer.n_heads for layer in layers)
-    for part in _batches(sample.lengths, heads, chunk_elements(torch.device(model.device))):
+    for part in weight_batches(sample.lengths, heads, chunk_elements(torch.device(model.device))):
         rows = sample.loader.collate_fn(sample.rows[part].tolist())[0].to(model.device)
         inputs, ctx = layer_inputs(model, layers, rows)
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
@@ -160,7 +160,7 @@ def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
     return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())
 
 
-def _batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:
+def weight_batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:
     """Histories of similar length together, as many as have ``elements`` weights in a layer."""
     order, parts, start = np.argsort(-lengths, kind="stable"), [], 0
     while start < len(order):

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from recbole_pos.inspect.attention import attention_layers, layer_inputs, weighs_content
+from recbole_pos.inspect.distance import weight_batches
+from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.position.kernel import PositionalKernel
 
 
@@ -53,14 +55,13 @@ def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.n
     layers = [layer for layer in attention_layers(model) if weighs_content(layer)]
     if not layers:
         return []
-    lengths = torch.cat([batch[0][model.ITEM_SEQ_LEN] for batch in loader])
+    lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
     newest = min(newest, int(lengths.max()))
-    sums, count = [0.0 for _ in layers], 0
-    for batch in loader:
-        rows = batch[0]
-        rows = rows[rows[model.ITEM_SEQ_LEN] >= newest]
-        if not len(rows):
-            continue
+    chosen = np.flatnonzero(lengths >= newest)
+    heads, room = max(layer.n_heads for layer in layers), chunk_elements(torch.device(model.device))
+    sums = [0.0 for _ in layers]
+    for part in weight_batches(lengths[chosen], heads, room):
+        rows = loader.collate_fn(chosen[part].tolist())[0]
         inputs, ctx = layer_inputs(model, layers, rows.to(model.device))
         end = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
         row = torch.arange(len(end), device=end.device)[:, None, None]
@@ -68,5 +69,4 @@ def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> list[np.n
             weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t], from the start
             cut = weights[row, end[:, :, None], :, end[:, None, :]]  # [b, newest, newest, h]
             sums[number] += cut.sum(0).permute(2, 0, 1)
-        count += len(rows)
-    return [(total / count).cpu().numpy() for total in sums]
+    return [(total / len(chosen)).cpu().numpy() for total in sums]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import positional_weights
@@ -14,9 +14,6 @@ from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.quick_start import load
 from recbole_pos.report import RunFolder
-
-matplotlib.use("Agg")  # files only: works without a display
-from matplotlib import pyplot as plt  # noqa: E402
 
 
 def plot_run(path: str | Path) -> list[Path]:
@@ -31,10 +28,9 @@ def plot_run(path: str | Path) -> list[Path]:
     Raises:
         UsageError: if there is no finished epoch to draw.
     """
-    folder = RunFolder(path)
-    if not folder.metrics.is_file():
-        raise UsageError(f"{folder.path} is not a run folder: it has no metrics.jsonl")
-    history = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    folder = RunFolder(path).require()
+    lines = folder.metrics.read_text().splitlines() if folder.metrics.is_file() else []
+    history = [json.loads(line) for line in lines]
     if not history:
         raise UsageError(f"{folder.path} has no finished epoch yet")
     experiment = load(path)
@@ -60,7 +56,8 @@ def plot_run(path: str | Path) -> list[Path]:
 
 def _curves(history: list[dict], metric: str, file: Path) -> Path:
     """Training loss and validation metric per epoch; the best epoch is marked."""
-    figure, left = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.subplots()
     left.plot([h["epoch"] for h in history], [h["loss"] for h in history], color="tab:gray")
     left.set(xlabel="epoch", ylabel="training loss (gray)")
     scored = [(h["epoch"], h["valid"][metric]) for h in history if h["valid"]]
@@ -74,7 +71,6 @@ def _curves(history: list[dict], metric: str, file: Path) -> Path:
                        textcoords="offset points")  # fmt: skip
         right.set_ylabel(f"validation {metric} (blue)")
     figure.savefig(file, dpi=120)
-    plt.close(figure)
     return file
 
 
@@ -82,9 +78,8 @@ def _attention(weights: list[np.ndarray], label: str, file: Path) -> Path:
     """One panel per layer and head of [h, t, t] weights; the last row is the newest event."""
     heads, top = weights[0].shape[0], max(layer.max() for layer in weights)
     size = (3.6 * len(weights) + 0.8, 3.4 * heads)
-    figure, panels = plt.subplots(
-        heads, len(weights), figsize=size, squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(heads, len(weights), squeeze=False)
     for column, layer in enumerate(weights):
         for head, matrix in enumerate(layer):
             panel = panels[head, column]
@@ -93,24 +88,17 @@ def _attention(weights: list[np.ndarray], label: str, file: Path) -> Path:
             panel.set(title=name, xlabel="attends to position", ylabel="position")
     figure.colorbar(image, ax=panels, shrink=0.8, label=label)
     figure.savefig(file, dpi=120)
-    plt.close(figure)
     return file
 
 
 def _kernel(factors: dict[str, np.ndarray], file: Path) -> Path:
     """One panel per factor, as in the kernel paper's Figure 1; fresh ones are the identity."""
-    figure, panels = plt.subplots(
-        1,
-        len(factors),
-        figsize=(3.6 * len(factors) + 0.8, 3.4),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(3.6 * len(factors) + 0.8, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(factors), squeeze=False)
     top = max(np.abs(matrix).max() for matrix in factors.values())
     for panel, (name, matrix) in zip(panels[0], factors.items(), strict=True):
         image = panel.imshow(matrix, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
         panel.set(title=name, xlabel="position", ylabel="position (last: newest)")
     figure.colorbar(image, ax=panels, shrink=0.8, label="weight")
     figure.savefig(file, dpi=120)
-    plt.close(figure)
     return file

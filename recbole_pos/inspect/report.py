@@ -149,9 +149,7 @@ def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
         UsageError: if that is something else.
     """
     path = Path(path)
-    folder = RunFolder(path.parent if path.is_file() else path)
-    if not folder.checkpoint.is_file() or not folder.config.is_file():
-        raise UsageError(f"{folder.path} is not a run folder: no config.yaml with checkpoint.pt")
+    folder = RunFolder(path.parent if path.is_file() else path).require()
     experiment = load(folder.path)
     if path.is_file() and path.name != folder.checkpoint.name:
         state = checkpoint.load(path, ("weights", "best_weights"))

@@ -49,13 +49,18 @@ class SequenceContext:
         times: Tensor | None = None,
         items: Tensor | None = None,
         relations: Any = None,
+        width: int | None = None,
     ) -> SequenceContext:
-        """Context of packed sequences of the given lengths ([b], each in 1..max_length)."""
-        width = int(lengths.max())
+        """Context of packed sequences of the given lengths ([b], each in 1..max_length).
+
+        With ``width``, the largest length, and ``items`` a GPU need not be waited for.
+        """
+        width = int(lengths.max()) if width is None else width
         if width > max_length:
             raise ValueError(f"a sequence of {width} events exceeds the maximum of {max_length}")
         b = lengths.numel()
-        row = torch.repeat_interleave(torch.arange(b, device=lengths.device), lengths)
+        m = None if items is None else len(items)
+        row = torch.arange(b, device=lengths.device).repeat_interleave(lengths, output_size=m)
         first = lengths.cumsum(0) - lengths
         index = torch.arange(row.numel(), device=lengths.device) - first[row]
         return cls(lengths, row, index, width, max_length, times, items, relations)

@@ -12,7 +12,8 @@ class Dropout(nn.Module):
 
     ``torch.nn.Dropout`` draws a Bernoulli variable per element, 13-23% of a training step. Eight
     bytes of one draw serve eight elements instead, so on CPU the probability is rounded to a
-    multiple of 1/256; the scale 1 / (1 - p) uses the rounded value, so the expectation is exact.
+    multiple of 1/256, at least one; the scale 1 / (1 - p) uses the rounded value, so the
+    expectation is exact.
 
     Args:
         p: probability of zeroing an element, in [0, 1).
@@ -23,7 +24,7 @@ class Dropout(nn.Module):
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), found {p}")
         self.p = p
-        self.threshold = min(round(p * 256), 255)
+        self.threshold = min(max(round(p * 256), p > 0), 255)
 
     def forward(self, x: Tensor) -> Tensor:
         """x with elements zeroed in training mode; x itself in evaluation mode."""

@@ -214,7 +214,9 @@ class AttrFormer(PosSASRec):
         times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
         lengths = torch.from_numpy(rows.lengths).to(device)
         items = self.lookup.items[events].to(device)
-        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, items, relations)
+        ctx = SequenceContext.from_lengths(
+            lengths, self.max_seq_length, times, items, relations, width=int(rows.lengths.max())
+        )
         return self.states(items, ctx, positions)
 
     def _draw(self) -> int:

@@ -92,7 +92,7 @@ class PosRecommender(SequentialRecommender):
             batch = interaction
             times = self._seconds(batch.times)
             ctx = SequenceContext.from_lengths(
-                batch.lengths, self.max_seq_length, times, batch.items
+                batch.lengths, self.max_seq_length, times, batch.items, width=batch.width
             )
             hidden = self.states(batch.items, ctx, batch.positions)
             return self.loss(hidden, self.item_embedding.weight, batch.targets)

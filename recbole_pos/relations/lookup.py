@@ -208,11 +208,11 @@ class RelationLookup:
         An event whose user has no attribute keeps its state: it is related to itself at most.
         """
         m, event = len(order), np.arange(len(order))
-        matrix = self.user_table.matrix().diagonal()[self.user_table.group[order.user]]
-        matrix[matrix == 0] = self.unknown
+        own = self.user_table.own[order.user]
+        own[own == 0] = self.unknown
         reader = np.concatenate((event, edges.reader))
         source = np.concatenate((event, edges.source))
-        value = np.concatenate((matrix, edges.value))
+        value = np.concatenate((own, edges.value))
         by_reader = np.argsort(reader, kind="stable")
         reader, source, value = reader[by_reader], source[by_reader], value[by_reader]
         return SparseProduct.build(

@@ -58,6 +58,11 @@ class RelationTable:
         """[things] bool, whether a thing can be related: it then is to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
+    @cached_property
+    def own(self) -> np.ndarray:
+        """[things] float64 the relation of a thing to itself, 0 where it can have none."""
+        return self.matrix().diagonal()[self.group]
+
     def matrix(self) -> sp.csr_matrix:
         """[classes, classes] the relations, sorted by number."""
         n = len(self.indptr) - 1

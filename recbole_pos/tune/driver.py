@@ -16,6 +16,7 @@ from ray import tune
 
 from recbole_pos import checkpoint, report
 from recbole_pos.config import PosConfig
+from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import Experiment, prepare
@@ -151,9 +152,6 @@ def _require_nothing_else(given: dict[str, Any]) -> None:
 
 def _prepare(settings: Settings) -> Experiment:
     """The data, and a model of the configuration as it stands, so that wrong input shows now."""
-    import logging
-
-    logging.getLogger().setLevel(logging.WARNING)
     experiment = prepare(settings.config())
     if not experiment.loaders["valid"]:
         raise UsageError(
@@ -161,11 +159,11 @@ def _prepare(settings: Settings) -> Experiment:
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
     experiment.trainer.training_loader(experiment.loaders["train"])
-    if settings.fingerprint not in (None, experiment.dataset.identity["data"]):
+    if changed := changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
-            "--resume: the data or their split have changed since the search began; start a new one"
+            f"--resume: {changed} have changed since the search began; start a new one"
         )
-    settings.fingerprint = experiment.dataset.identity["data"]
+    settings.identity = experiment.dataset.identity
     return experiment
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -14,6 +13,7 @@ from typing import Any
 
 import ray
 
+from recbole_pos import report
 from recbole_pos.checkpoint import to_plain
 from recbole_pos.config import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
@@ -45,7 +45,7 @@ class Settings:
         total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
-        fingerprint: of the data, once prepared.
+        identity: of the data, once prepared; empty before.
     """
 
     model: str
@@ -66,7 +66,7 @@ class Settings:
     gpus_per_trial: float
     nproc: int
     overruled: list[str] = field(default_factory=list)
-    fingerprint: str | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def config(self, options: dict[str, Any] | None = None) -> PosConfig:
         """The configuration, with options of a trial."""
@@ -203,7 +203,7 @@ class SearchFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.settings = self.path / "search.json"
+        self.settings = self.path / report.SEARCH
         self.trials = self.path / "trials.csv"
         self.result = self.path / "tune.json"
         self.test = self.path / "test.json"
@@ -219,10 +219,7 @@ class SearchFolder:
             UsageError: if it holds a search already.
         """
         if path is None:
-            stamp = time.strftime("%Y%m%d-%H%M%S")
-            base = Path("saved") / settings.dataset / settings.model / f"tune-{stamp}"
-            names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
-            path = next(name for name in names if not name.exists())
+            path = report.unused_path(settings.dataset, settings.model, "tune-")
         folder = cls(path)
         if folder.begun or (folder.path / _RAY).exists():
             raise UsageError(
@@ -231,10 +228,7 @@ class SearchFolder:
             )
         if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
             raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot create {folder.path}: {error.strerror}") from error
+        report.make_folder(folder.path)
         if settings.storage:  # two searches in one storage must not meet
             settings.storage = f"{settings.storage.rstrip('/')}/{folder.path.resolve().name}"
             if "://" not in settings.storage:

@@ -18,7 +18,7 @@ from ray import tune
 from recbole_pos.config import PosConfig
 from recbole_pos.errors import PosError
 from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.quick_start import Experiment, parameters, prepare
 from recbole_pos.report import RunFolder
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
@@ -133,7 +133,7 @@ def _report(experiment: Experiment, folder: RunFolder, resumed: bool) -> None:
         "loss": line["loss"],
         "ended": trainer.finished,
         "seconds": round(progress.training_seconds + progress.evaluation_seconds, 3),
-        "parameters": sum(p.numel() for p in experiment.model.parameters()),
+        "parameters": parameters(experiment.model),
         "node": ray.get_runtime_context().get_node_id()[:8],
     }
     if resumed:
