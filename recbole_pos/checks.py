@@ -17,13 +17,20 @@ from recbole_pos.data.sessions import read_fraction
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.data.windows import TRAIN_WINDOWS
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.graph import OVERLAPS
+from recbole_pos.layers.attention import ACTIVATIONS, NORMS
+from recbole_pos.layers.graph import MESSAGES, OVERLAPS
 from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
+from recbole_pos.model.sasrec import BLOCKS
+from recbole_pos.position.additive import POSITION_FROM
+from recbole_pos.position.bias import KERPLE_KINDS
 from recbole_pos.position.frequencies import LEARN
+from recbole_pos.position.kernel import FACTORS
+from recbole_pos.position.positional_attention import POSITIONAL_MASKS
+from recbole_pos.position.time_buckets import TIME_FROM
 from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
-from recbole_pos.registry import nearest, suggest
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE
 from recbole_pos.units import SECONDS
+from recbole_pos.values import check_choice, is_number, is_whole, nearest
 
 # smallest and largest value allowed; an open end is math.inf
 RANGES: dict[str, tuple[float, float]] = {
@@ -63,23 +70,26 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "augmentation": ("prefix", "none", "all_positions"),
     "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
     "rm_dup_inter": ("first", "last"),
-    "position_from": ("newest", "oldest"),
-    "time_from": ("first", "previous"),
-    "block": ("transformer", "hstu"),
-    "kerple_kind": ("log", "power"),
+    "position_from": POSITION_FROM,
+    "time_from": TIME_FROM,
+    "block": tuple(BLOCKS),
+    "norm": NORMS,
+    "hidden_act": tuple(ACTIVATIONS),
+    "kerple_kind": KERPLE_KINDS,
+    "positional_mask": POSITIONAL_MASKS,
     "cross_sequence": CROSS_SEQUENCE,
     "inference_relations": INFERENCE,
     "user_layers": USER_LAYERS,
     "user_update": USER_UPDATES,
     "anchor_overlap": OVERLAPS,
-    "messages": ("sum", "mean"),
+    "messages": MESSAGES,
     "timestamp_unit": tuple(SECONDS),
     "time_unit": tuple(SECONDS),
     "learn_frequencies": LEARN,
     "fusion": FUSIONS,
     "gate": GATES,
     "gate_scope": SCOPES,
-    **dict.fromkeys(("kernel_u", "kernel_l"), ("toeplitz", "full", "identity")),
+    **dict.fromkeys(("kernel_u", "kernel_l"), FACTORS),
 }
 # an example value of options whose default is empty
 EXAMPLES: dict[str, Any] = {
@@ -121,18 +131,14 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     _check_type(where, key, value, example)
     if key == "train_fraction":
         read_fraction(value)
-    if key in CHOICES and value not in CHOICES[key]:
-        choices = ", ".join(CHOICES[key])
-        raise UsageError(
-            f"{where}: {key}: {value!r} is not one of {choices}{suggest(str(value), CHOICES[key])}"
-        )
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and not math.isfinite(value):
+    if key in CHOICES:
+        check_choice(f"{where}: {key}", value, CHOICES[key])
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{where}: {key} must be finite, found {value!r}")
     low, high = RANGES.get(key, (-math.inf, math.inf))
     if key.endswith("dropout_prob"):
         low, high = 0, math.nextafter(1, 0)
-    if is_number and not low <= value <= high:
+    if is_number(value) and not low <= value <= high:
         bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         if 0 < low < 1e-300 or key in ("rope_base", "time_base"):
             bound = f"above {round(low)}"
@@ -145,19 +151,15 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
                 f"{where}: unknown key {inner!r} in {key}; {nearest(str(inner), NESTED_KEYS[key])}"
             )
         known = NESTED_CHOICES.get(key, {}).get(inner)
-        if known and value[inner] not in known:
-            raise UsageError(
-                f"{where}: {key}.{inner}: {value[inner]!r} is not one of {', '.join(known)}"
-                f"{suggest(str(value[inner]), known)}"
-            )
+        if known:
+            check_choice(f"{where}: {key}.{inner}", value[inner], known)
 
 
 def _check_type(where: str, key: str, value: Any, example: Any) -> None:
     if isinstance(example, bool):
         allowed, wanted = isinstance(value, bool), "true or false"
     elif isinstance(example, int):
-        allowed = isinstance(value, int) and not isinstance(value, bool)
-        wanted = "a whole number"
+        allowed, wanted = is_whole(value), "a whole number"
     elif isinstance(example, float):
         allowed = isinstance(value, (int, float)) and not isinstance(value, bool)
         wanted = "a number"
@@ -227,7 +229,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
         if str(metric).lower() in metric_types:
             raise UsageError(f"metrics: {metric} needs labels, and here items are ranked; {hint}")
         raise UsageError(f"metrics: unknown {metric!r}; {hint}")
-    whole = [isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in topk]
+    whole = [is_whole(k) and k >= 1 for k in topk]
     if not topk or not all(whole):
         raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
     computed = [
@@ -247,4 +249,4 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
+    return is_number(value) and 0 <= value < 1

@@ -25,10 +25,9 @@ from recbole_pos.registry import (
     BUILTIN_SEQUENTIAL,
     CAUSAL_BUILTINS,
     MODELS,
-    nearest,
     on_our_base,
-    suggest,
 )
+from recbole_pos.values import nearest, suggest
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import on_our_base, suggest
+from recbole_pos.registry import on_our_base
+from recbole_pos.values import suggest
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.

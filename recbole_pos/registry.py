@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from recbole_pos.model.anchored import AnchoredGCSAN, AnchoredSRGNN
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
@@ -125,18 +122,3 @@ def on_our_base(model: str) -> bool:
 def trains_all_positions(model: str) -> bool:
     """Whether a model can learn from packed windows (``augmentation: all_positions``)."""
     return on_our_base(model) or model in CAUSAL_BUILTINS
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``nearest known: a, b, c``, however far."""
-    lower = {str(name).lower(): str(name) for name in known}
-    near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0)
-    return f"nearest known: {', '.join(lower[name] for name in near)}"
-
-
-def suggest(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
-    lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), lower, n=limit, cutoff=0.6)
-    near = near or [name for name in lower if len(word) > 2 and word.lower() in name][:limit]
-    return f" (did you mean {' or '.join(lower[name] for name in near)}?)" if near else ""

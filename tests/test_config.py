@@ -12,7 +12,8 @@ from recbole_pos.config import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.properties import ROOT, overall_defaults, parse_scalar, read_yaml
 from recbole_pos.quick_start import prepare
-from recbole_pos.registry import BASELINES, MODELS, SCHEMES, suggest
+from recbole_pos.registry import BASELINES, MODELS, SCHEMES
+from recbole_pos.values import suggest
 
 
 def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:

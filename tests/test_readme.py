@@ -31,26 +31,26 @@ def test_the_python_example(tmp_path: Path, monkeypatch, capsys) -> None:
 
 def test_the_new_scheme(tiny: Path, tmp_path: Path, monkeypatch) -> None:
     """Class, registry line and yaml are all it takes."""
-    (example,) = (block for block in BLOCKS if "class DistanceBias" in block)
+    (example,) = (block for block in BLOCKS if "class FallingBias" in block)
     names: dict = {}
     exec(example, names)
     yaml = tmp_path / "position"
     yaml.mkdir()
     for file in (properties.ROOT / "position").iterdir():
         (yaml / file.name).write_text(file.read_text())
-    (yaml / "distance_bias.yaml").write_text("distance_slope: 0.5  # (float) Slope.\n")
+    (yaml / "falling_bias.yaml").write_text("falling_slope: 0.5  # (float) Slope.\n")
     for name in ("model", "overall.yaml"):
         (tmp_path / name).symlink_to(properties.ROOT / name)
     monkeypatch.setattr(properties, "ROOT", tmp_path)
-    monkeypatch.setitem(SCHEMES, "distance_bias", names["DistanceBias"])
-    options = {"data_path": str(tiny), "position": ["distance_bias"], "distance_slope": 0.25}
+    monkeypatch.setitem(SCHEMES, "falling_bias", names["FallingBias"])
+    options = {"data_path": str(tiny), "position": ["falling_bias"], "falling_slope": 0.25}
     made = prepare(PosConfig("PosSASRec", "tiny", None, options))
     loss = made.trainer._train_epoch(
         made.trainer.training_loader(made.loaders["train"]), epoch_idx=0
     )["loss"]
     assert torch.isfinite(torch.tensor(loss))
     first = made.model.trm_encoder.layer[0].multi_head_attention.position
-    assert first.schemes["distance_bias"].slopes.flatten().tolist() == [0.25, 0.0625]
+    assert first.schemes["falling_bias"].slopes.flatten().tolist() == [0.25, 0.0625]
 
 
 def test_the_space_of_a_search(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def test_the_hstu_block_takes_a_scheme_or_says_why_not(name: str) -> None:
 def test_bad_options(experiment, model: str, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         experiment(model, **{"block": "hstu", **options})
-    with pytest.raises(UsageError, match="time_from must be first or previous"):
+    with pytest.raises(UsageError, match="time_from: .* is not one of first, previous"):
         scheme("time_learned", time_from="last")
 
 

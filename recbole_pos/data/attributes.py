@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from recbole_pos import registry
 from recbole_pos.errors import UsageError
+from recbole_pos.values import suggest
 
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
@@ -52,7 +52,7 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
             now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
             names = ", ".join([*now, field]) if isinstance(now, list) else field
             return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
-    near = registry.suggest(field, known)
+    near = suggest(field, known)
     return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
 
 

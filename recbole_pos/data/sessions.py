@@ -16,6 +16,7 @@ import pandas as pd
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_whole
 
 _FORMS = (
     "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], "
@@ -62,7 +63,7 @@ def session_time(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
 def _bounds(value: Any, sessions: int) -> list[int]:
     """The number of sessions up to the end of training, and up to that of validation."""
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
-    whole = [isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers]
+    whole = [is_whole(n) and n > 0 for n in numbers]
     shares = [isinstance(n, float) and 0 < n < 1 for n in numbers]
     rising = (all(whole) or all(shares)) and numbers == sorted(set(numbers))
     if len(numbers) not in (1, 2) or not rising:

@@ -7,7 +7,6 @@ ones, so no history of a training target reaches into validation or test.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.sessions import session_time
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
@@ -86,7 +86,7 @@ def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarr
 
 def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.ndarray:
     """Each user's targets in time order, cut by ratios as RecBole's ``split_by_ratio`` does."""
-    three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(_is_number, ratios))
+    three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(is_number, ratios))
     if not (three and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {ratios!r}")
     share = np.asarray(ratios, dtype=float) / sum(ratios)
@@ -115,7 +115,7 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
         [events] int8 labels, equal times always under the same one; the boundaries.
     """
     known = isinstance(numbers, (list, tuple)) and len(numbers) in (1, 2)
-    edges = [0, *numbers, 1] if known and all(_is_number(n) for n in numbers) else []
+    edges = [0, *numbers, 1] if known and all(is_number(n) for n in numbers) else []
     if not edges or any(not low < high for low, high in zip(edges, edges[1:], strict=False)):
         raise UsageError(
             "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
@@ -144,8 +144,3 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
 def show_time(time: float) -> str:
     """All digits of a time and no others: 893286638, 0.1."""
     return np.format_float_positional(time, trim="-")
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)

@@ -21,7 +21,8 @@ from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
 from recbole_pos.position.base import Dimensions
 from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import SCHEMES, suggest
+from recbole_pos.registry import SCHEMES
+from recbole_pos.values import suggest
 
 OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
 SIZE_OF_THE_PAPER = 100

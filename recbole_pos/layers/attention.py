@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.biased_attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition
+from recbole_pos.values import check_choice
 
+NORMS = ("pre", "post")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
@@ -62,6 +66,30 @@ class BlockOptions:
     output: bool
     layer_norm_eps: float
     causal: bool = True
+
+    @classmethod
+    def from_config(cls, config: Any, **others: Any) -> BlockOptions:
+        """What the options of a model say; ``others`` are not read from them.
+
+        Raises:
+            UsageError: if they do not make a block.
+        """
+        d, h = config["hidden_size"], config["n_heads"]
+        check_choice("norm", config["norm"], NORMS)
+        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
+        if d % h:
+            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {h}")
+        return cls(
+            hidden_size=d,
+            inner_size=config["inner_size"],
+            n_heads=h,
+            hidden_dropout=config["hidden_dropout_prob"],
+            attn_dropout=config["attn_dropout_prob"],
+            activation=config["hidden_act"],
+            norm=config["norm"],
+            layer_norm_eps=config["layer_norm_eps"],
+            **others,
+        )
 
 
 class MultiHeadAttention(nn.Module):

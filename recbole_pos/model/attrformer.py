@@ -29,7 +29,6 @@ why nothing of a user's future comes back to the user.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -47,19 +46,15 @@ from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import RelationLayer, RelationOptions
-from recbole_pos.model.base import check_choice
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.position.base import AttentionPosition
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
+from recbole_pos.values import check_choice, is_number
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 USER_LAYERS = ("odd", "even", "all", "none")
 USER_UPDATES = ("gated", "replace")
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 class AttrFormer(PosSASRec):
@@ -130,7 +125,7 @@ class AttrFormer(PosSASRec):
         """beta of equation 17 and the weight of its prior."""
         betas, weight = config["future_weights"], config["prior_weight"]
         listed = isinstance(betas, (list, tuple)) and len(betas) > 0
-        if not listed or not all(map(_finite, betas)) or betas[0] <= 0 or min(betas) < 0:
+        if not listed or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
             raise UsageError(
                 "future_weights: expected weights of the next items, the first above 0, such as "
                 f"[1.0, 0.25]; found {betas!r}"

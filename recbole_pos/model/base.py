@@ -30,12 +30,6 @@ def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
 
 
-def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that an option does not have."""
-    if value not in choices:
-        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}")
-
-
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 

@@ -31,13 +31,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import ACTIVATIONS, BlockOptions, TransformerEncoder
+from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
-from recbole_pos.model.base import PosRecommender, check_choice
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.base import Compose, Dimensions
 from recbole_pos.position.build import row_encodings
 
@@ -49,15 +48,12 @@ class PosRec(PosRecommender):
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
-        d, n_heads = config["hidden_size"], config["n_heads"]
-        check_choice("norm", config["norm"], ("pre", "post"))
-        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
-        if d % n_heads:
-            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {n_heads}")
+        options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
+        d = options.hidden_size
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=d,
-            n_heads=n_heads,
+            n_heads=options.n_heads,
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
         )
@@ -66,21 +62,8 @@ class PosRec(PosRecommender):
         self.self_weight = float(config["anchor_self_weight"])
         self.mean = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
-        options = BlockOptions(
-            hidden_size=d,
-            inner_size=config["inner_size"],
-            n_heads=n_heads,
-            hidden_dropout=config["hidden_dropout_prob"],
-            attn_dropout=config["attn_dropout_prob"],
-            activation=config["hidden_act"],
-            norm=config["norm"],
-            bias=True,
-            output=True,
-            layer_norm_eps=config["layer_norm_eps"],
-            causal=False,
-        )
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], lambda: Compose({}))
-        self.dropout = Dropout(config["hidden_dropout_prob"])
+        self.dropout = Dropout(options.hidden_dropout)
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 

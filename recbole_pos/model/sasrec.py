@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.attributes import item_attribute
 from recbole_pos.data.clock import check_clock
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import (
-    ACTIVATIONS,
     BlockOptions,
     TransformerEncoder,
     TransformerLayer,
@@ -24,9 +22,10 @@ from recbole_pos.layers.attention import (
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hstu import HSTULayer
-from recbole_pos.model.base import PosRecommender, check_choice
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.base import AttentionPosition, Dimensions, shortest_period
 from recbole_pos.position.build import build_schemes
+from recbole_pos.values import check_choice
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
 
@@ -40,15 +39,14 @@ class PosSASRec(PosRecommender):
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
-        d, norm = config["hidden_size"], config["norm"]
-        check_choice("norm", norm, ("pre", "post"))
-        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
-        if d % config["n_heads"]:
-            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {config['n_heads']}")
+        options = BlockOptions.from_config(
+            config, bias=config["attention_bias"], output=config["attention_output"]
+        )
+        d = options.hidden_size
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=d,
-            n_heads=config["n_heads"],
+            n_heads=options.n_heads,
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
             attribute=functools.partial(item_attribute, dataset),
@@ -57,24 +55,12 @@ class PosSASRec(PosRecommender):
         schemes = build_schemes(config["position"], dimensions, config)
         self.needs_time = schemes.needs_time
         self.position_embedding = schemes.input
-        options = BlockOptions(
-            hidden_size=d,
-            inner_size=config["inner_size"],
-            n_heads=config["n_heads"],
-            hidden_dropout=config["hidden_dropout_prob"],
-            attn_dropout=config["attn_dropout_prob"],
-            activation=config["hidden_act"],
-            norm=norm,
-            bias=config["attention_bias"],
-            output=config["attention_output"],
-            layer_norm_eps=config["layer_norm_eps"],
-        )
         block = self._block(config)
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)
         # on the input with post-norm, on the output with pre-norm (FPARec, equation 9)
-        self.LayerNorm = nn.LayerNorm(d, eps=config["layer_norm_eps"])
-        self.dropout = Dropout(config["hidden_dropout_prob"])
-        self.pre_norm = norm == "pre"
+        self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+        self.dropout = Dropout(options.hidden_dropout)
+        self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
         if self.needs_time:

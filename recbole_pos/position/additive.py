@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.base import Dimensions, InputPosition
+from recbole_pos.values import check_choice
+
+POSITION_FROM = ("newest", "oldest")
 
 
 class PositionEncoding(InputPosition):
@@ -75,8 +77,7 @@ class AbsolutePosition(PositionEncoding):
 
     def __init__(self, dimensions: Dimensions, position_from: str) -> None:
         super().__init__(dimensions)
-        if position_from not in ("oldest", "newest"):
-            raise UsageError(f"position_from must be oldest or newest, found {position_from!r}")
+        check_choice("position_from", position_from, POSITION_FROM)
         self.position_from = position_from
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:

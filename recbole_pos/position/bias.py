@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.values import check_choice
+
+KERPLE_KINDS = ("log", "power")
 
 
 class DistanceBias(AttentionPosition):
@@ -99,8 +102,7 @@ class KERPLE(DistanceBias):
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
         super().__init__()
-        if kerple_kind not in ("log", "power"):
-            raise UsageError(f"kerple_kind must be log or power, found {kerple_kind!r}")
+        check_choice("kerple_kind", kerple_kind, KERPLE_KINDS)
         self.kind = kerple_kind
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]

@@ -18,6 +18,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
 from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.values import check_choice
 
 FACTORS = ("toeplitz", "full", "identity")
 
@@ -135,6 +136,5 @@ class PositionalKernel(AttentionPosition):
 def _factor(key: str, kind: str, n: int, band: int | None) -> Factor | None:
     if kind == "toeplitz":
         return ToeplitzFactor(n, band)
-    if kind not in FACTORS:
-        raise UsageError(f"{key}: {kind!r} is not one of {', '.join(FACTORS)}")
+    check_choice(key, kind, FACTORS)
     return FullFactor(n) if kind == "full" else None

@@ -17,10 +17,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.values import check_choice
+
+POSITIONAL_MASKS = ("before_softmax", "after_softmax")
 
 
 class PositionalAttention(AttentionPosition):
@@ -76,11 +78,7 @@ class LearnedAttention(PositionalAttention):
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
         super().__init__()
-        if positional_mask not in ("before_softmax", "after_softmax"):
-            raise UsageError(
-                "positional_mask must be before_softmax or after_softmax, "
-                f"found {positional_mask!r}"
-            )
+        check_choice("positional_mask", positional_mask, POSITIONAL_MASKS)
         self.normalised = positional_mask == "before_softmax"
         self.scale = 1 / math.sqrt(dimensions.head_size)
 

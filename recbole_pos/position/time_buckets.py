@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.triangular import toeplitz_matrix
 from recbole_pos.position.base import AttentionPosition, Dimensions, InputPosition
+from recbole_pos.values import check_choice
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
 LANES = 32
+TIME_FROM = ("first", "previous")
 
 
 def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
@@ -48,8 +49,7 @@ class TimeEmbedding(InputPosition):
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
         super().__init__()
-        if time_from not in ("first", "previous"):
-            raise UsageError(f"time_from must be first or previous, found {time_from!r}")
+        check_choice("time_from", time_from, TIME_FROM)
         self.time_from = time_from
         self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
         nn.init.normal_(self.weight, std=dimensions.initializer_range)

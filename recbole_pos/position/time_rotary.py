@@ -28,6 +28,7 @@ from recbole_pos.position.base import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import order_bank, radians, time_bank
 from recbole_pos.position.rotary import planes_of, rotate_pairs
 from recbole_pos.units import SECONDS
+from recbole_pos.values import check_choice
 
 FUSIONS = ("early", "split_dim", "split_head", "split_layer", "effective")
 GATES = ("fixed", "sigmoid", "hard")
@@ -245,13 +246,9 @@ def _share(ratio: float, whole: int, what: str, key: str) -> int:
 def _check(
     fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
-    for name, given, known in (
-        ("fusion", fusion, FUSIONS),
-        ("gate", gate, GATES),
-        ("gate_scope", scope, SCOPES),
-    ):
-        if given not in known:
-            raise UsageError(f"{name}: {given!r} is not one of {', '.join(known)}")
+    check_choice("fusion", fusion, FUSIONS)
+    check_choice("gate", gate, GATES)
+    check_choice("gate_scope", scope, SCOPES)
     if gate != "fixed" and fusion != "early":
         raise UsageError(
             f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos import registry
 from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
 from recbole_pos.errors import UsageError
 from recbole_pos.units import SECONDS
+from recbole_pos.values import is_number, nearest, suggest
 
 KINDS = ("categorical", "numerical")
 SOURCES = ("item", "behaviour", "user")
@@ -74,7 +73,7 @@ def _read(entry: Any, dataset: Any) -> Relation:
     where = f"relations: {field}" if isinstance(field, str) else f"relations: {dict(entry)}"
     for key in entry:
         if key not in KEYS:
-            raise UsageError(f"{where}: unknown key {key!r}; {registry.nearest(str(key), KEYS)}")
+            raise UsageError(f"{where}: unknown key {key!r}; {nearest(str(key), KEYS)}")
     if not isinstance(field, str):
         raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
     table = _table(field, dataset)
@@ -140,7 +139,7 @@ def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, wher
     if value not in known:
         raise UsageError(
             f"{where}: {key}: {value!r} is not one of {', '.join(known)}"
-            f"{registry.suggest(str(value), known)}"
+            f"{suggest(str(value), known)}"
         )
     return value
 
@@ -168,9 +167,6 @@ def _scales(given: Any, kind: str, table: str, where: str) -> tuple[float, ...]:
     if kind == "categorical":
         raise UsageError(f"{where}: scales are for numerical fields, and this one is categorical")
     values = given if isinstance(given, (list, tuple)) else [given]
-    numbers = [
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < math.inf for v in values
-    ]
-    if not values or not all(numbers):
+    if not values or not all(is_number(v) and v > 0 for v in values):
         raise UsageError(f"{where}: scales: expected numbers above 0 (r_norm), found {given!r}")
     return tuple(float(v) for v in values)

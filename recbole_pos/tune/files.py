@@ -10,8 +10,8 @@ import yaml
 
 from recbole_pos.errors import UsageError
 from recbole_pos.properties import ROOT, YamlLoader, parse_scalar
-from recbole_pos.registry import suggest
 from recbole_pos.tune.space import KINDS, Parameter, Space
+from recbole_pos.values import suggest
 
 RECBOLE_SUFFIXES = (".hyper", ".test")
 

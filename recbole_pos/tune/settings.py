@@ -17,13 +17,13 @@ from recbole_pos import report
 from recbole_pos.checkpoint import to_plain
 from recbole_pos.config import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import suggest
 from recbole_pos.tune.check import check_space
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
 from recbole_pos.tune.searchers import SEARCHERS
 from recbole_pos.tune.space import Space
 from recbole_pos.tune.trial import trial_config
+from recbole_pos.values import suggest
 
 try:
     import fcntl

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number
 
 KINDS = {
     "choice": "a list of values",
@@ -56,7 +57,7 @@ class Parameter:
             if twice:
                 self._refuse(f"{twice[0]!r} is listed twice")
             return
-        if len(values) != (3 if kind == "quniform" else 2) or not all(map(_is_number, values)):
+        if len(values) != (3 if kind == "quniform" else 2) or not all(map(is_number, values)):
             self._refuse(f"{kind} takes {KINDS[kind]}, found {values!r}")
         low, high = values[:2]
         if low > high or (low == high and kind != "randint"):
@@ -140,11 +141,6 @@ class Parameter:
         if self.kind == "quniform":
             return [self.on_grid(number) for number in range(self.steps + 1)].index(value)
         return value
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 @dataclass
@@ -266,7 +262,7 @@ class Space:
 
 def _can_be(parameter: Parameter, value: Any) -> bool:
     if parameter.kind in ("uniform", "loguniform"):
-        return _is_number(value) and parameter.values[0] <= value <= parameter.values[1]
+        return is_number(value) and parameter.values[0] <= value <= parameter.values[1]
     return value in parameter.all_values()
 
 
