@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recbole_pos.data.windows import Windows
+
 
 class NaiveLayer(nn.Module):
     """Pre-norm block with two heads."""
@@ -56,7 +58,9 @@ class NaiveSASRec(nn.Module):
         return self.norm(x) @ self.item.weight.t()
 
 
-def windows_as_rows(log_items: Tensor, windows, length: int) -> tuple[np.ndarray, np.ndarray]:
+def windows_as_rows(
+    log_items: Tensor, windows: Windows, length: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets as [windows, length], padded with 0 on the right."""
     items = log_items.numpy()
     column = np.arange(length)

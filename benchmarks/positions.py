@@ -88,7 +88,9 @@ SAME = {
 class NaiveKernel(PositionalKernel):
     """Equation 9 as it is written: logits times U, a softmax over a masked [b, h, t, t], L V."""
 
-    def attend(self, query, key, value, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
         q, k, v = (ctx.pad(x, "end").transpose(1, 2) for x in (query, key, value))
         t = ctx.width
         logits = (q @ k.transpose(-1, -2)) @ self.U.matrix(t).t() / math.sqrt(q.size(-1))
@@ -98,7 +100,9 @@ class NaiveKernel(PositionalKernel):
         return ctx.unpad((weights @ (self.L.matrix(t) @ v)).transpose(1, 2), "end")
 
 
-def long_histories(seed: int, users: int = 24, events: int = 2002, items: int = 2000):
+def long_histories(
+    seed: int, users: int = 24, events: int = 2002, items: int = 2000
+) -> pd.DataFrame:
     """Users with histories of two windows of 1,000."""
     rng = np.random.default_rng(seed)
     return pd.DataFrame(

@@ -147,7 +147,7 @@ def _against_default(asha: Any, none: Any, plain: Any, short: Any) -> str:
     )
 
 
-def _page(asha, none, plain, short, ray, size, note: str) -> str:
+def _page(asha: Any, none: Any, plain: Any, short: Any, ray: Any, size: Any, note: str) -> str:
     def row(name: str, found: dict[str, Any]) -> str:
         states = found["states"]
         return (

@@ -119,7 +119,9 @@ class PosConfig(Config):
     def _merge_external_config_dict(self) -> None:
         self.external_config_dict = merge_options(self.file_config_dict, self.variable_config_dict)
 
-    def _get_model_and_dataset(self, model: str | None, dataset: str | None):
+    def _get_model_and_dataset(
+        self, model: str | None, dataset: str | None
+    ) -> tuple[str, type, str]:
         model = model or self.external_config_dict.get("model")
         dataset = dataset or self.external_config_dict.get("dataset")
         if not model or not dataset:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 
 import recbole.data.dataset
 import recbole.trainer
@@ -33,7 +34,7 @@ def into_recbole() -> None:
         Config._load_internal_config_dict = _with_plugin_defaults(Config._load_internal_config_dict)
 
 
-def _with_plugin_defaults(load):
+def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load)
     def wrapper(self: Config, model: str, model_class: type, dataset: str) -> None:
         load(self, model, model_class, dataset)

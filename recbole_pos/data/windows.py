@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,13 +125,13 @@ class PrefixRows(Interaction):
         lists = [name + self.suffix for name in names if name != self.log.user_field]
         return [*names, *lists, self.length_field]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Tensor | _LazyHistory | Interaction:
         """A field by name ([rows], or for a history an object that gathers rows), or rows."""
         if isinstance(index, str):
             return self._column(index)
@@ -156,7 +158,7 @@ class PrefixRows(Interaction):
         history[padding] = 0
         return history
 
-    def _column(self, name: str):
+    def _column(self, name: str) -> Tensor | _LazyHistory:
         if name in self.log.fields:
             return self.log.fields[name][self.target]
         if name == self.length_field:
@@ -172,7 +174,7 @@ class _LazyHistory:
     def __init__(self, rows: PrefixRows, column: Tensor) -> None:
         self.rows, self.column = rows, column
 
-    def __getitem__(self, index) -> Tensor:
+    def __getitem__(self, index: Any) -> Tensor:
         index = torch.as_tensor(index)
         flat = index.reshape(-1)
         event, padding = self.rows._history(self.rows.start[flat], self.rows.target[flat])

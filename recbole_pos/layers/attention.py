@@ -145,7 +145,9 @@ class MultiHeadAttention(nn.Module):
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
         return F.linear(x, weight, bias).view(-1, len(names), self.n_heads, self.head_size)
 
-    def _places(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
+    def _places(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Rq, U^T(R k), L v as [b, h, t, e], and B without a mask, or None."""
         position = self.position
         query, key = position.rotate(query, key, ctx)
@@ -154,7 +156,9 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
-    def _dot_product(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext):
+    def _dot_product(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
+    ) -> Tensor:
         """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         q, k, v, bias = self._places(query, key, value, ctx)
         if bias is not None:

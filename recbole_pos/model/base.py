@@ -93,7 +93,9 @@ class PosRecommender(SequentialRecommender):
         targets = interaction[self.POS_ITEM_ID]
         return self.loss(self._last(interaction), self.item_embedding.weight, targets)
 
-    def forward(self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None):
+    def forward(
+        self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None
+    ) -> Tensor:
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
 
         ``times`` [B, L] are those of the history: when the target happens is not known.

@@ -184,14 +184,21 @@ class Compose(AttentionPosition):
         biases = [bias for bias in biases if bias is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
-    def attend(self, query, key, value, ctx, dropout) -> Tensor | None:
+    def attend(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        ctx: SequenceContext,
+        dropout: Dropout,
+    ) -> Tensor | None:
         for scheme in self.schemes.values():
             out = scheme.attend(query, key, value, ctx, dropout)
             if out is not None:
                 return out
         return None
 
-    def pair_weights(self, query, key, ctx) -> Tensor | None:
+    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor | None:
         for scheme in self.schemes.values():
             weights = scheme.pair_weights(query, key, ctx)
             if weights is not None:

@@ -24,7 +24,9 @@ class LinearAttention(AttentionPosition):
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
 
-    def attend(self, query, key, value, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
         ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = ctx.pad(features, "start").transpose(1, 2)  # [b, h, t, 3e + 1]
@@ -60,7 +62,9 @@ class TokenMixing(AttentionPosition):
         nn.init.xavier_uniform_(self.W1)
         nn.init.xavier_uniform_(self.W2)
 
-    def attend(self, query, key, value, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+    def attend(
+        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
         block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = ctx.width
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

@@ -35,7 +35,9 @@ class PositionalAttention(AttentionPosition):
         """A for the newest t positions: [h or 1, t, t], not negative, zero above the diagonal."""
         raise NotImplementedError
 
-    def attend(self, query, key, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
+    def attend(
+        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+    ) -> Tensor:
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
             return self._attend(value, ctx, dropout)
 

@@ -18,6 +18,7 @@ time.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,9 @@ class TimeRotaryPosition(AngularPosition):
 
     options = ("learn_frequencies", *TIME_OPTIONS)
 
-    def __init__(self, dimensions: Dimensions, *, learn_frequencies: str, **time_options) -> None:
+    def __init__(
+        self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
+    ) -> None:
         super().__init__()
         self.time_unit = time_options["time_unit"]
         planes = planes_of(dimensions, "time_rope")
@@ -149,7 +152,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         learn_scales: bool,
         rope_base: float,
         rope_scale: float,
-        **time_options,
+        **time_options: Any,
     ) -> None:
         super().__init__()
         _check(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)

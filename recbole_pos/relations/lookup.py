@@ -94,7 +94,9 @@ class RelationLookup:
         ]
         self.user_table = compile_users(of_users, dataset)
 
-    def windows(self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool):
+    def windows(
+        self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
+    ) -> Rows:
         """Rows of a training batch.
 
         Args:
