@@ -8,7 +8,9 @@ mostly few, and never with the square of the batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,6 +73,72 @@ class _Runs:
         return end, end - np.searchsorted(self.codes, low, "left")
 
 
+class _Sources:
+    """What readers may read of a class: runs of its events that end where a reader stands.
+
+    Args:
+        local: [m] class of each event, those of the batch numbered from 0.
+        known: events that have a class.
+        order: who may read whom.
+        column: [m] only events of the same column are related; zeros for all.
+        across: whether events of other users are read at all.
+    """
+
+    def __init__(
+        self,
+        local: np.ndarray,
+        known: np.ndarray,
+        order: EventOrder,
+        column: np.ndarray,
+        across: bool,
+    ) -> None:
+        self.order, self.column, self.width = order, column, int(column.max(initial=0)) + 1
+        sizes = (int(x.max(initial=0)) + 1 for x in (order.chain, order.user, order.rank))
+        self.chains, self.users, self.ranks = sizes
+        cell = self._cell(local[known], known)
+        self.cells = np.unique(cell).size
+        self.own = _Runs(known, (cell * self.chains + order.chain[known]) * len(order) + known)
+        source = known[order.source[known]] if across else known[:0]
+        cell, user, rank = self._cell(local[source], source), order.user, order.rank
+        self.others = _Runs(source, cell * self.ranks + rank[source])
+        self.of_user = _Runs(source, (cell * self.users + user[source]) * self.ranks + rank[source])
+
+    def _cell(self, kind: np.ndarray, event: np.ndarray) -> np.ndarray:
+        """Class and column as one number."""
+        return kind * self.width + self.column[event]
+
+    def look(self, kind: np.ndarray, reader: np.ndarray) -> _Found:
+        """What each of ``reader`` may read of its class of ``kind``."""
+        order, here = self.order, self._cell(kind, reader)
+        begin = (here * self.chains + order.chain[reader]) * len(order)
+        own_end, own_count = self.own.between(begin, begin + reader)
+        begin = here * self.ranks
+        end, count = self.others.between(begin, begin + order.rank[reader])
+        begin = (here * self.users + order.user[reader]) * self.ranks
+        _, mine = self.of_user.between(begin, begin + order.rank[reader])
+        return _Found(own_end, own_count, end, count, mine)
+
+    def take(
+        self, found: _Found, take: np.ndarray, reader: np.ndarray, value: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """The newest events of what was found: [n, 2] of the own chain and of other users."""
+        yield _newest(self.own, found.own_end, take[:, 0], reader, value)
+        mine, count = found.mine, found.count
+        user = self.order.user
+        yield _newest(self.others, found.end, take[:, 1], reader, value, user, mine, count)
+
+
+class _Found(NamedTuple):
+    """Where runs end and how many events they have: the own chain's, and those of all users, of
+    which ``mine`` are the reader's own and not read."""
+
+    own_end: np.ndarray
+    own_count: np.ndarray
+    end: np.ndarray
+    count: np.ndarray
+    mine: np.ndarray
+
+
 def top_relations(
     table: RelationTable,
     group: np.ndarray,
@@ -96,59 +164,46 @@ def top_relations(
     present = np.unique(group[group > 0])
     offsets, related, strength = _related(table, present)
     local = np.searchsorted(present, group)
-    column = order.column if same_column else np.zeros(len(order), dtype=np.int64)
-    width = int(column.max(initial=0)) + 1
     known = np.flatnonzero(group > 0)
-    m, place = len(order), np.arange(len(order))
-
-    def cell(kind: np.ndarray, event: np.ndarray) -> np.ndarray:
-        return kind * width + column[event]
-
-    sizes = (int(x.max(initial=0)) + 1 for x in (order.chain, order.user, order.rank))
-    chains, users, ranks = sizes
-    own = _Runs(known, (cell(local[known], known) * chains + order.chain[known]) * m + known)
-    source = known[order.source[known]] if across else known[:0]
-    others = _Runs(source, cell(local[source], source) * ranks + order.rank[source])
-    same = (cell(local[source], source) * users + order.user[source]) * ranks + order.rank[source]
-    of_user = _Runs(source, same)
-
-    cells = np.unique(cell(local[known], known)).size
+    column = order.column if same_column else np.zeros(len(order), dtype=np.int64)
+    sources = _Sources(local, known, order, column, across)
     # where a class has many events, the first ones give k; half of them stand after the reader
-    classes = min(FIRST_CLASSES, 1 + 2 * k * cells // max(len(known), 1))
+    classes = min(FIRST_CLASSES, 1 + 2 * k * sources.cells // max(len(known), 1))
     need = np.where(group > 0, k, 0)
     cursor = np.where(group > 0, offsets[np.minimum(local, max(len(present) - 1, 0))], 0)
     last = np.where(group > 0, offsets[np.minimum(local + 1, len(present))], 0)
     active = known
-    found: list[tuple[np.ndarray, ...]] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     while len(active):
         looked = np.minimum(last[active] - cursor[active], classes)
         pair = gather_index(cursor[active], looked)
         reader = np.repeat(active, looked)
-        here = cell(related[pair], reader)
-        begin = (here * chains + order.chain[reader]) * m
-        own_end, own_count = own.between(begin, begin + place[reader])
-        end, count = others.between(here * ranks, here * ranks + order.rank[reader])
-        begin = (here * users + order.user[reader]) * ranks
-        _, mine = of_user.between(begin, begin + order.rank[reader])
-        # what the class still gives to the reader: its own chain first, then other users
-        available = np.stack((own_count, count - mine), 1).reshape(-1)
-        before = np.cumsum(available) - available
-        first = 2 * (np.cumsum(looked) - looked)
-        before -= np.repeat(before[first[looked > 0]], 2 * looked[looked > 0])
-        take = np.clip(np.repeat(need[reader], 2) - before, 0, available).reshape(-1, 2)
-        found.append(_newest(own, own_end, take[:, 0], reader, strength[pair]))
-        found.append(
-            _newest(others, end, take[:, 1], reader, strength[pair], order.user, mine, count)
-        )
+        found = sources.look(related[pair], reader)
+        take = _shares(found, need[reader], looked)
+        parts += sources.take(found, take, reader, strength[pair])
         np.subtract.at(need, reader, take.sum(1))
         cursor[active] += looked
         active = active[(need[active] > 0) & (cursor[active] < last[active])]
         classes *= 4
     nothing = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    parts = zip(nothing, *found, strict=True)
-    reader, source, value = (np.concatenate(part) for part in parts)
+    reader, source, value = (np.concatenate(part) for part in zip(nothing, *parts, strict=True))
     by_reader = np.argsort(reader, kind="stable")
     return Edges(reader[by_reader], source[by_reader], value[by_reader])
+
+
+def _shares(found: _Found, need: np.ndarray, looked: np.ndarray) -> np.ndarray:
+    """[n, 2] how many events to take of each class, its own chain before other users.
+
+    Args:
+        found: what there is, reader by reader, class by class.
+        need: [n] what the reader of each class still needs.
+        looked: [readers] how many classes of each reader there are.
+    """
+    available = np.stack((found.own_count, found.count - found.mine), 1).reshape(-1)
+    before = np.cumsum(available) - available
+    first = 2 * (np.cumsum(looked) - looked)
+    before -= np.repeat(before[first[looked > 0]], 2 * looked[looked > 0])
+    return np.clip(np.repeat(need, 2) - before, 0, available).reshape(-1, 2)
 
 
 def _related(
