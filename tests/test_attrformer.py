@@ -375,6 +375,11 @@ def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
         ({"future_weights": 1.0}, "future_weights: expected weights"),
         ({"future_weights": [float("nan")]}, "future_weights: expected weights"),
         ({"future_weights": [0.0, 0.0]}, "the first above 0"),
+        ({"future_weights": [1.0, -0.25]}, "future_weights: expected weights"),
+        (
+            {"loss_type": "SCE", "prior_weight": 0.0, "future_weights": [1.0, 0.5]},
+            "SCE cannot have posterior",
+        ),
         ({"future_weights": [1.0, "x"]}, "future_weights: expected weights"),
         ({"future_weights": [0.25, 1.0]}, "future_weights: must not rise"),
         ({"train_windows": "last"}, "chunking: links .* 'last'. Set chunking: False"),

@@ -157,3 +157,47 @@ def test_a_batch_is_of_random_windows(folder: Path) -> None:
     sizes = [len(batch) for batch in loader._batches()]
     assert len(sizes) > 3
     assert max(sizes) - min(sizes) <= 1
+
+
+class MeanGaps:
+    """Draws of the clock that are their mean."""
+
+    def gamma(self, shape: np.ndarray) -> np.ndarray:
+        return shape.astype(float)
+
+
+def test_the_clock_counts_events_that_are_not_in_the_batch(folder: Path) -> None:
+    lookup = open_shop(folder).model.lookup
+    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
+    events = lookup.offsets[user] + np.array([1, 4, 5])
+    assert lookup._random_clock(events, MeanGaps()).tolist() == [2, 5, 6]
+
+
+def test_future_weights_without_a_prior(folder: Path) -> None:
+    plain = {"prior_weight": 0.0}
+    assert open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.betas == [1.0, 0.5]
+    made = open_shop(folder, **plain, future_weights=[1.0, 0.0], loss_type="SCE")
+    assert made.model.betas == [1.0]
+
+
+def test_targets_of_windows_with_context(folder: Path) -> None:
+    made = open_shop(folder, chunking=False, train_windows="sliding", window_stride=2)
+    items = made.model.lookup.items
+    batches = list(made.trainer.training_loader(made.loaders["train"]))
+    assert any(batch.positions is not None for batch in batches)
+    for batch in batches:
+        _, _, target, want = made.model.training_rows(batch)
+        assert torch.equal(items[torch.from_numpy(target)], want)
+
+
+def test_the_bank_is_of_users_with_training_events(folder: Path) -> None:
+    made = open_shop(folder, bank_size=10**6, eval_args={"split": {"GT": [0.3, 0.6]}})
+    lookup = made.model.lookup
+    having = np.flatnonzero(lookup.train_end > lookup.offsets[:-1])
+    assert len(having) < (np.diff(lookup.offsets) > 0).sum()
+    assert made.model.bank_users.tolist() == having.tolist()
+
+
+def test_relation_values_have_the_bias_of_attention(folder: Path) -> None:
+    layer = open_shop(folder, attention_bias=False).model.trm_encoder.layer[0].multi_head_attention
+    assert layer.relation_value.bias is None and layer.query.bias is None

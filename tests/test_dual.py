@@ -316,3 +316,11 @@ def test_parameters(name: str, times: int) -> None:
 def test_one_column_has_no_halves(name: str) -> None:
     with pytest.raises(UsageError, match="hidden_size"):
         make(name, 1)
+
+
+def test_sums_need_no_even_size() -> None:
+    """Both halves of an encoding that is added have all columns."""
+    one = Dimensions(max_length=4, hidden_size=1, n_heads=1, initializer_range=1.0)
+    assert SCHEMES["alpe"](one).weight.shape == (4, 2)
+    with pytest.raises(UsageError, match="halves hidden_size"):
+        SCHEMES["ldpe"](one)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from shop import LOAD, open_shop, shop_options, tables, train, write
 
 import recbole_pos
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.identity import changes, identity
 from recbole_pos.errors import CheckpointError, UsageError
 
 
@@ -69,6 +74,54 @@ def test_how_a_trained_model_learns_on_and_is_asked_may_change(
     assert made.epochs == 1
     with pytest.raises(UsageError, match="was trained with top_k"):
         recbole_pos.attach(trained[1], "cape", {"top_k": 1}, tmp_path / "other", verbose=False)
+
+
+def tiny_dataset(
+    items: tuple = (1, 2, 1, 3),
+    users: tuple = (1, 1, 2, 2),
+    times: tuple = (0.0, 1.0, 2.0, 3.0),
+    part: tuple = (0, 0, 0, 2),
+    tag: tuple = (1, 2, 1, 2),
+    names: str = "abc",
+    tags: str = "xy",
+) -> SimpleNamespace:
+    """What ``identity`` reads of a dataset."""
+    fields = {"u": users, "i": items, "t": times, "tag": tag}
+    tensors = {key: torch.tensor(value) for key, value in fields.items()}
+    tensors["t"] = tensors["t"].double()
+    return SimpleNamespace(
+        log=EventLog.build(tensors, 4, "u", "i", "t"),
+        part=np.array(part, dtype=np.int8),
+        field2id_token={"i": np.array(["[PAD]", *names]), "tag": np.array(["[PAD]", *tags])},
+        user_feat=None,
+        item_feat=None,
+        missing={},
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": (1, 2, 1, 2)},
+        {"users": (1, 1, 1, 2)},
+        {"times": (0.0, 1.0, 2.0, 4.0)},
+        {"names": "bac"},
+        {"part": (0, 0, 2, 2)},
+    ],
+    ids=str,
+)
+def test_each_part_of_the_data_counts(change: dict) -> None:
+    now = identity(tiny_dataset(**change))
+    assert (
+        changes(identity(tiny_dataset()), now) == "items, events, their times or what is held out"
+    )
+
+
+@pytest.mark.parametrize("change", [{"tags": "yx"}, {"tag": (1, 2, 2, 2)}], ids=str)
+def test_each_part_of_a_field_counts(change: dict) -> None:
+    now = identity(tiny_dataset(**change))
+    assert changes(identity(tiny_dataset()), now) == "the values of tag"
+    assert changes({**identity(tiny_dataset()), "fields": {"other": "x"}}, now) is None
 
 
 def test_a_number_that_is_missing_now_is_a_change(

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shop import LOAD, RELATIONS, Cells, open_shop, similarity, tables, write
+from shop import (
+    LOAD,
+    RELATIONS,
+    Cells,
+    all_windows,
+    find,
+    open_shop,
+    shaken,
+    similarity,
+    tables,
+    write,
+)
 
 from recbole_pos.errors import UsageError
 from recbole_pos.relations import tables as tables_module
@@ -233,6 +245,7 @@ def test_tables_too_large_are_refused(monkeypatch) -> None:
         ([{"field": "brand", "scope": "all"}], "scope: 'all' is not one of sequence, batch"),
         ([{"field": "brand", "scales": [1]}], "scales are for numerical fields"),
         ([{"field": "price", "scales": [0]}], "scales: expected numbers above 0"),
+        ([{"field": "price", "scales": [True]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": []}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": [float("inf")]}], "scales: expected numbers above 0"),
         ([{"field": "price", "within": "weight"}], "within: 'weight' must be a token or token_seq"),
@@ -295,3 +308,43 @@ def test_a_field_that_is_not_loaded_says_how_to_load_it(shop: Path) -> None:
     load = {"inter": LOAD["inter"]}
     with pytest.raises(UsageError, match=r"shop.user has it: .* as in user: \[user_id, country\]"):
         open_shop(shop, load_col=load, relations=["country"])
+
+
+def test_the_weakest_relation_of_numbers() -> None:
+    """What is below the limit is none, wherever numbers are compared."""
+    far = -math.log(WEAKEST)
+    for value, edges in ((far - 0.01, 1), (far + 0.01, 0)):
+        found = top_differences(np.array([0, value]), np.zeros(2, int), 3, (1.0,), WEAKEST, 5, True)
+        assert len(found.value) == edges
+    group, values = tables_module.number_classes(np.array([0.0, 50.0]))
+    joint = tables_module.restrict_within(
+        group,
+        lambda i, j: tables_module.similarity(values[i] - values[j], [1.0]),
+        *categorical(np.array([1, 1]), "brand"),
+        "price",
+    )
+    assert RelationTable.from_matrix(*joint).matrix().nnz == 2  # each of the two to itself
+
+
+def test_numbers_reach_as_far_as_their_largest_scale() -> None:
+    group, values = tables_module.number_classes(np.array([0.0, 20.0]))
+    found = tables_module.numerical(values, [1.0, 5.0], "price")
+    want = (math.exp(-20) + math.exp(-4)) / 2
+    assert found[group[0], group[1]] == pytest.approx(want)
+
+
+def test_time_by_the_name_of_its_field(shop: Path) -> None:
+    one, two = (
+        open_shop(shop, relations=[name], timestamp_unit="days").model.lookup.heads[0]
+        for name in ("time", "timestamp")
+    )
+    assert two.scales == one.scales == (3600.0, 86400.0) and two.rising
+    np.testing.assert_array_equal(one.values, two.values)
+
+
+def test_scope_sequence_of_an_item_field(shop: Path) -> None:
+    """Events of other users are not read by it, though they are by the field beside it."""
+    made = open_shop(shop, relations=[{"field": "brand", "scope": "sequence"}, "tags"])
+    order, (brand, tags), _ = find(shaken(made), all_windows(made))
+    assert len(brand.value) and (order.chain[brand.reader] == order.chain[brand.source]).all()
+    assert (order.user[tags.reader] != order.user[tags.source]).any()

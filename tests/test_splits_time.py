@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID, global_time
+from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID, global_time, ratio, split_kind
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS, Split, describe, make_split
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
@@ -265,3 +265,15 @@ def test_the_line_for_people() -> None:
     )
     quiet = {**eval_args([]), "split": {"LS": "test_only"}}
     assert describe(split_of([Event(1, 1, float(t)) for t in range(5)], quiet).summary) == ""
+
+
+@pytest.mark.parametrize("ratios", [[0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan]], ids=str)
+def test_ratios_that_divide_nothing(ratios: list) -> None:
+    with pytest.raises(UsageError, match="three ratios"):
+        ratio(np.full(5, 5), np.arange(5), ratios)
+
+
+@pytest.mark.parametrize("split", [{}, {"LS": "valid_and_test", "RS": [8, 1, 1]}, "LS"], ids=str)
+def test_one_split_is_asked_for(split: object) -> None:
+    with pytest.raises(UsageError, match="expected one of"):
+        split_kind({"order": "TO", "group_by": "user", "split": split})

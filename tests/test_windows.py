@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TRAIN_WINDOWS, gather_index, training_windows
+from recbole_pos.errors import UsageError
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
@@ -105,3 +106,36 @@ def test_training_never_sees_held_out_events(experiment) -> None:
     held_out = set(np.flatnonzero(made.dataset.part != TRAIN))
     used = gather_index(loader.windows.start, loader.windows.lengths + 1)
     assert not held_out & set(used)
+
+
+def test_stride_of_sliding_windows() -> None:
+    """Half of a window when it is not given; new targets are at most a window."""
+    with pytest.raises(UsageError, match="window_stride: expected 1 to"):
+        training_windows(np.array([0]), np.array([30]), 5, "sliding", 6)
+    for longest, stride in ((6, 3), (7, 3), (1, 1)):
+        one, two = (
+            training_windows(np.array([0]), np.array([30]), longest, "sliding", given)
+            for given in (None, stride)
+        )
+        assert np.array_equal(one.first, two.first) and np.array_equal(one.start, two.start)
+
+
+def test_the_oldest_sliding_window_is_as_long_as_the_others() -> None:
+    windows = training_windows(np.array([0]), np.array([7]), 6, "sliding", 2)
+    assert (windows.start.tolist(), windows.end.tolist()) == ([0], [6])
+
+
+def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
+    made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    lengths = [loader.windows.lengths[batch] for batch in loader._batches()]
+    spans = [(one.min(), one.max()) for one in lengths]
+    assert len(spans) > 4 and spans != sorted(spans)
+    ordered = sorted(spans)
+    assert all(one[1] <= two[0] for one, two in zip(ordered, ordered[1:], strict=False))
+
+
+def test_the_order_of_batches_depends_on_the_seed(experiment) -> None:
+    made = [experiment("PosSASRec", seed=seed) for seed in (1, 2)]
+    one, two = (m.trainer.training_loader(m.loaders["train"])._batches() for m in made)
+    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))

@@ -256,7 +256,7 @@ class AttrFormer(PosSASRec):
 
         Rows never read each other. They read the bank, which holds training events alone, all of
         them older than a held-out target of their user. Rows of training targets have no such
-        warrant: they read each other as in training.
+        guarantee: they read each other as in training.
         """
         target = self._target_events(interaction)
         if self.lookup.trained[target].any():

@@ -41,7 +41,8 @@ class LinearAttention(AttentionPosition):
         out = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
         out = out.view(b, h, chunks * c, -1)[:, :, :t].transpose(1, 2)
         out = ctx.unpad(out, "start")
-        return out[..., :-1] / out[..., -1:]
+        # elu + 1 is 0 in float32 below about -17; what relates to nothing then is nothing
+        return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
 
 class TokenMixing(AttentionPosition):

@@ -22,12 +22,28 @@ SHARED = {
 SCHEDULED = {"epochs", "eval_step", "stopping_step", "tensorboard", "show_progress", "gpu_id"}
 
 
+def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """The configuration that all trials share; options may need each other (kernel_u a kernel).
+
+    Raises:
+        UsageError: naming the line of an option that it is about, where that can be told.
+    """
+    try:
+        return build({})
+    except UsageError as error:
+        named = (space.lines[name] for name in space.fixed if name in str(error))
+        where = next(named, None)
+        if where is None:
+            raise
+        raise UsageError(f"{where}: {_bare(error)}") from error
+
+
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     """Try every parameter at its ends, with what its condition asks for.
 
     Args:
-        space: what is searched.
-        build: makes a configuration of options, or raises UsageError.
+        space: what is searched; its context has the options of the configuration.
+        build: makes a configuration of options beside the fixed ones, or raises UsageError.
 
     Raises:
         UsageError: naming the line of the file.
@@ -49,14 +65,12 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
                     f"{parameter.where}: {parameter.name}: its condition names {name!r}, which is "
                     "neither searched here nor an option of the model"
                 )
-    for name, value in space.fixed.items():
-        _try(build, {name: value}, space.lines[name])
     for parameter, options in space.combinations():
-        _try(build, options, parameter.where)
+        try:
+            build(options)
+        except UsageError as error:
+            raise UsageError(f"{parameter.where}: {_bare(error)}") from error
 
 
-def _try(build: Callable[[dict[str, Any]], Any], options: dict[str, Any], where: str) -> None:
-    try:
-        build(options)
-    except UsageError as error:
-        raise UsageError(f"{where}: {str(error).removeprefix('configuration: ')}") from error
+def _bare(error: UsageError) -> str:
+    return str(error).removeprefix("configuration: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from recbole_pos import report
 from recbole_pos.checkpoint import to_plain
 from recbole_pos.config import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.check import check_space
+from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
 from recbole_pos.tune.searchers import SEARCHERS
@@ -141,12 +142,13 @@ def read_settings(
     found = found.without(told)
     if not found.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    found.context = first.plain
     base = to_plain({k: v for k, v in told.items() if k not in EXTRA_KEYS})
     base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
-    check_space(found, lambda more: trial_config(first["model"], first["dataset"], base, more))
     base = {**found.fixed, **base}
-    config = trial_config(first["model"], first["dataset"], base, {})
+    build = functools.partial(trial_config, first["model"], first["dataset"], base)
+    config = check_fixed(found, build)
+    found.context = config.plain
+    check_space(found, build)
     if config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
     found.context = {k: v for k, v in config.plain.items() if _is_named(found, k)}

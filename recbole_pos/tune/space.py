@@ -235,20 +235,26 @@ class Space:
                 yield parameter, {**base, parameter.name: value}
 
     def _making(self, parameter: Parameter) -> dict[str, Any] | None:
-        """Values of other parameters under which this one exists; None if there are none."""
-        found: dict[str, Any] = {}
-        for name, allowed in parameter.when.items():
-            parent = next((p for p in self.parameters if p.name == name), None)
-            if parent is None:
-                if self.context.get(name) not in allowed:
-                    return None
-                continue
-            above = self._making(parent)
-            values = [value for value in allowed if _can_be(parent, value)]
-            if above is None or not values:
-                return None
-            found.update({**above, name: values[0]})
-        return found
+        """Values of other parameters under which this one exists; None if there are none.
+
+        All that its condition names exist as well, and so do those of their conditions.
+        """
+        searched = {p.name: p for p in self.parameters}
+        wanted: dict[str, list[Any]] = {}
+        left = [parameter]
+        while left:
+            for name, allowed in left.pop().when.items():
+                if name not in searched:
+                    if self.context.get(name) not in allowed:
+                        return None
+                    continue
+                if name not in wanted:
+                    left.append(searched[name])
+                values = wanted.get(name, allowed)
+                wanted[name] = [v for v in values if v in allowed and _can_be(searched[name], v)]
+        if not all(wanted.values()):
+            return None
+        return {name: values[0] for name, values in wanted.items()}
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for a file."""
