@@ -7,9 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from recbole.data.interaction import Interaction
 from shop import RELATIONS, all_windows, open_shop, shaken, tables, write
+from torch import Tensor
 
+from recbole_pos.data.splits import TEST
+from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.model import attrformer
+from recbole_pos.quick_start import Experiment
 from recbole_pos.relations.lookup import Rows
 
 
@@ -201,3 +206,45 @@ def test_the_bank_is_of_users_with_training_events(folder: Path) -> None:
 def test_relation_values_have_the_bias_of_attention(folder: Path) -> None:
     layer = open_shop(folder, attention_bias=False).model.trm_encoder.layer[0].multi_head_attention
     assert layer.relation_value.bias is None and layer.query.bias is None
+
+
+def rows_of_targets(made: Experiment, target: list[int]) -> Interaction:
+    """Rows that predict events of the log, as far as they go back in a window."""
+    lookup, at = made.model.lookup, torch.tensor(target)
+    place = at - torch.from_numpy(lookup.offsets)[lookup.users[at]]
+    lengths = place.clamp(max=made.model.max_seq_length)
+    return Interaction({TARGET_EVENT: at, made.model.ITEM_SEQ_LEN: lengths})
+
+
+def test_rows_of_training_and_test_together(folder: Path) -> None:
+    """A row of training then reads no bank: its own later events are in that."""
+    made = open_shop(folder, inference_relations="training_bank", bank_size=10**6)
+    model, lookup = shaken(made), made.model.lookup
+    held = np.flatnonzero(made.dataset.part == TEST)[-1]
+    user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] >= 6)[0]
+    assert lookup.users[held] != user
+    row = lookup.offsets[user] + 3
+    rows = rows_of_targets(made, [row, held])
+
+    def states() -> list[Tensor]:
+        """Of the first row, under several draws of the clock."""
+        found = []
+        for model.seed in range(20):
+            found.append(model._last(rows)[0])
+        return found
+
+    before = states()
+    later = slice(row, lookup.train_end[user])
+    lookup.items[later] = lookup.items[later] % (model.n_items - 1) + 1
+    for one, other in zip(before, states(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_that_follow_each_other_are_not_linked(folder: Path) -> None:
+    """A state would depend on which rows are beside it."""
+    made = open_shop(folder)
+    lookup, longest = made.model.lookup, made.model.max_seq_length
+    user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > 2 * longest)[0]
+    start = lookup.offsets[user]
+    rows, _ = made.model._prefixes(rows_of_targets(made, [start + longest, start + 2 * longest]))
+    assert rows.chain.tolist() == [0, 1]

@@ -348,3 +348,11 @@ def test_scope_sequence_of_an_item_field(shop: Path) -> None:
     order, (brand, tags), _ = find(shaken(made), all_windows(made))
     assert len(brand.value) and (order.chain[brand.reader] == order.chain[brand.source]).all()
     assert (order.user[tags.reader] != order.user[tags.source]).any()
+
+
+def test_a_field_of_vectors_is_no_attribute(tmp_path: Path) -> None:
+    made = tables()
+    made["item"]["vector:float_seq"] = "0.1 0.2"
+    load = {**LOAD, "item": [*LOAD["item"], "vector"]}
+    with pytest.raises(UsageError, match="vector: has type float_seq"):
+        open_shop(write(tmp_path, made), load_col=load, relations=["vector"])

@@ -9,7 +9,7 @@ from typing import Any
 from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
 from recbole_pos.errors import UsageError
 from recbole_pos.units import SECONDS
-from recbole_pos.values import is_number, nearest, suggest
+from recbole_pos.values import check_choice, is_number, nearest
 
 KINDS = ("categorical", "numerical")
 SOURCES = ("item", "behaviour", "user")
@@ -136,11 +136,7 @@ def _kind(field: str, table: str, dataset: Any, where: str) -> str:
 
 def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, where: str) -> str:
     value = entry.get(key, default)
-    if value not in known:
-        raise UsageError(
-            f"{where}: {key}: {value!r} is not one of {', '.join(known)}"
-            f"{suggest(str(value), known)}"
-        )
+    check_choice(f"{where}: {key}", value, known)
     return value
 
 
