@@ -53,6 +53,9 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
+SETS = 254  # of categories, as many different ones as Beauty's items have
+
+
 def generated(folder: str) -> None:
     """Short histories with attributes as sparse as Beauty's."""
     table = short_histories(0)
@@ -67,7 +70,9 @@ def generated(folder: str) -> None:
     columns = {
         "item_id:token": items,
         "brand:token": rng.integers(0, 2000, len(items)),
-        "categories:token_seq": [f"all {cell}" for cell in names(230, 4)],
+        "categories:token_seq": rng.choice(
+            [f"all {cell}" for cell in names(230, 4)][:SETS], len(items)
+        ),
         **{f"{field}:token_seq": names(len(items), n) for field, n in zip(BEHAVIOUR, (40, 20, 2))},  # noqa: B905
     }
     pd.DataFrame(columns).to_csv(f"{folder}/generated/generated.item", sep="\t", index=False)
