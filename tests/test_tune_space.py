@@ -21,7 +21,7 @@ from recbole_pos.tune.driver import _prepare
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.tune.space import Space
 
 OTHERS = {
     "num_samples": None,
@@ -392,27 +392,3 @@ def test_a_fixed_option_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> 
     file = write(tmp_path, "n_layers: {choice: [1, 2]}\nhidden_size: sixty")
     with pytest.raises(UsageError, match=r"space.yaml.* line 2: hidden_size"):
         settings(file)
-
-
-def test_conditions_of_conditions_hold_together() -> None:
-    """What a parent's own condition asks for does not overrule what the child asks for."""
-    a, b = Parameter("a", "choice", [1, 2], "f"), ("b", "choice", [1, 2], "f")
-    c = Parameter("c", "choice", [5], "f", {"a": [2], "b": [1]})
-    space = Space([a, Parameter(*b, {"a": [1, 2]}), c])
-    for parameter, options in space.combinations():
-        assert space.exists(parameter, {k: v for k, v in options.items() if k != parameter.name})
-    with pytest.raises(UsageError, match="never holds"):
-        list(Space([a, Parameter(*b, {"a": [1]}), c]).combinations())
-
-
-def test_ends_and_grids_of_parameters() -> None:
-    assert Parameter("x", "quniform", [0, 0.5, 0.2], "f").ends() == [0, 0.4]
-    assert Parameter("x", "randint", [2, 2], "f").all_values() == [2]
-    with pytest.raises(UsageError, match="above 0"):
-        Parameter("x", "loguniform", [0, 1], "f")
-    many = [Parameter(f"x{n}", "randint", [1, 10], "f") for n in range(5)]
-    assert Space(many).points() is None and Space(many[:4]).points() == 10_000
-    assert Space([], {"epochs": 7}).without({"epochs": 1}).fixed == {}
-    rate = Parameter("rate", "uniform", [0.1, 1], "f")
-    with pytest.raises(UsageError, match="never holds"):
-        list(Space([rate, Parameter("x", "choice", [1], "f", {"rate": [5]})]).combinations())
