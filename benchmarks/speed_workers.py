@@ -17,6 +17,7 @@ import torch
 from data import short_histories, write_atomic
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
+from recbole_pos.augmentation import loss_function
 from recbole_pos.config import PosConfig
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.quick_start import prepare
@@ -167,12 +168,31 @@ def recbole(length: int, anomaly: bool, batches: int | None) -> dict[str, Any]:
     return found
 
 
+def bert4rec(data: str, length: int, batches: int, recboles: bool) -> dict[str, Any]:
+    """BERT4Rec's rows through the plugin, with RecBole's own loss or the plugin's."""
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        name, options = options_for(data, length, folder)
+        made = prepare(PosConfig("BERT4Rec", name, None, {**options, **SAME}))
+    trainer, model, train = made.trainer, made.model.train(), made.loaders["train"]
+    loss = model.calculate_loss if recboles else loss_function(made.config, model, train)
+    rows, started = 0, time.perf_counter()
+    for number, batch in zip(range(batches + 1), train):  # noqa: B905
+        trainer._step(loss, batch, 0, number)
+        if number == 0:  # warms up
+            started, rows = time.perf_counter(), -len(batch)
+        rows += len(batch)
+    return {"targets_per_second": rows / (time.perf_counter() - started)}
+
+
 def main() -> None:
     """Run the side named on the command line."""
     torch.set_num_threads(int(os.environ.get("BENCH_THREADS", "2")))
     side, data, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
     count = int(sys.argv[4]) if len(sys.argv) > 4 else 4
-    if side == "naive":
+    if side.startswith("BERT4Rec"):
+        found = bert4rec(data, length, count, side.endswith("recbole"))
+    elif side == "naive":
         found = naive(data, length, count)
     elif side.startswith("recbole"):
         with tempfile.TemporaryDirectory() as folder:

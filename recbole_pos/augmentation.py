@@ -10,6 +10,7 @@ from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.errors import UsageError
 from recbole_pos.model.every_position import every_position_loss
+from recbole_pos.model.masked_events import masked_event_loss
 from recbole_pos.registry import CAUSAL_BUILTINS, trains_all_positions
 
 
@@ -55,7 +56,12 @@ def training_loader(config: Any, model: Any, rows: Any) -> Any:
 
 
 def loss_function(config: Any, model: Any, loader: Any) -> Callable[[Any], Any]:
-    """The model's own, but over windows that of RecBole's models at every position."""
+    """The model's own, but over windows that of RecBole's models at every position.
+
+    That of BERT4Rec is RecBole's in value, without what it multiplies by zero.
+    """
     if isinstance(loader, WindowLoader) and config["model"] in CAUSAL_BUILTINS:
         return functools.partial(every_position_loss, model)
+    if config["model"] == "BERT4Rec" and config["loss_type"] == "CE":
+        return functools.partial(masked_event_loss, model)
     return model.calculate_loss
