@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from shop import (
     RELATIONS,
     Cells,
     all_windows,
+    categorical,
     find,
     open_shop,
     shaken,
@@ -23,11 +24,11 @@ from shop import (
 )
 
 from recbole_pos.errors import UsageError
-from recbole_pos.relations import tables as tables_module
+from recbole_pos.relations import search
 from recbole_pos.relations.compiled import NumberRelation, TableRelation
 from recbole_pos.relations.declare import read_relations
 from recbole_pos.relations.search import EventOrder, top_differences, top_relations
-from recbole_pos.relations.tables import WEAKEST, RelationTable, categorical
+from recbole_pos.relations.tables import WEAKEST, RelationTable
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +170,17 @@ def test_readers_that_need_many_classes() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6), st.booleans())
-def test_top_differences_by_brute_force(seed: int, k: int, longest: int, rising: bool) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 3, 6, 10**9]),
+    st.booleans(),
+    st.sampled_from([1, 7, 20, 1 << 22]),
+)
+def test_top_differences_by_brute_force(
+    seed: int, k: int, longest: int, rising: bool, pairs: int
+) -> None:
+    """Whole, and in parts of few events."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 9, 5)
     chain = np.repeat(np.arange(5), lengths)
@@ -179,7 +189,8 @@ def test_top_differences_by_brute_force(seed: int, k: int, longest: int, rising:
         values = np.concatenate([np.sort(values[chain == c]) for c in range(5)])
     else:
         values[rng.random(len(chain)) < 0.2] = np.nan
-    edges = top_differences(values, chain, k, (1.0, 4.0), WEAKEST, longest, rising)
+    with patch.object(search, "PAIRS", pairs):
+        edges = top_differences(values, chain, k, (1.0, 4.0), WEAKEST, longest, rising)
     want = []
     for i in range(len(chain)):
         cells = [None if np.isnan(v) else v for v in values]
@@ -192,40 +203,6 @@ def test_top_differences_by_brute_force(seed: int, k: int, longest: int, rising:
     found = list(zip(edges.reader.tolist(), edges.source.tolist(), edges.value, strict=True))
     assert [pair[:2] for pair in sorted(found)] == [pair[:2] for pair in sorted(want)]
     np.testing.assert_allclose(sorted(r for *_, r in found), sorted(r for *_, r in want))
-
-
-def test_missing_and_repeated_names() -> None:
-    """A name counts once; an empty cell has no class and no relation, to itself neither."""
-    group, matrix = categorical(np.array([[1, 1, 2], [0, 2, 0], [0, 0, 0], [2, 1, 0]]), "x")
-    assert group[2] == 0 and group[0] == group[3] != group[1]
-    assert matrix[group[0], group[0]] == 2 and matrix[group[0], group[1]] == 1
-    assert matrix[0].nnz == 0
-    nothing = np.full(3, np.nan)
-    group, values = tables_module.number_classes(nothing)
-    assert group.tolist() == [0, 0, 0] and len(values) == 1
-    assert tables_module.numerical(values, [1.0], "x").nnz == 0
-
-
-def test_infinite_numbers_are_missing() -> None:
-    column = np.array([2.0, np.inf, 1.0, -np.inf, np.nan, 2.0])
-    group, values = tables_module.number_classes(column)
-    assert group.tolist() == [2, 0, 1, 0, 0, 2] and values[1:].tolist() == [1, 2]
-    assert tables_module.numerical(values, [1.0], "x").shape == (3, 3)
-
-
-def test_differences_too_large_to_matter_are_never_formed() -> None:
-    group, values = tables_module.number_classes(np.arange(4000.0))
-    matrix = tables_module.numerical(values, [1.0], "x")
-    assert matrix.nnz < 4000 * 29 and matrix[group[0], group[13]] == pytest.approx(np.exp(-13))
-    assert (matrix != matrix.T).nnz == 0
-
-
-def test_tables_too_large_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(tables_module, "LARGEST", 100)
-    with pytest.raises(UsageError, match="relations: tags relates up to 156 pairs.*within"):
-        categorical(np.stack((np.ones(12, int), np.arange(12) + 2), 1), "tags")
-    with pytest.raises(UsageError, match="relations: price relates up to 144 pairs"):
-        tables_module.numerical(tables_module.number_classes(np.arange(12.0))[1], [1.0], "price")
 
 
 @pytest.mark.parametrize(
@@ -308,29 +285,6 @@ def test_a_field_that_is_not_loaded_says_how_to_load_it(shop: Path) -> None:
     load = {"inter": LOAD["inter"]}
     with pytest.raises(UsageError, match=r"shop.user has it: .* as in user: \[user_id, country\]"):
         open_shop(shop, load_col=load, relations=["country"])
-
-
-def test_the_weakest_relation_of_numbers() -> None:
-    """What is below the limit is none, wherever numbers are compared."""
-    far = -math.log(WEAKEST)
-    for value, edges in ((far - 0.01, 1), (far + 0.01, 0)):
-        found = top_differences(np.array([0, value]), np.zeros(2, int), 3, (1.0,), WEAKEST, 5, True)
-        assert len(found.value) == edges
-    group, values = tables_module.number_classes(np.array([0.0, 50.0]))
-    joint = tables_module.restrict_within(
-        group,
-        lambda i, j: tables_module.similarity(values[i] - values[j], [1.0]),
-        *categorical(np.array([1, 1]), "brand"),
-        "price",
-    )
-    assert RelationTable.from_matrix(*joint).matrix().nnz == 2  # each of the two to itself
-
-
-def test_numbers_reach_as_far_as_their_largest_scale() -> None:
-    group, values = tables_module.number_classes(np.array([0.0, 20.0]))
-    found = tables_module.numerical(values, [1.0, 5.0], "price")
-    want = (math.exp(-20) + math.exp(-4)) / 2
-    assert found[group[0], group[1]] == pytest.approx(want)
 
 
 def test_time_by_the_name_of_its_field(shop: Path) -> None:

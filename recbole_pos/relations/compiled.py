@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,9 @@ def compile_users(relations: Sequence[Relation], dataset: Any) -> RelationTable 
         return None
     groups, matrices = zip(*(_classes(relation, dataset) for relation in relations), strict=True)
     group, members = tables.joint(groups)
-    spread = [tables.spread(m, s) for m, s in zip(members, matrices, strict=True)]
+    name = " and ".join(relation.field for relation in relations)
+    advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
+    spread = [tables.spread(m, s, name, advice) for m, s in zip(members, matrices, strict=True)]
     return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
 
 
@@ -114,14 +117,10 @@ def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
 def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
     column = _column(relation.field, relation.table, dataset)
     if relation.kind == "categorical":
-        group, matrix = tables.categorical(column, relation.field)
+        group, hot = tables.multi_hot(column)
         if relation.within is None:
-            return group, matrix
-
-        def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-            # of no pairs scipy makes a matrix
-            return np.asarray(matrix[i, j]).reshape(-1) if len(i) else np.empty(0)
-
+            return group, tables.categorical(hot, relation.field)
+        relate = partial(tables.dot_products, hot)
     else:
         group, values = tables.number_classes(column)
         if relation.within is None:
@@ -130,10 +129,9 @@ def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
         def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
             return tables.similarity(values[i] - values[j], relation.scales)
 
-    condition = tables.categorical(
-        _column(relation.within, relation.table, dataset), relation.within
-    )
-    return tables.restrict_within(group, relate, *condition, relation.field)
+    shared, hot = tables.multi_hot(_column(relation.within, relation.table, dataset))
+    condition = tables.categorical(hot, relation.within)
+    return tables.restrict_within(group, relate, shared, condition, relation.field)
 
 
 def _warn_of_nothing(relation: Relation, known: bool, dataset: Any) -> None:

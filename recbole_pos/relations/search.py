@@ -19,6 +19,7 @@ from recbole_pos.relations.tables import RelationTable, similarity
 
 # classes of a reader looked at in the first round, at most; four times as many in each later one
 FIRST_CLASSES = 8
+PAIRS = 1 << 22  # events times events looked back at that are compared at once
 
 
 @dataclass(frozen=True)
@@ -272,15 +273,19 @@ def top_differences(
         rising: whether values never fall along a chain, as times and positions; the nearest
             events are then the strongest, and nothing else is looked at.
     """
-    m = len(values)
-    back = np.arange(1, (min(k, longest) if rising else longest) + 1)
-    reader = np.arange(m)[:, None]
-    source = np.maximum(reader - back, 0)
-    inside = (back <= reader) & (chain[source] == chain[reader])
-    with np.errstate(invalid="ignore"):
-        relation = similarity(values[reader] - values[source], scales)
-    relation[~inside | ~(relation >= weakest)] = 0
-    order = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
-    relation, source = (np.take_along_axis(x, order, 1) for x in (relation, source))
-    row, place = np.nonzero(relation)
-    return Edges(row, source[row, place], relation[row, place])
+    m, before = len(values), np.bincount(chain).max(initial=1) - 1
+    back = np.arange(1, min(longest, before, k if rising else longest) + 1)
+    rows = max(1, PAIRS // max(len(back), 1))
+    parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    for start in range(0, m, rows):
+        reader = np.arange(start, min(start + rows, m))[:, None]
+        source = np.maximum(reader - back, 0)
+        inside = (back <= reader) & (chain[source] == chain[reader])
+        with np.errstate(invalid="ignore"):
+            relation = similarity(values[reader] - values[source], scales)
+        relation[~inside | ~(relation >= weakest)] = 0
+        order = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
+        relation, source = (np.take_along_axis(x, order, 1) for x in (relation, source))
+        row, place = np.nonzero(relation)
+        parts.append((row + start, source[row, place], relation[row, place]))
+    return Edges(*(np.concatenate(part) for part in zip(*parts, strict=True)))

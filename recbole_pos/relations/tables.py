@@ -21,6 +21,8 @@ from recbole_pos.errors import UsageError
 # what is weaker relates to nothing: exp of a difference has no end, and float32 would not notice
 WEAKEST = 1e-6
 LARGEST = 50_000_000  # pairs of classes; about a gigabyte while a table is made
+PART = 1_000_000  # pairs whose rows are multiplied at once
+WITHIN = "a condition (within)"
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,11 @@ class RelationTable:
         return found.sorted_indices()
 
 
-def categorical(column: np.ndarray, name: str) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Dot products of one-hot ([things]) or multi-hot ([things, s], 0 is padding) columns (eq. 10).
+def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Classes of one-hot ([things]) or multi-hot ([things, s], 0 is padding) columns.
 
     Returns:
-        [things] classes, and [classes, classes] relations.
+        [things] classes, and [classes, tokens] with 1 where a class has a token.
     """
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # multi-hot: a name counts once
@@ -84,11 +86,24 @@ def categorical(column: np.ndarray, name: str) -> tuple[np.ndarray, sp.csr_matri
     kinds, group = np.unique(rows, axis=0, return_inverse=True)
     kind, place = np.nonzero(kinds)
     token = kinds[kind, place]
-    _check(float((np.bincount(token).astype(float) ** 2).sum()), name)
     hot = sp.csr_matrix(
         (np.ones(len(token)), (kind, token)), shape=(len(kinds), int(token.max(initial=0)) + 1)
     )
-    return group.reshape(-1)[1:], (hot @ hot.T).tocsr()
+    return group.reshape(-1)[1:], hot
+
+
+def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
+    """[classes, classes] dot products of multi-hot classes (equation 10)."""
+    size = np.bincount(hot.indices).astype(float)
+    _check(float(size @ size), name, f"use a field with fewer distinct values, or {WITHIN}")
+    return (hot @ hot.T).tocsr()
+
+
+def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """[n] the same, pair by pair: classes i and j, both [n]."""
+    parts = [slice(start, start + PART) for start in range(0, max(len(i), 1), PART)]
+    found = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
+    return np.asarray(np.concatenate(found)).reshape(-1)
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
@@ -115,7 +130,9 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     reach = max(scales) * -np.log(WEAKEST)
     low = np.searchsorted(known, known - reach, "left")
     size = np.searchsorted(known, known + reach, "right") - low
-    _check(float(size.sum()), name)
+    _check(
+        float(size.sum()), name, f"use fewer distinct values (steps), a smaller scale, or {WITHIN}"
+    )
     row = np.repeat(np.arange(len(known)), size) + 1
     col = gather_index(low, size) + 1
     data = similarity(values[row] - values[col], scales)
@@ -143,10 +160,18 @@ def joint(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]
     return group.reshape(-1) + 1, member
 
 
-def spread(member: sp.csr_matrix, matrix: sp.csr_matrix) -> sp.csr_matrix:
-    """A matrix of classes as one of joint classes."""
+def spread(member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str) -> sp.csr_matrix:
+    """A matrix of classes as one of joint classes.
+
+    Args:
+        member: [joint classes, classes] one-hot.
+        matrix: [classes, classes].
+        name, advice: of what to say where there are too many pairs.
+    """
     n = member.shape[1]
-    return (member @ matrix[:n, :n] @ member.T).tocsr()
+    matrix, size = matrix[:n, :n], np.bincount(member.indices, minlength=n).astype(float)
+    _check(float(size @ ((matrix > 0) @ size)), name, advice)
+    return (member @ matrix @ member.T).tocsr()
 
 
 def restrict_within(
@@ -168,10 +193,8 @@ def restrict_within(
         Joint classes and their relations.
     """
     group, (value, shared) = joint([group, condition])
-    size = np.bincount(shared.indices, minlength=shared.shape[1]).astype(float)
-    n = len(size)
-    _check(float(size @ ((condition_matrix[:n, :n] > 0) @ size)), name)
-    together = spread(shared, condition_matrix).tocoo()
+    advice = "use a field with fewer distinct values, or a condition that fewer things share"
+    together = spread(shared, condition_matrix, name, advice).tocoo()
     kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
     kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
     row, col = together.row, together.col
@@ -181,9 +204,9 @@ def restrict_within(
     return group, sp.csr_matrix((data, (row, col)), shape=together.shape)
 
 
-def _check(pairs: float, name: str) -> None:
+def _check(pairs: float, name: str, advice: str) -> None:
     if pairs > LARGEST:
         raise UsageError(
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, more than {LARGEST:,}; "
-            "use a field with fewer distinct values, a smaller scale, or a condition (within)"
+            f"{advice}"
         )
