@@ -185,6 +185,7 @@ def check_together(config: dict[str, Any], plugin_model: bool, losses: tuple[str
         UsageError: if they do not.
     """
     _check_metrics(config)
+    _check_columns(config)
     for key in ("init_from", "train_only"):
         if config[key] is not None and not plugin_model:
             raise UsageError(f"{key}: only the plugin's models can start from another run")
@@ -215,6 +216,17 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"
         )
+
+
+def _check_columns(config: dict[str, Any]) -> None:
+    """RecBole takes the letters of a text for names, and fails on nothing at all."""
+    for key in ("load_col", "unload_col", "unused_col"):
+        for table, fields in (config.get(key) or {}).items():
+            every = fields == "*" and key == "load_col"
+            named = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
+            if not (every or named):
+                what = "a list of fields" + (", or '*' for all" if key == "load_col" else "")
+                raise UsageError(f"{key}: {table}: expected {what}; found {fields!r}")
 
 
 def _check_metrics(config: dict[str, Any]) -> None:

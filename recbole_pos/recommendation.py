@@ -14,6 +14,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.quick_start import Experiment, load
 from recbole_pos.report import RunFolder, Screen
+from recbole_pos.values import is_whole
 
 
 def recommend(
@@ -114,8 +115,10 @@ def _ids(dataset: Any, users: Sequence[str]) -> np.ndarray:
 def _parts(made: Experiment, k: int, screen: Screen | None = None) -> Iterator[pd.DataFrame]:
     """Recommendations, a batch of users at a time."""
     dataset, loader = made.dataset, made.loaders["test"]
-    if not 1 <= k < dataset.item_num:
-        raise UsageError(f"k: expected 1 to {dataset.item_num - 1}, the number of items, found {k}")
+    if not (is_whole(k) and 1 <= k < dataset.item_num):
+        raise UsageError(
+            f"k: expected 1 to {dataset.item_num - 1}, the number of items, found {k!r}"
+        )
     user_field, item_field = dataset.uid_field, dataset.iid_field
     user_names, item_names = (dataset.field2id_token[f] for f in (user_field, item_field))
     batches = screen.batches(loader, "recommending") if screen else None

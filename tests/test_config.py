@@ -319,3 +319,20 @@ def test_dataset_yaml_is_merged_below_what_the_user_gives(tmp_path: Path) -> Non
     given = {"data_path": str(tmp_path), "eval_args": {"split": {"LS": "test_only"}}}
     config = PosConfig("PosSASRec", "tiny", None, given)
     assert config["eval_args"]["split"] == {"LS": "test_only"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": None}},
+        {"load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": "price"}},
+        {"unused_col": {"item": "price"}},
+        {"unload_col": {"item": "*"}, "load_col": {"inter": "*"}},
+    ],
+    ids=str,
+)
+def test_columns_are_lists(columns: dict) -> None:
+    """RecBole reads the letters of a text as names."""
+    key = next(iter(columns))
+    with pytest.raises(UsageError, match=f"{key}: item: expected a list of fields.*found"):
+        PosConfig("FPARec", "toyshop", None, columns)

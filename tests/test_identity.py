@@ -60,7 +60,7 @@ def test_changed_attributes_are_refused(
         lambda: recbole_pos.recommend(run, k=3),
         lambda: recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False),
     ):
-        with pytest.raises(CheckpointError, match=f"the values of {names} have changed"):
+        with pytest.raises(CheckpointError, match=f"the values of {names}, or the order of "):
             refused()
 
 
@@ -120,7 +120,9 @@ def test_each_part_of_the_data_counts(change: dict) -> None:
 @pytest.mark.parametrize("change", [{"tags": "yx"}, {"tag": (1, 2, 2, 2)}], ids=str)
 def test_each_part_of_a_field_counts(change: dict) -> None:
     now = identity(tiny_dataset(**change))
-    assert changes(identity(tiny_dataset()), now) == "the values of tag"
+    assert (
+        changes(identity(tiny_dataset()), now) == "the values of tag, or the order of their lines,"
+    )
     assert changes({**identity(tiny_dataset()), "fields": {"other": "x"}}, now) is None
 
 

@@ -151,8 +151,8 @@ def test_chosen_users(tiny: Path, tmp_path: Path) -> None:
     assert recbole_pos.recommend(run_dir, "u30", k=1)["user_id"].tolist() == ["u30"]
     with pytest.raises(UsageError, match="users: 0 of 0 have no event"):
         recbole_pos.recommend(run_dir, [])
-    for k in (0, 10**6):
-        with pytest.raises(UsageError, match=f"k: expected 1 to .*found {k}"):
+    for k in (0, 10**6, 1.5, "3"):
+        with pytest.raises(UsageError, match=f"k: expected 1 to .*found {k!r}"):
             recbole_pos.recommend(run_dir, k=k)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from shop import LOAD, categorical, open_shop, tables, write
 
 from recbole_pos.errors import UsageError
@@ -102,3 +103,18 @@ def test_numbers_reach_as_far_as_their_largest_scale() -> None:
     found = tables_module.numerical(values, [1.0, 5.0], "price")
     want = (math.exp(-20) + math.exp(-4)) / 2
     assert found[group[0], group[1]] == pytest.approx(want)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_infinite_cells_are_missing(tmp_path: Path) -> None:
+    """RecBole would put the mean, which is infinite or no number, in empty cells."""
+    made = tables()
+    made["item"]["price:float"] = [5.0, "inf", "-inf", "", *[2.0] * (len(made["item"]) - 4)]
+    made["inter"]["stars:float"] = ["inf", *[3.0] * (len(made["inter"]) - 1)]
+    made = open_shop(write(tmp_path, made), relations=["price", "stars"])
+    dataset, (price, stars) = made.dataset, made.model.lookup.heads
+    missing = dataset.missing["price"]
+    assert missing.sum() == 3 + 2  # padding and the item without a row
+    assert torch.isfinite(dataset.item_feat["price"]).all()
+    assert not price.table.known[missing].any() and price.table.known[~missing].all()
+    assert (~np.isfinite(stars.values)).sum() == 1

@@ -213,14 +213,18 @@ def test_top_differences_by_brute_force(
         ([{"field": "brand", "scpe": "batch"}], "brand: unknown key 'scpe'; nearest known: scope"),
         (["brand", {"field": "brand"}], "field 'brand' is given twice"),
         (["time", "timestamp"], "field 'timestamp' is given twice"),
-        ([{"field": "brand", "kind": "numerical"}], "brand: the field is categorical by its type"),
+        (
+            [{"field": "brand", "kind": "numerical"}],
+            "brand: the field is categorical by its type token .*brand:float",
+        ),
+        ([{"field": "price", "kind": "categorical"}], "numerical by its type float .*shop.item"),
         ([{"field": "brand", "kind": "number"}], "kind: 'number' is not one of categorical, num"),
         ([{"field": "brand", "source": "user"}], "item table is of source item or behaviour"),
         ([{"field": "age", "source": "item"}], "user table is of source user"),
         ([{"field": "time", "scope": "batch"}], "relate events of one sequence alone"),
         ([{"field": "age", "scope": "sequence"}], "users are related across sequences"),
         ([{"field": "brand", "scope": "all"}], "scope: 'all' is not one of sequence, batch"),
-        ([{"field": "brand", "scales": [1]}], "scales are for numerical fields"),
+        ([{"field": "brand", "scales": [1]}], "and this one is categorical by its type token"),
         ([{"field": "price", "scales": [0]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": [True]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": []}], "scales: expected numbers above 0"),
@@ -310,3 +314,29 @@ def test_a_field_of_vectors_is_no_attribute(tmp_path: Path) -> None:
     load = {**LOAD, "item": [*LOAD["item"], "vector"]}
     with pytest.raises(UsageError, match="vector: has type float_seq"):
         open_shop(write(tmp_path, made), load_col=load, relations=["vector"])
+
+
+def test_a_field_that_an_option_leaves_out_says_which(shop: Path) -> None:
+    with pytest.raises(UsageError, match="unused_col leaves it out: take it from unused_col: item"):
+        open_shop(shop, unused_col={"item": ["brand"]})
+    load = {"inter": LOAD["inter"], "user": LOAD["user"]}
+    with pytest.raises(UsageError, match="unload_col leaves it out"):
+        open_shop(shop, load_col={**load, "item": "*"}, unload_col={"item": ["brand"]})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    made = tables()
+    del made["user"]
+    with pytest.raises(
+        UsageError, match=r"load_col names it in user, but there is no .*shop\.user"
+    ):
+        open_shop(write(tmp_path, made))
+
+
+@pytest.mark.parametrize("layers", ["none", "even"])
+def test_users_whom_no_layer_reads_are_told(shop: Path, caplog, layers: str) -> None:
+    open_shop(shop, user_layers=layers, n_layers=1)
+    assert f"country, age of users is read by no layer: user_layers is {layers}" in caplog.text
+    caplog.clear()
+    open_shop(shop, user_layers="odd", n_layers=1)
+    assert not caplog.text

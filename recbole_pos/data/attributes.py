@@ -42,8 +42,13 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
     known = [*loaded_fields(dataset), *others]
     text = f"field {field!r} is not loaded (loaded are {', '.join(known)})"
     for table in TABLES:
+        for key in ("unload_col", "unused_col"):
+            if field in ((dataset.config[key] or {}).get(table) or ()):
+                return f"{text}; {key} leaves it out: take it from {key}: {table}"
         file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
         if not file.is_file():
+            if field in ((dataset.config["load_col"] or {}).get(table) or ()):
+                return f"{text}; load_col names it in {table}, but there is no file {file}"
             continue
         with open(file, encoding=dataset.config["encoding"]) as lines:
             header = lines.readline().rstrip("\n").split(dataset.config["field_separator"])

@@ -157,8 +157,11 @@ class _ExactTimeMixin:
         for name in self.feat_name_list:
             feat = getattr(self, name)
             for field in feat:
-                if self.field2type[field].value == "float" and feat[field].isna().any():
-                    self.missing[field] = feat[field].isna().to_numpy()
+                if self.field2type[field].value == "float":
+                    finite = np.isfinite(feat[field])  # inf is no number, and would be the mean
+                    if not finite.all():
+                        self.missing[field] = ~finite.to_numpy()
+                        feat[field] = feat[field].where(finite)
         super()._fill_nan()
 
     def _normalize(self) -> None:

@@ -44,7 +44,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
         return "items, events, their times or what is held out"
     before, after = then.get("fields") or {}, now["fields"]
     changed = [field for field in before if field in after and before[field] != after[field]]
-    return f"the values of {', '.join(changed)}" if changed else None
+    return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
 
 
 def _of_field(dataset: Any, field: str, column: np.ndarray) -> str:

@@ -29,6 +29,7 @@ why nothing of a user's future comes back to the user.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -76,6 +77,7 @@ class AttrFormer(PosSASRec):
                 "chunking: links the windows of train_windows: chunk; found "
                 f"{config['train_windows']!r}. Set chunking: False for it"
             )
+        self._warn_of_unread(config)
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.lookup = RelationLookup(
@@ -93,6 +95,14 @@ class AttrFormer(PosSASRec):
         counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+
+    def _warn_of_unread(self, config: Any) -> None:
+        users = [relation.field for relation in self.declared if relation.source == "user"]
+        if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
+            logging.getLogger(__name__).warning(
+                f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
+                f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
+            )
 
     def _check_clock(self, config: Any, dataset: Any) -> None:
         """Relations by time, or in time, need one; a position scheme that does has asked before."""

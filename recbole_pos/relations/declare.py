@@ -82,7 +82,9 @@ def _read(entry: Any, dataset: Any) -> Relation:
     natural = _kind(field, table, dataset, where)
     kind = _choice(entry, "kind", KINDS, natural, where)
     if kind != natural:
-        raise UsageError(f"{where}: the field is {natural} by its type, not {kind}")
+        raise UsageError(
+            f"{where}: the field is {natural}{_by_type(field, table, dataset)}, not {kind}"
+        )
     of_events = table in ("inter", POSITION, TIME)
     source = {"item": "item", "user": "user"}.get(table, "behaviour")
     allowed = {"item": ("item", "behaviour"), "user": ("user",)}.get(table, ("behaviour",))
@@ -108,7 +110,7 @@ def _read(entry: Any, dataset: Any) -> Relation:
         scope=scope,
         table=table,
         within=_within(entry.get("within"), table, dataset, where),
-        scales=_scales(entry.get("scales"), kind, table, where),
+        scales=_scales(entry.get("scales"), kind, _by_type(field, table, dataset), table, where),
     )
 
 
@@ -134,6 +136,18 @@ def _kind(field: str, table: str, dataset: Any, where: str) -> str:
     return "numerical" if ftype == "float" else "categorical"
 
 
+def _by_type(field: str, table: str, dataset: Any) -> str:
+    """Why a field is of its kind, and what makes it another."""
+    if table in (POSITION, TIME):
+        return ""
+    ftype = dataset.field2type[field].value
+    other = "token" if ftype == "float" else "float"
+    return (
+        f" by its type {ftype} (the first line of {dataset.dataset_name}.{table} would say "
+        f"{field}:{other} otherwise)"
+    )
+
+
 def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, where: str) -> str:
     value = entry.get(key, default)
     check_choice(f"{where}: {key}", value, known)
@@ -157,11 +171,13 @@ def _within(within: Any, table: str, dataset: Any, where: str) -> str | None:
     return within
 
 
-def _scales(given: Any, kind: str, table: str, where: str) -> tuple[float, ...]:
+def _scales(given: Any, kind: str, why: str, table: str, where: str) -> tuple[float, ...]:
     if given is None:
         return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)
     if kind == "categorical":
-        raise UsageError(f"{where}: scales are for numerical fields, and this one is categorical")
+        raise UsageError(
+            f"{where}: scales are for numerical fields, and this one is categorical{why}"
+        )
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or not all(is_number(v) and v > 0 for v in values):
         raise UsageError(f"{where}: scales: expected numbers above 0 (r_norm), found {given!r}")
