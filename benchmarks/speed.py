@@ -160,7 +160,7 @@ def against_naive(report: Report) -> None:
 def bert4rec(report: Report) -> None:
     """RecBole's BERT4Rec with its loss for masked events alone and with RecBole's own."""
     data, length = "short", 50
-    mine, stock = alternate(("BERT4Rec", data, length, 10), ("BERT4Rec-recbole", data, length, 4))
+    mine, stock = alternate(("BERT4Rec", data, length, 4), ("BERT4Rec-recbole", data, length, 2))
     ratio = mine["targets_per_second"] / stock["targets_per_second"]
     speed = "{:,.0f} rows/s".format
     report.add(
