@@ -254,7 +254,7 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
             ended.append(line)
         if len(ended) == 2:
             break
-    time.sleep(0.5)
+    wait(lambda: min(_ended(folder), _known_to_have_ended(folder)) >= 2)  # Ray writes both later
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert len(ended) == 2 and not (folder / "tune.json").exists()
@@ -313,6 +313,12 @@ def _let_checkpoints_pass(trial: Path) -> bool:
 def _ended(folder: Path) -> int:
     files = (folder / "trials").glob("*/result.json")
     return sum('"ended": true' in file.read_text() for file in files)
+
+
+def _known_to_have_ended(folder: Path) -> int:
+    """In the newest saved state of the search, from which it would be resumed."""
+    states = (folder / "trials").glob("experiment_state-*.json")
+    return max(states, default=Path(os.devnull)).read_text().count('"TERMINATED')
 
 
 def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) -> None:
