@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,19 @@ SMALL = {
 
 # options under which a model of the plugin trains on its targets' cross-entropy alone
 CROSS_ENTROPY = {"AttrFormer": {"prior_weight": 0.0, "future_weights": [1.0]}}
+
+
+PATIENCE = 300  # seconds, on a machine that has other things to do
+
+
+def wait(what: Callable[[], Any]) -> Any:
+    """The first value of ``what`` that is true."""
+    deadline = time.time() + PATIENCE
+    while time.time() < deadline:
+        if value := what():
+            return value
+        time.sleep(0.01)
+    pytest.fail("waited in vain")
 
 
 def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25) -> pd.DataFrame:

@@ -8,13 +8,12 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import CROSS_ENTROPY
+from conftest import CROSS_ENTROPY, PATIENCE, wait
 
 import recbole_pos
 from recbole_pos import checkpoint
@@ -99,16 +98,14 @@ def test_resume_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
     arguments = [f"--{k}={v}" for k, v in {**OPTIONS, **options, "data_path": tiny}.items()]
     command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
     for attempt in range(2):
-        before = _epochs(killed)
+        until = _epochs(killed) + 4
         process = subprocess.Popen(
             [*command, f"--run_dir={killed}"]
             if attempt == 0
             else [sys.executable, str(SCRIPT), f"--resume={killed}"],
             stdout=subprocess.DEVNULL,
         )
-        deadline = time.time() + 60
-        while _epochs(killed) < before + 4 and time.time() < deadline:
-            time.sleep(0.01)
+        wait(lambda until=until: _epochs(killed) >= until)
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert 8 <= _epochs(killed) < 120
@@ -132,12 +129,10 @@ def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> N
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     finally:
         signal.signal(signal.SIGINT, heed)
-    deadline = time.time() + 60
-    while _epochs(folder) < 3 and time.time() < deadline:
-        time.sleep(0.01)
+    wait(lambda: _epochs(folder) >= 3)
     process.send_signal(signal.SIGINT)
     try:
-        error = process.communicate(timeout=30)[1].decode()
+        error = process.communicate(timeout=PATIENCE)[1].decode()
     finally:
         process.kill()
     assert process.returncode == 130

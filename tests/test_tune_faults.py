@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from conftest import PATIENCE, wait
 from ray.cluster_utils import Cluster
 
 from recbole_pos.cli import main
@@ -36,7 +37,6 @@ FAST = {
     "stopping_step": 100,
 }
 SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n"
-PATIENCE = 300  # seconds, on a machine that has other things to do
 
 
 def slow_epochs(file: str, seconds: float) -> Callable[[], None]:
@@ -136,15 +136,6 @@ def trained(file: Path) -> dict[float, list[tuple[int, str, int]]]:
         rate, epoch, node, pid = line.split()
         found[float(rate)].append((int(epoch), node, int(pid)))
     return found
-
-
-def wait(what: Callable[[], Any]) -> Any:
-    deadline = time.time() + PATIENCE
-    while time.time() < deadline:
-        if value := what():
-            return value
-        time.sleep(0.05)
-    pytest.fail("waited in vain")
 
 
 def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: Path) -> None:
