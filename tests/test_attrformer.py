@@ -298,8 +298,8 @@ def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
     rows, kept = all_windows(made), []
     for k in (1, 4, 100):
         made.model.lookup.top_k = k
-        order, heads, _ = find(made.model.eval(), rows)
-        assert all(np.bincount(edges.reader).max() <= k for edges in heads)
+        order, heads, users = find(made.model.eval(), rows)
+        assert all(np.bincount(edges.reader).max() <= k for edges in [*heads, users])
         relations = made.model.lookup.relations(
             rows, np.random.default_rng(0), torch.device("cpu"), torch.float32
         )
@@ -349,7 +349,8 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
 
 @pytest.mark.parametrize("augmentation", ["prefix", "none"])
 def test_rows_of_recbole_train_it_too(folder: Path, tmp_path: Path, augmentation: str) -> None:
-    assert train(folder, tmp_path / "run", augmentation=augmentation, epochs=1).epochs == 1
+    given = {"augmentation": augmentation, "chunking": False, "epochs": 1}
+    assert train(folder, tmp_path / "run", **given).epochs == 1
 
 
 @pytest.mark.parametrize("split", [{"GT": [0.7, 0.85]}, {"RS": [6, 2, 2]}], ids=str)
@@ -383,6 +384,7 @@ def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
         ({"future_weights": [1.0, "x"]}, "future_weights: expected weights"),
         ({"future_weights": [0.25, 1.0]}, "future_weights: must not rise"),
         ({"train_windows": "last"}, "chunking: links .* 'last'. Set chunking: False"),
+        ({"augmentation": "prefix"}, "chunking: links .* augmentation: all_positions; .*'prefix'"),
         ({"loss_type": "SCE"}, "loss_type: SCE cannot have posterior targets"),
         ({"relations": 3}, "relations: expected a list"),
     ],

@@ -109,7 +109,7 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
 
 
 def test_the_clock_of_an_event_does_not_know_how_many_follow(folder: Path) -> None:
-    """Without the events after it, every state is what it was."""
+    """Without the events after it, its time is what it was."""
     made = open_shop(folder)
     model, rows = shaken(made), all_windows(made)
     lookup = model.lookup

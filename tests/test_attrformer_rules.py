@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recbole.data.interaction import Interaction
-from shop import RELATIONS, all_windows, open_shop, shaken, tables, write
+from shop import RELATIONS, all_windows, find, open_shop, shaken, tables, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST
@@ -248,3 +248,61 @@ def test_rows_that_follow_each_other_are_not_linked(folder: Path) -> None:
     start = lookup.offsets[user]
     rows, _ = made.model._prefixes(rows_of_targets(made, [start + longest, start + 2 * longest]))
     assert rows.chain.tolist() == [0, 1]
+
+
+def test_predictions_where_some_users_have_no_training_events(folder: Path, double) -> None:
+    """The bank of a batch of such users alone is empty."""
+    made = open_shop(folder, inference_relations="batch", eval_args={"split": {"GT": [0.3, 0.5]}})
+    model, lookup = shaken(made), made.model.lookup
+    data, alone = made.loaders["test"]._dataset, 0
+    for n in range(len(data)):
+        row = data[[n]]
+        user = lookup.users[row[TARGET_EVENT].numpy()]
+        alone += int((lookup.train_end[user] == lookup.offsets[user]).all())
+        with torch.inference_mode():
+            assert model._last(row).isfinite().all()
+    assert 0 < alone < len(data)
+
+
+@torch.no_grad()
+def test_times_of_positions_are_in_seconds(folder: Path, double) -> None:
+    """Days that count days: the states of a log that counts seconds."""
+    states, rows = [], None
+    for unit, scale in (("days", 1), ("seconds", 86_400), ("seconds", 1)):
+        made = open_shop(folder, relations=["brand"], position=["time_rope"], timestamp_unit=unit)
+        torch.manual_seed(0)
+        model = shaken(made)
+        rows = rows or all_windows(made)
+        model.lookup.times = (model.lookup.times - model.lookup.times.min()) * scale
+        states.append(model.row_states(rows, None))
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+def test_training_under_autocast(folder: Path) -> None:
+    """As ``enable_amp`` trains: the sparse products take the type of the states."""
+    made = open_shop(folder)
+    batch = first_batch(made)
+    losses = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        made.model.zero_grad()
+        with torch.autocast("cpu", enabled=enabled):
+            losses.append(made.model.calculate_loss(batch))
+        losses[-1].backward()
+        for layer in made.model.trm_encoder.layer:
+            grad = layer.multi_head_attention.relation_mix.grad
+            assert grad.isfinite().all() and grad.any()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
+
+
+def test_what_users_share_is_learnt_through(folder: Path, double) -> None:
+    """The gradient goes back through Norm(R^U) H (section 3.1.3) to the events that are read."""
+    made = open_shop(folder, relations=["country", "age"], n_layers=1, position=["nope"])
+    model, rows = shaken(made), all_windows(made)
+    order, _, users = find(model, rows)
+    leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
+    model.item_embedding.forward = lambda items: leaf
+    reader, source = users.reader[0], users.source[0]
+    assert order.user[reader] != order.user[source]
+    (grad,) = torch.autograd.grad(model.row_states(rows, None)[reader].square().sum(), leaf)
+    assert grad[source].any()

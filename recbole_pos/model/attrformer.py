@@ -72,11 +72,12 @@ class AttrFormer(PosSASRec):
         self.declared = declared
         super().__init__(config, dataset)
         self.linked = config["chunking"]
-        if self.linked and config["train_windows"] != "chunk":
-            raise UsageError(
-                "chunking: links the windows of train_windows: chunk; found "
-                f"{config['train_windows']!r}. Set chunking: False for it"
-            )
+        for key, linkable in (("augmentation", "all_positions"), ("train_windows", "chunk")):
+            if self.linked and config[key] != linkable:
+                raise UsageError(
+                    f"chunking: links the windows of {key}: {linkable}; found {config[key]!r}. "
+                    "Set chunking: False for it"
+                )
         self._warn_of_unread(config)
         self.inference = config["inference_relations"]
         self.seed = config["seed"]

@@ -5,6 +5,8 @@ other users' events only if the clock put them strictly before it, and its own u
 are older. Whatever is read, through any number of layers, lies before the reader, so nothing comes
 back to a user from the user's own future: not values, not which relations are kept, not how many.
 The degrees that normalise a relation count what its two ends themselves read, for the same reason.
+(Where a window of training begins does depend on how many training events follow: windows are
+counted from the newest, for every model.)
 """
 
 from __future__ import annotations
