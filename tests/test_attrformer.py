@@ -347,18 +347,6 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
     assert dict(again) == whole.test
 
 
-@pytest.mark.parametrize("augmentation", ["prefix", "none"])
-def test_rows_of_recbole_train_it_too(folder: Path, tmp_path: Path, augmentation: str) -> None:
-    given = {"augmentation": augmentation, "chunking": False, "epochs": 1}
-    assert train(folder, tmp_path / "run", **given).epochs == 1
-
-
-@pytest.mark.parametrize("split", [{"GT": [0.7, 0.85]}, {"RS": [6, 2, 2]}], ids=str)
-def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
-    """Several held-out targets of a user in one batch."""
-    assert train(folder, tmp_path / "run", eval_args={"split": split}).epochs == 3
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recbole.data.interaction import Interaction
-from shop import RELATIONS, all_windows, find, open_shop, shaken, tables, write
+from shop import RELATIONS, all_windows, find, open_shop, shaken, tables, train, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST
@@ -306,3 +306,15 @@ def test_what_users_share_is_learnt_through(folder: Path, double) -> None:
     assert order.user[reader] != order.user[source]
     (grad,) = torch.autograd.grad(model.row_states(rows, None)[reader].square().sum(), leaf)
     assert grad[source].any()
+
+
+@pytest.mark.parametrize("augmentation", ["prefix", "none"])
+def test_rows_of_recbole_train_it_too(folder: Path, tmp_path: Path, augmentation: str) -> None:
+    given = {"augmentation": augmentation, "chunking": False, "epochs": 1}
+    assert train(folder, tmp_path / "run", **given).epochs == 1
+
+
+@pytest.mark.parametrize("split", [{"GT": [0.7, 0.85]}, {"RS": [6, 2, 2]}], ids=str)
+def test_other_splits(folder: Path, tmp_path: Path, split: dict) -> None:
+    """Several held-out targets of a user in one batch."""
+    assert train(folder, tmp_path / "run", eval_args={"split": split}).epochs == 3
