@@ -164,18 +164,11 @@ def test_a_batch_is_of_random_windows(folder: Path) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-class MeanGaps:
-    """Draws of the clock that are their mean."""
-
-    def gamma(self, shape: np.ndarray) -> np.ndarray:
-        return shape.astype(float)
-
-
 def test_the_clock_counts_events_that_are_not_in_the_batch(folder: Path) -> None:
     lookup = open_shop(folder).model.lookup
     user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
     events = lookup.offsets[user] + np.array([1, 4, 5])
-    assert lookup._random_clock(events, MeanGaps()).tolist() == [2, 5, 6]
+    assert lookup._random_clock(events, _Mean()).tolist() == [2, 5, 6]
 
 
 def test_future_weights_without_a_prior(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, PATIENCE, wait
+from conftest import CROSS_ENTROPY, wait
 
 import recbole_pos
 from recbole_pos import checkpoint
@@ -132,7 +132,7 @@ def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> N
     wait(lambda: _epochs(folder) >= 3)
     process.send_signal(signal.SIGINT)
     try:
-        error = process.communicate(timeout=PATIENCE)[1].decode()
+        error = process.communicate(timeout=30)[1].decode()
     finally:
         process.kill()
     assert process.returncode == 130
