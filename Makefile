@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
+.PHONY: help run test fuzz lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
 
 run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m FPARec -d ml-100k
@@ -13,6 +13,9 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 
 test: lint  ## lint, then all tests
 	$(BIN)/python -m pytest -n 2
+
+fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
+	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
