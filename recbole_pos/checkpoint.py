@@ -1,12 +1,16 @@
-"""Checkpoints: plain tensors and values, written atomically, read without running their content."""
+"""Checkpoints: plain tensors and values, written atomically, read without running their content.
+
+Nothing in a file is used before it is held against what must stand there: :data:`LAYOUT`, and, for
+weights and optimiser, what the model at hand would have written (``training_state.py``).
+"""
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,81 @@ import torch
 
 from recbole_pos.data.identity import changes
 from recbole_pos.errors import CheckpointError
+from recbole_pos.expected import (
+    SPARSE,
+    Anything,
+    Each,
+    Many,
+    Maybe,
+    Number,
+    Vector,
+    difference,
+)
+from recbole_pos.files import whole, writing
 
 FORMAT = "recbole-pos/1"
-_SPARSE = "scipy.sparse.csr"
+
+
+@dataclass
+class Progress:
+    """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
+
+    next_epoch: int = 0
+    stopped: bool = False  # early stopping said so
+    steps_without_gain: int = 0
+    best_epoch: int | None = None
+    best_score: float | None = None
+    best_result: dict[str, float] | None = None
+    training_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    trained_targets: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+_COUNT, _SECONDS, _METRICS = Number(0, whole=True), Number(0), Each(str, 0.0)
+_MT19937 = Number(0, 624, whole=True)  # how much of its words is used; numpy would read beyond
+_BYTES = Vector(torch.uint8)
+_WEIGHTS = {"state_dict": Each(str, Anything()), "other": Each(str, Anything())}
+_EPOCH = {
+    "epoch": _COUNT,
+    "loss": Number(),
+    "valid": Maybe(_METRICS),
+    "seconds": _SECONDS,
+    "targets_per_second": Number(0),
+}
+# What every checkpoint of a run holds, whatever the model.
+LAYOUT: dict[str, Any] = {
+    "data": Maybe("digest"),
+    "fields": Maybe(Each(str, "digest")),
+    "config": Each(str, Anything()),
+    "progress": {
+        "next_epoch": _COUNT,
+        "stopped": False,
+        "steps_without_gain": _COUNT,
+        "best_epoch": Maybe(_COUNT),
+        "best_score": Maybe(Number()),
+        "best_result": Maybe(_METRICS),
+        "training_seconds": _SECONDS,
+        "evaluation_seconds": _SECONDS,
+        "trained_targets": _COUNT,
+        "history": Many(_EPOCH),
+    },
+    "weights": _WEIGHTS,
+    "best_weights": Maybe(_WEIGHTS),
+    "optimizer": {
+        "state": Each(int, Each(str, Anything())),
+        "param_groups": Many(Each(str, Anything())),
+    },
+    "scaler": Each(str, Number()),
+    "random": {
+        "torch": _BYTES,
+        "cuda": Many(_BYTES),
+        "numpy": ("MT19937", Vector(torch.int64), _MT19937, _COUNT, Number()),
+        "python": (_COUNT, Many(_COUNT), Maybe(Number())),
+    },
+    "loader": Maybe(_BYTES),
+}
+_SINCE = ("data", "fields")  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -30,32 +106,22 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
     Raises:
         TypeError: for anything else, which would have to be pickled.
+        StorageError: if there is no room for it.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, **to_plain(state)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself must survive a power cut
-        folder = os.open(path.parent, os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path, text=False) as file:
+        torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``, onto the CPU.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, lacks one of ``required``, holds a pickled
-            object (nothing in it is run), or was not written by this package.
+        CheckpointError: if the file is missing, damaged, lacks one of ``required`` or has it in
+            another form than ``LAYOUT``, holds a pickled object (nothing in it is run), or was not
+            written by this package.
     """
     path = Path(path)
     if not path.is_file():
@@ -81,7 +147,7 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
         ) from error
     except CheckpointError:
         raise
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of whichever kind: damaged bytes make readers stumble anywhere
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} is truncated or damaged: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -89,7 +155,25 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     missing = [key for key in required if key not in state]
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
+    parts = {*required, *(key for key in _SINCE if key in state)}
+    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
     return state
+
+
+def require(state: dict[str, Any], expected: dict[str, Any], path: str | Path) -> None:
+    """Refuse parts of a checkpoint that are not as expected.
+
+    Args:
+        state: of the checkpoint.
+        expected: its parts by name, see ``expected.py``.
+        path: the checkpoint's, for the message.
+
+    Raises:
+        CheckpointError: naming the first part that differs, such as optimizer.state.0.exp_avg.
+    """
+    for key, like in expected.items():
+        if wrong := difference(state[key], like, key):
+            raise CheckpointError(f"{path} cannot be used: {wrong}")
 
 
 def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | Path) -> None:
@@ -125,7 +209,7 @@ def to_plain(value: Any) -> Any:
     if scipy.sparse.issparse(value):
         csr = value.tocsr()
         return {
-            "kind": _SPARSE,
+            "kind": SPARSE,
             "data": torch.from_numpy(csr.data),
             "indices": torch.from_numpy(csr.indices),
             "indptr": torch.from_numpy(csr.indptr),
@@ -137,7 +221,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(value: Any) -> Any:
     """Inverse of :func:`to_plain` for the values models keep beside their weights."""
     if isinstance(value, dict):
-        if value.get("kind") == _SPARSE:
+        if value.get("kind") == SPARSE:
             parts = tuple(value[k].cpu().numpy() for k in ("data", "indices", "indptr"))
             return scipy.sparse.csr_matrix(parts, shape=value["shape"])
         return {k: from_plain(v) for k, v in value.items()}
@@ -161,7 +245,22 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    np.random.set_state(_numpy_state(state))
+    random.setstate(_python_state(state))
+
+
+def try_random_state(state: dict[str, Any]) -> None:
+    """Raises what a generator says of a state that is none; changes none that anybody uses."""
+    torch.Generator().set_state(state["torch"])
+    np.random.RandomState().set_state(_numpy_state(state))
+    random.Random().setstate(_python_state(state))
+
+
+def _numpy_state(state: dict[str, Any]) -> tuple:
     kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))
+    return kind, keys.cpu().numpy().astype(np.uint32), *rest
+
+
+def _python_state(state: dict[str, Any]) -> tuple:
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    return version, tuple(internal), gauss

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from recbole_pos.errors import Interrupted, PosError, UsageError
@@ -28,7 +32,8 @@ EPILOG = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted)."""
+    """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted by
+    Ctrl-C), 143 (by SIGTERM)."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         argv = ["run", *argv]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
@@ -38,31 +43,54 @@ def main(argv: list[str] | None = None) -> int:
     overrides = [word for word in argv if _is_override(word, command)] if configured else []
     args, rest = _parser().parse_known_args([word for word in argv if word not in overrides])
     rest += overrides
+    with _heeding_sigterm() as terminated:
+        try:
+            if rest and not configured:
+                raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
+            return args.command(args, rest)
+        except KeyboardInterrupt as interrupt:
+            print(str(interrupt) or "interrupted", file=sys.stderr)
+            return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
+        except PosError as error:
+            if args.debug:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        except Exception as error:
+            if args.debug:
+                raise
+            print(
+                f"error: {type(error).__name__}: {error}\n"
+                "(run again with --debug for the traceback)",
+                file=sys.stderr,
+            )
+            return 1
+
+
+@contextmanager
+def _heeding_sigterm() -> Iterator[threading.Event]:
+    """Within, SIGTERM, which containers send, ends everything as Ctrl-C does; set once it came."""
+    terminated = threading.Event()
+
+    def end(number: int, frame: Any) -> None:
+        terminated.set()
+        ctrl_c = signal.getsignal(signal.SIGINT)
+        # a shell lets what it starts in the background ignore Ctrl-C, but not this
+        (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    if threading.current_thread() is not threading.main_thread():  # nobody else may
+        yield terminated
+        return
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        if rest and not configured:
-            raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
-        return args.command(args, rest)
-    except KeyboardInterrupt as interrupt:
-        print(str(interrupt) or "interrupted", file=sys.stderr)
-        return Interrupted.exit_code
-    except PosError as error:
-        if args.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except Exception as error:
-        if args.debug:
-            raise
-        print(
-            f"error: {type(error).__name__}: {error}\n(run again with --debug for the traceback)",
-            file=sys.stderr,
-        )
-        return 1
+        yield terminated
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_override(word: str, command: str) -> bool:
     key, equals, _ = word.removeprefix("--").partition("=")
-    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug")
+    own = ("model", "dataset", "config_files", "run_dir", "resume", "debug", "log")
     own += TUNE_OPTIONS + PARALLEL_OPTIONS
     if command == "tune":  # elsewhere `seed` is that of training
         own += ("seed",)
@@ -80,10 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show tracebacks")
+    telling = _telling()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        parents=[debug],
+        parents=[debug, telling],
         help="train and test one model",
         description="Train a model to early stopping and test its best epoch. Every key of the "
         "configuration can be given as --key=value; values are read as yaml.",
@@ -109,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(commands, debug)
     attach = commands.add_parser(
         "attach",
-        parents=[debug],
+        parents=[debug, telling],
         help="add position schemes to a trained model and fine-tune only them",
         description="Start from the best weights of a run, add position schemes, and train their "
         "parameters alone. Options are those of the run; --key=value changes them.",
@@ -129,6 +158,24 @@ def _parser() -> argparse.ArgumentParser:
     add_inspect(commands, debug)
     _add_recommend(commands, debug)
     return parser
+
+
+def _telling() -> argparse.ArgumentParser:
+    """What is told while a model trains."""
+    parser = argparse.ArgumentParser(add_help=False)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quiet", action="store_true", help="print nothing")
+    which.add_argument(
+        "--json",
+        action="store_true",
+        help="print json objects, one a line: start, epoch (each), result",
+    )
+    parser.add_argument("--log", metavar="FILE", help="add what is printed to this file too")
+    return parser
+
+
+def _told(args: argparse.Namespace) -> dict[str, Any]:
+    return {"verbose": not args.quiet, "as_json": args.json, "log": args.log}
 
 
 def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -212,6 +259,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         parse_overrides(rest),
         run_dir=args.run_dir,
         resume=args.resume,
+        **_told(args),
         **{name: getattr(args, name) for name in PARALLEL_OPTIONS},
     )
     return 0
@@ -277,7 +325,7 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
 def _attach(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.warm_start import attach
 
-    attach(args.trained, args.schemes, parse_overrides(rest), run_dir=args.run_dir)
+    attach(args.trained, args.schemes, parse_overrides(rest), run_dir=args.run_dir, **_told(args))
     return 0
 
 
@@ -294,7 +342,7 @@ def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
 
     from recbole_pos.position.build import describe
     from recbole_pos.registry import SCHEMES
-    from recbole_pos.report import wide_console
+    from recbole_pos.screen import wide_console
 
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     table = Table(caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers")

@@ -198,6 +198,8 @@ class PosConfig(Config):
         if not (folder / inter).is_file() and (in_wheel / inter).is_file():
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
+        if not self.final_config_dict["use_gpu"]:  # RecBole asks gpu_id alone where to compute
+            self.final_config_dict["gpu_id"] = ""
 
     def _set_train_neg_sample_args(self) -> None:
         super()._set_train_neg_sample_args()

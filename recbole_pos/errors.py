@@ -19,6 +19,10 @@ class TrainingError(PosError, RuntimeError):
     """Training cannot go on, for example because the loss is no longer a number."""
 
 
+class StorageError(PosError, OSError):
+    """A file cannot be written: no room, no permission, no folder."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during training; carries the run folder whose checkpoint can be resumed."""
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -191,7 +193,11 @@ def launch(plan: Plan, target: Callable[..., None], arguments: Sequence[Any], gp
             raise _first(errors, codes)
     except KeyboardInterrupt:
         for process in processes:
-            process.join(timeout=10)
+            if process.is_alive():  # Ctrl-C reaches all of them by itself, SIGTERM only this one
+                os.kill(process.pid, signal.SIGINT)
+        patience = time.monotonic() + 10
+        for process in processes:
+            process.join(timeout=max(0, patience - time.monotonic()))
         raise
     finally:
         for process in processes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.targets import describe
-from recbole_pos.errors import Interrupted, UsageError
+from recbole_pos.device import describe_device, device_line, require_device
+from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.parallel_trainer import ParallelTrainer
-from recbole_pos.report import RunFolder, Screen
+from recbole_pos.report import RunFolder
+from recbole_pos.screen import Screen
 from recbole_pos.trainer import PosTrainer
 from recbole_pos.warm_start import start_from
 
@@ -35,6 +38,7 @@ class Result:
     test together).
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
     ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
+    ``device`` has its name, the threads and the precision it computed with.
     """
 
     model: str
@@ -54,6 +58,7 @@ class Result:
     peak_rss_mb: float | None
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -139,6 +144,8 @@ def run(
     ip: str = "localhost",
     port: int | str | None = None,
     group_offset: int = 0,
+    as_json: bool = False,
+    log: str | Path | None = None,
 ) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
 
@@ -155,6 +162,8 @@ def run(
         world_size: how many do so on all machines; ``nproc`` when -1.
         ip, port: where those of several machines meet: the machine of the first process.
         group_offset: number of this machine's first process.
+        as_json: print json objects, one a line, instead: ``start``, ``epoch`` and ``result``.
+        log: a file to which what is printed is added too.
 
     Returns:
         What was found; None on a machine that does not run process 0.
@@ -162,6 +171,7 @@ def run(
     Raises:
         UsageError: if something given is wrong.
         TrainingError: if the loss is no longer a number.
+        StorageError: if something cannot be written.
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
@@ -174,11 +184,13 @@ def run(
         config = PosConfig(None, None, [str(folder.config)], config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
+        require_device(config)
         folder = None
+    told = {"enabled": verbose, "as_json": as_json, "log": log}
     plan = parallel.Plan.of(nproc, world_size, ip, port, group_offset)
     if plan.world_size > 1:
-        return _run_in_parallel(plan, config, run_dir, resume, verbose)
-    return _train(config, folder, run_dir, verbose)
+        return _run_in_parallel(plan, config, run_dir, resume, told)
+    return _train(config, folder, run_dir, Screen(**told))
 
 
 def _run_in_parallel(
@@ -186,14 +198,14 @@ def _run_in_parallel(
     config: PosConfig,
     run_dir: str | Path | None,
     resume: str | Path | None,
-    verbose: bool,
+    told: dict[str, Any],
 ) -> Result | None:
     gpus = parallel.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
     path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
     try:
-        parallel.launch(plan, _member, (config.plain, path, resume is not None, verbose), gpus)
+        parallel.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
@@ -208,39 +220,57 @@ def _run_in_parallel(
 
 
 def _member(
-    plain: dict[str, Any], path: Path | None, resumed: bool, verbose: bool, gpu: str
+    plain: dict[str, Any], path: Path | None, resumed: bool, told: dict[str, Any], gpu: str
 ) -> None:
     """What each process of a group runs; the first one writes and prints."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
     first = parallel.this_share().rank == 0
     folder = RunFolder(path) if resumed and path else None
-    _train(config, folder, path, verbose and first)
+    _train(config, folder, path, Screen(**told) if first else Screen(False))
 
 
 def _train(
-    config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, verbose: bool
+    config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, screen: Screen
 ) -> Result | None:
     """One experiment in this process, from a folder on if it is given."""
-    screen = Screen(verbose)
     first = parallel.this_share().rank == 0
     keep_freed_memory()
-    experiment = prepare(config, folder, fresh=folder is None)
-    trainer, loaders = experiment.trainer, experiment.loaders
-    if folder is None:
-        trainer.training_loader(loaders["train"])  # wrong options must not leave a folder behind
-        if first:
-            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            trainer.use_folder(folder)
-    else:
-        trainer.use_folder(folder if first else None)
-        trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
-    if not first:
-        trainer.fit(loaders["train"], loaders["valid"], verbose=False)
-        trainer.evaluate(loaders["test"])
-        return None
+    with ExitStack() as held:
+        if folder is not None and first:  # before the checkpoint is read
+            held.enter_context(folder.held())
+        with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
+            experiment = prepare(config, folder, fresh=folder is None)
+        trainer, loaders = experiment.trainer, experiment.loaders
+        trainer.screen = screen
+        if folder is not None:
+            trainer.use_folder(folder if first else None)
+            trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+        else:
+            trainer.training_loader(loaders["train"])  # wrong options leave no folder behind
+            if first:
+                folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+                held.enter_context(folder.held())
+                folder.require_unused()  # another process may have been faster
+                trainer.use_folder(folder)
+        if not first:
+            trainer.fit(loaders["train"], loaders["valid"])
+            trainer.evaluate(loaders["test"])
+            return None
+        try:
+            return _to_result(experiment, folder, screen)
+        except KeyboardInterrupt:
+            raise Interrupted(str(folder.path)) from None
+        except StorageError as error:
+            raise StorageError(f"{error}; {_what_is_left(folder)}") from error
+
+
+def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Result:
+    """Train, test, write."""
+    config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     screen.line(_headline(experiment, folder))
+    screen.event("start", _start(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
     if not loaders["valid"] or not config["eval_step"]:
@@ -248,23 +278,27 @@ def _train(
         screen.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:
         screen.line("no test targets in this split: nothing will be tested")
-    try:
-        trainer.fit(
-            loaders["train"],
-            loaders["valid"],
-            verbose=verbose,
-            show_progress=verbose and config["show_progress"],
-        )
-        started = time.perf_counter()
-        test = trainer.evaluate(loaders["test"])
-    except KeyboardInterrupt:
-        raise Interrupted(str(folder.path)) from None
+    shown = config["show_progress"]
+    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
+    started = time.perf_counter()
+    test = trainer.evaluate(loaders["test"], show_progress=shown)
     result = _result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     screen.results(title, {"valid": result.best_valid, "test": result.test})
     screen.line(f"{folder.path}/result.json")
+    screen.event("result", asdict(result))
     return result
+
+
+def _what_is_left(folder: RunFolder) -> str:
+    """Of a run that could not go on writing."""
+    if not folder.checkpoint.is_file():
+        return "no epoch was kept; make room and start again"
+    return (
+        f"the last checkpoint in {folder.path} is whole: make room and continue with "
+        f"`recbole-pos run --resume {folder.path}`"
+    )
 
 
 def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
@@ -289,12 +323,30 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
     return experiment
 
 
-def _headline(experiment: Experiment, folder: RunFolder) -> str:
+def _start(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+    """What is known before the first epoch."""
     config, dataset = experiment.config, experiment.dataset
+    return {
+        "model": config["model"],
+        "dataset": config["dataset"],
+        "users": dataset.user_num - 1,
+        "items": dataset.item_num - 1,
+        "events": len(dataset.log),
+        "parameters": parameters(experiment.model),
+        "device": describe_device(config),
+        "run_dir": str(folder.path),
+        "split": dataset.split.summary,
+    }
+
+
+def _headline(experiment: Experiment, folder: RunFolder) -> str:
+    known = _start(experiment, folder)
+    counts = ", ".join(
+        f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
+    )
     return (
-        f"{config['model']} on {config['dataset']}: {dataset.user_num - 1:,} users, "
-        f"{dataset.item_num - 1:,} items, {len(dataset.log):,} events, "
-        f"{parameters(experiment.model):,} parameters, {folder.path}"
+        f"{known['model']} on {known['dataset']}: {counts}, {device_line(known['device'])}, "
+        f"{known['run_dir']}"
     )
 
 
@@ -335,4 +387,5 @@ def _result(
         peak_rss_mb=report.peak_rss_mb(),
         seed=config["seed"],
         versions=report.versions(),
+        device=describe_device(config),
     )

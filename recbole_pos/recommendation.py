@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import whole
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.quick_start import Experiment, load
-from recbole_pos.report import RunFolder, Screen
+from recbole_pos.report import RunFolder
+from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
 
 
@@ -57,23 +58,21 @@ def write_recommendations(
     """As above, into a csv file, batch by batch, so that memory does not grow with users.
 
     Args:
-        out: the file; ``recommendations.csv`` in the run folder when None.
+        out: the file; ``recommendations.csv`` in the run folder when None. A pipe or
+            ``/dev/stdout`` is written to as it is.
+
+    Raises:
+        StorageError: if the file cannot be written; one that was there is as it was.
     """
-    screen = Screen(True)
+    screen = Screen()
     keep_freed_memory()
-    made = _prepare(run_dir, users, mask_history)
-    file = RunFolder(run_dir).path / "recommendations.csv" if out is None else Path(out)
-    unfinished = file.with_name(f".{file.name}.tmp")
-    try:
+    file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
+    with whole(file) as unfinished:  # before the work: it may be that nothing can be written
+        made = _prepare(run_dir, users, mask_history)
         rows = 0
         for part in _parts(made, k, screen):
-            part.to_csv(unfinished, mode="a" if rows else "w", header=not rows, index=False)
+            part.to_csv(unfinished, header=not rows, index=False)
             rows += len(part)
-        os.replace(unfinished, file)
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)  # what was not finished
     screen.line(f"{rows:,} recommendations of {made.config['model']}")
     return file
 

@@ -1,22 +1,20 @@
-"""What a run leaves behind and what a person sees: run folder, epoch lines, result table."""
+"""What a run leaves behind: its folder, and on what it ran."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import only_writer, remove_unfinished, write_text, writing
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
@@ -41,15 +39,34 @@ class RunFolder:
         if path is None:
             path = unused_path(dataset, model)
         folder = cls(path)
-        if folder.checkpoint.exists() or folder.metrics.exists():
-            raise UsageError(
-                f"{folder.path} holds a run already; continue it with --resume {folder.path} or "
-                "choose another --run_dir"
-            )
-        if (folder.path / SEARCH).exists():
-            raise UsageError(f"{folder.path} holds a search; choose another --run_dir")
+        folder.require_unused()
         make_folder(folder.path)
         return folder
+
+    def require_unused(self) -> None:
+        """Nothing of a run or a search may be here.
+
+        Raises:
+            UsageError: if something is.
+        """
+        if self.checkpoint.exists() or self.metrics.exists():
+            raise UsageError(
+                f"{self.path} holds a run already; continue it with --resume {self.path} or "
+                "choose another --run_dir"
+            )
+        if (self.path / SEARCH).exists():
+            raise UsageError(f"{self.path} holds a search; choose another --run_dir")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this process, and no other, trains here.
+
+        Raises:
+            UsageError: if another process does.
+        """
+        with only_writer(self.path, "trained"):
+            remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
+            yield
 
     def require(self, option: str = "") -> RunFolder:
         """This folder, which must hold a trained run.
@@ -69,20 +86,20 @@ class RunFolder:
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
-        write_whole(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+        write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
-        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append one epoch."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_whole(self.result, json.dumps(result, indent=2) + "\n")
+        write_text(self.result, json.dumps(result, indent=2) + "\n")
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
@@ -102,67 +119,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create {path}: {error.strerror}") from error
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file atomically: all of it or nothing."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
-
-
-class Screen:
-    """Epoch lines and a batch bar; quiet when ``enabled`` is False, no bar without a terminal."""
-
-    def __init__(self, enabled: bool) -> None:
-        self.console = Console(quiet=not enabled, highlight=False)
-
-    def line(self, text: str) -> None:
-        """One line of text."""
-        self.console.print(text, soft_wrap=True, markup=False)  # [a] is text here
-
-    def batches(self, loader: Any, title: str) -> Iterator[Any]:
-        """Iterate over a loader behind a progress bar that vanishes at the end."""
-        if self.console.quiet or not self.console.is_terminal:
-            yield from loader
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(
-            *columns, TimeRemainingColumn(), console=self.console, transient=True
-        ) as progress:
-            task = progress.add_task(title, total=len(loader))
-            for batch in loader:
-                yield batch
-                progress.advance(task)
-
-    def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
-        """One line about a finished epoch."""
-        score = (line.get("valid") or {}).get(metric)
-        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
-        self.line(
-            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
-            f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
-        )
-
-    def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
-        """A table with one column per phase (or model) and one row per metric."""
-        columns = {name: column for name, column in columns.items() if column}
-        table = Table()
-        table.add_column("metric")
-        for name in columns:
-            table.add_column(name, justify="right")
-        for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
-            table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
-        self.line(title)
-        self.console.print(table)
-
-
-def wide_console() -> Console:
-    """Rich's, with room for a table where there is no terminal whose width it must fit."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    return console
 
 
 def versions() -> dict[str, str]:

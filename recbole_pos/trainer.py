@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
 from logging import getLogger
 from typing import Any
 
@@ -24,33 +23,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import checkpoint
 from recbole_pos.augmentation import loss_function, training_loader
+from recbole_pos.checkpoint import Progress
 from recbole_pos.collector import TargetCollector
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.diagnosis import explain_loss
-from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.memory import give_back
-from recbole_pos.report import RunFolder, Screen
-
-# What a checkpoint must hold to be resumed.
-RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
-
-
-@dataclass
-class Progress:
-    """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
-
-    next_epoch: int = 0
-    stopped: bool = False  # early stopping said so
-    steps_without_gain: int = 0
-    best_epoch: int | None = None
-    best_score: float | None = None
-    best_result: dict[str, float] | None = None
-    training_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    trained_targets: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+from recbole_pos.report import RunFolder
+from recbole_pos.screen import Screen, Task
+from recbole_pos.training_state import capture, load_weights, restore, weights_of
 
 
 class PosTrainer(Trainer):
@@ -88,6 +71,8 @@ class PosTrainer(Trainer):
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
+        self.screen: Screen | None = None  # where a run is told about; one of its own if None
+        self.task = Task("evaluation")  # the one that runs
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         plain = hasattr(config, "plain")
@@ -145,23 +130,22 @@ class PosTrainer(Trainer):
             train_data.get_model(self.model)
         self.loader = self.training_loader(train_data)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
-        screen, state = Screen(verbose), self.progress
+        self.screen = self.screen or Screen(verbose)
+        state = self.progress
         if saved and state.next_epoch == 0:
             self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
         with self._tensorboard() as board:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
-                line = self._train_epoch(
-                    self.loader, epoch, show_progress=show_progress, screen=screen
-                )
+                line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 give_back()
-                improved = self._validate(valid_data, line)
+                improved = self._validate(valid_data, line, show_progress)
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
                 if saved:
                     self._save_checkpoint()
-                self._publish(line, improved, screen, board)
+                self._publish(line, improved, board)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         return state.best_score, state.best_result
@@ -172,7 +156,6 @@ class PosTrainer(Trainer):
         epoch_idx: int,
         loss_func: Any = None,
         show_progress: bool = False,
-        screen: Screen | None = None,
     ) -> dict[str, Any]:
         """One pass over the training data; its line for metrics.jsonl, without validation yet."""
         started = time.perf_counter()
@@ -181,17 +164,15 @@ class PosTrainer(Trainer):
         loss_func = loss_func or loss_function(self.config, self.model, train_data)
         if isinstance(train_data, WindowLoader):
             train_data.set_epoch(epoch_idx)
-        screen = screen or Screen(False)
-        batches = (
-            screen.batches(train_data, f"epoch {epoch_idx}/{self.epochs}")
-            if show_progress
-            else train_data
-        )
+        screen = self.screen or Screen(False)
         total = weight = 0.0
-        for number, batch in enumerate(batches):
-            loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
-            count = self._targets(batch)
-            total, weight = total + loss * count, weight + count
+        title = f"epoch {epoch_idx}/{self.epochs}"
+        with screen.task(title, len(train_data), show_progress) as task:
+            for number, batch in enumerate(train_data):
+                loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
+                count = self._targets(batch)
+                total, weight = total + loss * count, weight + count
+                task.advance(count)
         seconds = time.perf_counter() - started
         sequences = isinstance(train_data, WindowLoader)
         targets = train_data.targets if sequences else train_data.sample_size
@@ -246,17 +227,17 @@ class PosTrainer(Trainer):
     def _targets(self, batch: Any) -> int:
         return len(batch)
 
-    def _validate(self, valid_data: Any, line: dict[str, Any]) -> bool:
+    def _validate(self, valid_data: Any, line: dict[str, Any], shown: bool = False) -> bool:
         """Fill in validation metrics, early stopping and best weights; whether it improved."""
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
-            self.best_weights = copy.deepcopy(self._weights())
+            self.best_weights = copy.deepcopy(weights_of(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False
         started = time.perf_counter()
-        result = dict(self.evaluate(valid_data, load_best_model=False))
+        result = dict(self.evaluate(valid_data, load_best_model=False, show_progress=shown))
         score = calculate_valid_score(result, self.valid_metric)
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
@@ -267,19 +248,10 @@ class PosTrainer(Trainer):
         )
         if improved:
             state.best_epoch, state.best_result = line["epoch"], result
-            self.best_weights = copy.deepcopy(self._weights())
+            self.best_weights = copy.deepcopy(weights_of(self.model))
         state.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in result.items()}
         return improved
-
-    def _weights(self) -> dict[str, Any]:
-        """Everything the model predicts with."""
-        other = self.model.other_parameter()  # some models list sub-modules, which state_dict has
-        other = {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
-        return {
-            "state_dict": dict(self.model.state_dict()),
-            "other": checkpoint.to_plain(other),
-        }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Put the weights of a checkpoint into the model.
@@ -287,54 +259,23 @@ class PosTrainer(Trainer):
         Raises:
             CheckpointError: if they are of another architecture.
         """
-        try:
-            self.model.load_state_dict(weights["state_dict"])
-        except RuntimeError as error:
-            raise CheckpointError(f"the weights do not fit the model: {error}") from error
-        self.model.load_other_parameter(checkpoint.from_plain(weights["other"]))
+        load_weights(self.model, weights)
 
     def _save_checkpoint(self) -> None:
-        """Everything a resumed run needs to end with the same bits."""
-        generator = getattr(self.loader, "generator", None)
-        state = {
-            "config": getattr(self.config, "plain", {"model": self.config["model"]}),
-            **self.identity,
-            "progress": vars(self.progress),
-            "weights": self._weights(),
-            "best_weights": self.best_weights,
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "random": checkpoint.random_state(),
-            "loader": None if generator is None else generator.get_state(),
-        }
-        checkpoint.save(self.saved_model_file, state)
+        checkpoint.save(self.saved_model_file, capture(self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
-        state = checkpoint.load(resume_file, RESUMABLE)
-        found = state["config"].get("model")
-        if found != self.config["model"]:
-            raise UsageError(f"{resume_file} is of model {found}, not {self.config['model']}")
-        if train_data is not None:
-            checkpoint.require_same_data(state, train_data._dataset.identity, resume_file)
-        known = {f.name for f in fields(Progress)}
-        self.progress = Progress(**{k: v for k, v in state["progress"].items() if k in known})
-        self.load_weights(state["weights"])
-        self.best_weights = state["best_weights"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        checkpoint.set_random_state(state["random"])
-        if state["loader"] is not None and train_data is not None:
-            train_data.generator.set_state(state["loader"].cpu())
+        restore(self, resume_file, train_data)
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
 
-    def _publish(self, line: dict[str, Any], improved: bool, screen: Screen, board: Any) -> None:
+    def _publish(self, line: dict[str, Any], improved: bool, board: Any) -> None:
         """Tell file, screen and boards about a finished epoch."""
         if self.run:
             self.run.add_metrics(line)
-        screen.epoch(line, self.valid_metric, improved)
+        self.screen.epoch(line, self.valid_metric, improved)
         scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
         self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
         if board:
@@ -365,8 +306,12 @@ class PosTrainer(Trainer):
                 best = state["best_weights"] or state["weights"]
             self.load_weights(best)
         self.eval_log = eval_data._dataset.log
-        with torch.inference_mode():
-            found = super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
+        screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
+        with (
+            torch.inference_mode(),
+            screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
+        ):
+            found = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in found.items()}  # GAUC is a numpy float
 
     def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
@@ -387,6 +332,7 @@ class PosTrainer(Trainer):
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""
+        self.task.advance()
         interaction, history, positive_u, positive_i = batched_data
         if not masks_history(self.config):
             history = None

@@ -129,6 +129,8 @@ def attach(
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
     verbose: bool = True,
+    as_json: bool = False,
+    log: str | Path | None = None,
 ) -> Any:
     """Add position schemes to a trained model and fine-tune their parameters alone.
 
@@ -140,7 +142,7 @@ def attach(
         schemes: names to add, such as ``kernel``.
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: where to write.
-        verbose: print progress and the result table.
+        verbose, as_json, log: what is told, as of :func:`recbole_pos.run`.
 
     Returns:
         The :class:`~recbole_pos.quick_start.Result` of the new run.
@@ -165,4 +167,5 @@ def attach(
         "init_from": str(source.path.resolve()),
         "train_only": added,
     }
-    return run(None, None, [str(source.config)], options, run_dir, verbose=verbose)
+    told = {"verbose": verbose, "as_json": as_json, "log": log}
+    return run(None, None, [str(source.config)], options, run_dir, **told)

@@ -18,6 +18,7 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers give way to everything else, which on a busy machine leaves them next to nothing
 os.environ.setdefault("RAY_worker_niceness", "0")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported with the others
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
 
 import recbole_pos  # noqa: E402

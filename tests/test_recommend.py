@@ -19,6 +19,7 @@ from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.quick_start import prepare, read_dataset
 from recbole_pos.registry import BASELINES, MODELS
+from recbole_pos.training_state import weights_of
 
 
 def options(model: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     dataset = read_dataset(config)
     dataset.build()
     known = prepare(config, dataset=dataset)
-    weights = known.trainer._weights()
+    weights = weights_of(known.model)
     scores = {}
     for name, data in (("known", dataset), ("next", dataset.without_test().with_next())):
         made = prepare(config, dataset=data)

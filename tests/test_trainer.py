@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, wait
+from conftest import CROSS_ENTROPY
 
 import recbole_pos
 from recbole_pos import checkpoint
 from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.training_state import weights_of
 
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 OPTIONS = {
     "hidden_size": 16,
     "inner_size": 16,
@@ -88,59 +85,6 @@ def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, mo
     np.random.seed(99), torch.manual_seed(99)
     recbole_pos.run(resume=broken, verbose=False)
     assert_same(whole, broken)
-
-
-def test_resume_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
-    """A real process, killed in the middle of training, twice."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = {"epochs": 120, "stopping_step": 120}
-    run(tiny, whole, **options)
-    arguments = [f"--{k}={v}" for k, v in {**OPTIONS, **options, "data_path": tiny}.items()]
-    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
-    for attempt in range(2):
-        until = _epochs(killed) + 4
-        process = subprocess.Popen(
-            [*command, f"--run_dir={killed}"]
-            if attempt == 0
-            else [sys.executable, str(SCRIPT), f"--resume={killed}"],
-            stdout=subprocess.DEVNULL,
-        )
-        wait(lambda until=until: _epochs(killed) >= until)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert 8 <= _epochs(killed) < 120
-    recbole_pos.run(resume=killed, verbose=False)
-    assert_same(whole, killed)
-
-
-def _epochs(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def test_control_c_exits_130_and_can_be_resumed(tiny: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    arguments = [f"--{k}={v}" for k, v in {**OPTIONS, "data_path": tiny, "epochs": 5000}.items()]
-    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
-    command += ["--stopping_step=5000", f"--run_dir={folder}"]
-    # a shell lets what it starts in the background ignore the signal, the tests as well
-    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    finally:
-        signal.signal(signal.SIGINT, heed)
-    wait(lambda: _epochs(folder) >= 3)
-    process.send_signal(signal.SIGINT)
-    try:
-        error = process.communicate(timeout=30)[1].decode()
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert f"--resume {folder}`" in error and "Traceback" not in error
-    done = checkpoint.load(folder / "checkpoint.pt")["progress"]["next_epoch"]
-    result = recbole_pos.run(resume=folder, config_dict={"epochs": done + 2}, verbose=False)
-    assert result.epochs == done + 2
-    assert f"epochs: {done + 2}\n" in (folder / "config.yaml").read_text()
 
 
 def test_resume_of_a_finished_run_only_tests_again(tiny: Path, tmp_path: Path) -> None:
@@ -242,7 +186,7 @@ def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Pat
 
 
 def test_weights_of_another_architecture(experiment) -> None:
-    weights = experiment("FPARec").trainer._weights()
+    weights = weights_of(experiment("FPARec").model)
     with pytest.raises(CheckpointError, match="do not fit"):
         experiment("PARec").trainer.load_weights(weights)
 

@@ -75,7 +75,7 @@ def _add_trained(parser: argparse.ArgumentParser) -> None:
 
 def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.report import inspect_attention, show
-    from recbole_pos.report import wide_console
+    from recbole_pos.screen import wide_console
 
     report = inspect_attention(args.checkpoint, args.users, args.min_events, args.seed)
     show(report, wide_console())
@@ -84,7 +84,7 @@ def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _inspect_relations(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.relations import inspect_relations, show
-    from recbole_pos.report import wide_console
+    from recbole_pos.screen import wide_console
 
     show(inspect_relations(args.checkpoint, args.batches), wide_console())
     return 0
@@ -92,7 +92,7 @@ def _inspect_relations(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _inspect_encoding(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.report import wide_console
+    from recbole_pos.screen import wide_console
 
     reports = inspect_encoding(
         args.schemes, args.length, args.checkpoint, args.hidden_size, args.out

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ def connect(address: str | None) -> bool:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address is not None:
         _require_answer(address)
+    sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
             ray.init("local", include_dashboard=False, **quiet)
@@ -60,6 +63,8 @@ def connect(address: str | None) -> bool:
             f"--address: no Ray cluster answers at {address!r}; start one with `ray start --head`, "
             f"or leave --address out to run on this machine ({str(error).splitlines()[0]})"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, sigterm)  # Ray's ends at once, and says nothing
     return True
 
 

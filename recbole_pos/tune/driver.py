@@ -20,7 +20,8 @@ from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import Experiment, prepare
-from recbole_pos.report import RunFolder, Screen
+from recbole_pos.report import RunFolder
+from recbole_pos.screen import Screen
 from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import (

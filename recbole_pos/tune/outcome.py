@@ -13,7 +13,7 @@ from typing import Any
 from ray import tune
 
 from recbole_pos.errors import TrainingError
-from recbole_pos.report import write_whole
+from recbole_pos.files import write_text
 from recbole_pos.tune.progress import own_report, state_of
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.trial import EARLIER, FAILURE, reason
@@ -142,9 +142,9 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
         values = [t.options.get(name, "") for name in names]
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
         writer.writerow([*row, *values, t.host, t.node, t.reason])
-    write_whole(file, text.getvalue())
+    write_text(file, text.getvalue())
 
 
 def write_json(content: dict[str, Any], file: Path) -> None:
     """All of the file or nothing."""
-    write_whole(file, json.dumps(content, indent=2) + "\n")
+    write_text(file, json.dumps(content, indent=2) + "\n")

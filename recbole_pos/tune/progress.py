@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from recbole_pos.report import Screen
+from recbole_pos.screen import Screen
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.trial import FAILURE
 

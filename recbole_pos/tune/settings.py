@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -18,6 +17,7 @@ from recbole_pos import report
 from recbole_pos.checkpoint import to_plain
 from recbole_pos.config import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.files import only_writer
 from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
@@ -25,11 +25,6 @@ from recbole_pos.tune.searchers import SEARCHERS
 from recbole_pos.tune.space import Space
 from recbole_pos.tune.trial import trial_config
 from recbole_pos.values import suggest
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, which goes without the lock
-    fcntl = None  # type: ignore[assignment]
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
@@ -245,21 +240,7 @@ class SearchFolder:
         Raises:
             UsageError: if another process does.
         """
-        if fcntl is None:
-            yield
-            return
-        with (self.path / "lock").open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                raise UsageError(
-                    f"{self.path} is being searched by {file.read().strip() or 'another process'}; "
-                    "wait for it, or stop it first"
-                ) from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+        with only_writer(self.path, "searched"):
             yield
 
     def read(self) -> Settings:

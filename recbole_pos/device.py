@@ -1,0 +1,51 @@
+"""On what a run computes: the device, its threads, the precision."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from recbole_pos.errors import UsageError
+
+ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
+
+
+def require_device(config: Any) -> None:
+    """A GPU that was asked for by its number must be there; without one RecBole takes the CPU.
+
+    Raises:
+        UsageError: if it is not, or what is given is no number.
+    """
+    wanted = str(config.plain["gpu_id"]).strip()
+    if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
+        raise UsageError(
+            f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found {wanted!r}"
+        )
+    if config["use_gpu"] and wanted not in ("", ANY_GPU) and config["device"].type == "cpu":
+        raise UsageError(
+            f"gpu_id: {wanted} is not there: torch {torch.__version__} sees no GPU of that number. "
+            "--use_gpu=False trains on the CPU"
+        )
+
+
+def describe_device(config: Any) -> dict[str, Any]:
+    """``name`` (that of a GPU, or cpu), ``threads`` of this process and ``precision``."""
+    device = config["device"]
+    on_gpu = device.type == "cuda"
+    kind = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+    return {
+        "name": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "threads": torch.get_num_threads(),
+        "precision": f"{kind} where autocast allows" if config["enable_amp"] else "float32",
+    }
+
+
+def device_line(described: dict[str, Any]) -> str:
+    """The same in words: ``cpu with 2 threads in float32``."""
+    threads = described["threads"]
+    return (
+        f"{described['name']} with {threads} thread{'s' if threads > 1 else ''} in "
+        f"{described['precision']}"
+    )

@@ -1,0 +1,162 @@
+"""Files that are whole or not there, and folders with one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import io
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from recbole_pos.errors import StorageError, UsageError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, which goes without the lock
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"  # the file in a folder that its writer holds
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # else the file system has no locks, and we go without
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+class _Raw(io.FileIO):
+    """A file that remembers why it could not be written: torch.save tells of its own source."""
+
+    failure: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+@contextmanager
+def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
+    """A file to write that takes its place once all of it is on the disk; until then, and if
+    anything fails, what was there stays.
+
+    A link is followed. What is no regular file (a pipe, ``/dev/stdout``) is written as it is.
+
+    Raises:
+        StorageError: if it cannot be written; whatever else is raised within goes on.
+    """
+    given = Path(path)
+    target = given.resolve() if given.is_symlink() else given
+    special = target.exists() and not target.is_file()
+    place = target if special else target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with writing(given):
+        raw = _Raw(place, "w")
+    buffered = io.BufferedWriter(raw)
+    file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
+    try:
+        yield file
+        with writing(given):
+            file.flush()
+            if not special:
+                os.fsync(raw.fileno())
+            file.close()
+            if not special:
+                os.replace(place, target)
+                _sync_folder(target.parent)
+    except Exception as error:
+        if raw.failure is not None and not isinstance(error, StorageError):
+            raise StorageError(_told(given, raw.failure)) from error
+        raise
+    finally:
+        with suppress(OSError):  # what is buffered still would be written once more
+            file.close()
+        if not special:
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file of text."""
+    with whole(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Within, what the system refuses is told of ``path``.
+
+    Raises:
+        StorageError: for an OSError.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(_told(Path(path), error)) from error
+
+
+def _told(path: Path, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if not path.absolute().parent.is_dir():
+        reason = f"there is no folder {path.parent}"
+    elif error.errno in _FULL:
+        reason += f" ({shutil.disk_usage(path.absolute().parent).free / 1e6:,.0f} MB free)"
+    return f"cannot write {path}: {reason}"
+
+
+def _sync_folder(path: Path) -> None:
+    """So that a new name survives a power cut."""
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def only_writer(folder: Path, doing: str) -> Iterator[None]:
+    """While this process writes into a folder; the system lets go of it however the process ends.
+
+    Args:
+        folder: which must be there.
+        doing: what is done to it, for the message: ``searched``.
+
+    Raises:
+        UsageError: if another process does.
+    """
+    if fcntl is None:
+        yield
+        return
+    with writing(folder / LOCK):
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                file.seek(0)
+                raise UsageError(
+                    f"{folder} is being {doing} by {file.read().strip() or 'another process'}; "
+                    "wait for it, or stop it first"
+                ) from error
+        with suppress(OSError):  # on a full disk the message above says less
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def remove_unfinished(files: Iterable[Path]) -> None:
+    """Remove what a process has left that was killed while it wrote these files.
+
+    For their one writer alone.
+    """
+    for file in files:
+        for left in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
+            left.unlink(missing_ok=True)

@@ -1,0 +1,206 @@
+"""What a person, or a program, is told while something runs: lines, bars, tables, json."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from recbole_pos.errors import UsageError
+
+WIDE = 200  # columns where there is no terminal whose width a table must fit
+
+
+@dataclass
+class Task:
+    """Something long: how much of it is done.
+
+    Attributes:
+        title: what it is.
+        total: how many steps it has; None if nobody knows.
+        targets: training targets so far, for a speed; 0 where there are none.
+    """
+
+    title: str
+    total: int | None = None
+    done: int = 0
+    targets: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def advance(self, targets: int = 0) -> None:
+        """One step more."""
+        self.done += 1
+        self.targets += targets
+
+    @property
+    def speed(self) -> str:
+        """Targets a second, or nothing."""
+        seconds = time.monotonic() - self.began
+        return f"{self.targets / max(seconds, 1e-9):,.0f} targets/s" if self.targets else ""
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.began
+        parts = [f"{seconds:,.0f} s"]
+        if self.total:
+            parts[0] += f", {self.done:,} of {self.total:,}"
+            if self.done:
+                parts.append(f"about {seconds * (self.total / self.done - 1):,.0f} s left")
+        return f"{self.title}: {', '.join([*parts, self.speed] if self.speed else parts)}"
+
+
+class Screen:
+    """Lines about a run; on a terminal a bar for what takes long, elsewhere a line a minute.
+
+    Args:
+        enabled: whether anything is printed.
+        as_json: print one json object a line instead, for programs: ``start``, ``epoch`` and
+            ``result``, each under ``event``.
+        log: a file to which the lines are added too, printed or not.
+
+    Raises:
+        UsageError: if the log cannot be opened.
+    """
+
+    every = 60.0  # seconds between two lines about the same task
+
+    def __init__(
+        self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
+    ) -> None:
+        self.as_json = as_json
+        self.console = Console(quiet=not enabled or as_json, highlight=False)
+        self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
+        self._log: Console | None = None
+        if log is not None:
+            try:
+                file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
+            except OSError as error:
+                raise UsageError(f"log: cannot write {log}: {error.strerror}") from error
+            if as_json:
+                self._files.append(file)
+            else:
+                self._log = Console(file=file, highlight=False, width=WIDE)
+
+    @property
+    def _texts(self) -> list[Console]:
+        return [self.console] if self._log is None else [self.console, self._log]
+
+    def line(self, text: str) -> None:
+        """One line of text."""
+        for console in self._texts:
+            console.print(text, soft_wrap=True, markup=False)  # [a] is text here
+
+    def event(self, name: str, content: dict[str, Any]) -> None:
+        """One json object, where json is wanted."""
+        for file in self._files:
+            print(json.dumps({"event": name, **content}), file=file, flush=True)
+
+    @contextmanager
+    def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
+        """While something runs: a bar that vanishes at the end, or a line a minute.
+
+        Args:
+            title: what runs.
+            total: of how many steps; None if nobody knows.
+            shown: false to tell nothing after all.
+        """
+        task = Task(title, total)
+        bar = self.console.is_terminal and not self.console.quiet
+        minutely = [c for c in self._texts if not c.quiet and not (bar and c is self.console)]
+        if not shown or not (bar or minutely):
+            yield task
+            return
+        over = threading.Event()
+        teller = threading.Thread(target=self._tell, args=(task, minutely, over), daemon=True)
+        teller.start()
+        try:
+            if bar:
+                with _Bar(self.console, task):
+                    yield task
+            else:
+                yield task
+        finally:
+            over.set()
+            teller.join()
+
+    def _tell(self, task: Task, consoles: list[Console], over: threading.Event) -> None:
+        while not over.wait(self.every):
+            for console in consoles:
+                console.print(str(task), soft_wrap=True, markup=False)
+
+    def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
+        """Iterate over a loader behind :meth:`task`."""
+        with self.task(title, len(loader), shown) as task:
+            for batch in loader:
+                yield batch
+                task.advance()
+
+    def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
+        """One line about a finished epoch."""
+        score = (line.get("valid") or {}).get(metric)
+        scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
+        self.line(
+            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
+            f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
+        )
+        self.event("epoch", {**line, "best": best})
+
+    def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
+        """A table with one column per phase (or model) and one row per metric."""
+        columns = {name: column for name, column in columns.items() if column}
+        table = Table()
+        table.add_column("metric")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
+            table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
+        self.line(title)
+        for console in self._texts:
+            console.print(table)
+
+
+class _Bar(Progress):
+    """A bar that reads a task whenever it draws itself, so that the task pays nothing for it."""
+
+    def __init__(self, console: Console, task: Task) -> None:
+        self.watched = task
+        known = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        unknown = (BarColumn(), TimeElapsedColumn())
+        super().__init__(
+            TextColumn("{task.description}"),
+            *(known if task.total else unknown),
+            TextColumn("{task.fields[speed]}"),
+            console=console,
+            transient=True,
+        )
+        self.row = self.add_task(task.title, total=task.total, speed="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Rich's hook, ten times a second."""
+        if self.tasks:
+            self.update(self.row, completed=self.watched.done, speed=self.watched.speed)
+        yield from super().get_renderables()
+
+
+def wide_console() -> Console:
+    """Rich's, with room for a table where there is no terminal whose width it must fit."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    return console

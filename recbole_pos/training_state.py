@@ -1,0 +1,176 @@
+"""How a checkpoint is taken from a trainer and given back to one."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from recbole_pos import checkpoint
+from recbole_pos.checkpoint import Progress
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.expected import Anything, AtLeast, Including, Maybe, Sparse, difference
+
+# What a checkpoint must hold to be resumed.
+RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
+
+
+def capture(trainer: Any) -> dict[str, Any]:
+    """Everything a resumed run needs to end with the same bits."""
+    generator = getattr(trainer.loader, "generator", None)
+    return {
+        "config": getattr(trainer.config, "plain", {"model": trainer.config["model"]}),
+        **trainer.identity,
+        "progress": vars(trainer.progress),
+        "weights": weights_of(trainer.model),
+        "best_weights": trainer.best_weights,
+        "optimizer": trainer.optimizer.state_dict(),
+        "scaler": trainer.scaler.state_dict(),
+        "random": checkpoint.random_state(),
+        "loader": None if generator is None else generator.get_state(),
+    }
+
+
+def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
+    """Inverse of :func:`capture`; a file that is refused leaves the trainer as it was.
+
+    Args:
+        trainer: a new one, of the same configuration.
+        file: the checkpoint.
+        train_data: the loader it will train with.
+
+    Raises:
+        CheckpointError: if anything in the file is not what such a trainer would have written, or
+            was learned from other data.
+        UsageError: if it is of another model.
+    """
+    state = checkpoint.load(file, RESUMABLE)
+    found = state["config"].get("model")
+    if found != trainer.config["model"]:
+        raise UsageError(f"{file} is of model {found}, not {trainer.config['model']}")
+    if train_data is not None:
+        checkpoint.require_same_data(state, train_data._dataset.identity, file)
+    weights = expected_weights(trainer.model)
+    expected = {
+        "weights": weights,
+        "best_weights": Maybe(weights),
+        "optimizer": _expected_optimizer(trainer.optimizer, state["optimizer"]),
+        "scaler": trainer.scaler.state_dict() or Anything(),  # {}: it is switched off
+    }
+    checkpoint.require(state, expected, file)
+    _require_story(state["progress"], state["best_weights"], file)
+    try:
+        checkpoint.try_random_state(state["random"])
+        if state["loader"] is not None:
+            torch.Generator().set_state(state["loader"])
+    except (RuntimeError, ValueError, TypeError, LookupError, OverflowError) as error:
+        raise CheckpointError(f"{file} cannot be used: random: {error}") from error
+
+    trainer.progress = Progress(**state["progress"])
+    put_weights(trainer.model, state["weights"])
+    trainer.best_weights = state["best_weights"]
+    # options of the optimiser follow from the configuration and the epoch; its state does not
+    groups = trainer.optimizer.state_dict()["param_groups"]
+    trainer.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
+    trainer.scaler.load_state_dict(state["scaler"])
+    checkpoint.set_random_state(state["random"])
+    if state["loader"] is not None and train_data is not None:
+        train_data.generator.set_state(state["loader"].cpu())
+
+
+def weights_of(model: Any) -> dict[str, Any]:
+    """Everything a model predicts with."""
+    return {
+        "state_dict": dict(model.state_dict()),
+        "other": checkpoint.to_plain(_other(model)),
+    }
+
+
+def load_weights(model: Any, weights: dict[str, Any]) -> None:
+    """Put the weights of a checkpoint into a model.
+
+    Raises:
+        CheckpointError: if they are of another architecture, or no numbers.
+    """
+    if wrong := difference(weights, expected_weights(model), "weights"):
+        raise CheckpointError(f"the weights do not fit the model: {wrong}")
+    put_weights(model, weights)
+
+
+def put_weights(model: Any, weights: dict[str, Any]) -> None:
+    """As :func:`load_weights`, for weights that were checked."""
+    model.load_state_dict(weights["state_dict"])
+    model.load_other_parameter(checkpoint.from_plain(weights["other"]))
+
+
+def expected_weights(model: Any) -> dict[str, Any]:
+    """What :func:`weights_of` gives for such a model, see ``expected.py``."""
+    other = {name: _like(value) for name, value in _other(model).items()}
+    return {"state_dict": dict(model.state_dict()), "other": other}
+
+
+def _other(model: Any) -> dict[str, Any]:
+    """What RecBole's models keep beside their state_dict; some list sub-modules, which it has."""
+    other = model.other_parameter() or {}
+    return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
+
+
+def _like(value: Any) -> Any:
+    if value is None:  # it comes with training
+        return Anything()
+    if scipy.sparse.issparse(value):
+        return Sparse(value.shape)
+    return checkpoint.to_plain(value)
+
+
+def _expected_optimizer(optimizer: torch.optim.Optimizer, found: dict[str, Any]) -> dict[str, Any]:
+    """State for parameters that have been trained, and the parameters there are."""
+    groups = optimizer.state_dict()["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        number: _expected_state(optimizer, parameter)
+        for number, parameter in zip(numbers, parameters, strict=True)
+        if number in found["state"]
+    }
+    trained = [Including({"params": group["params"]}) for group in groups]
+    return {"state": state, "param_groups": trained}
+
+
+def _expected_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """What such an optimiser keeps of a parameter; seen by a step of one of its kind.
+
+    A gradient of -1 makes negative what has a sign: the rest must be at least 0, since roots are
+    taken of it.
+    """
+    names = inspect.signature(type(optimizer)).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in names}
+    tiny = torch.zeros(1, dtype=parameter.dtype, requires_grad=True)
+    tiny.grad = -torch.ones_like(tiny)
+    twin = type(optimizer)([tiny], **options)
+    twin.step()
+    kept = {}
+    for name, value in twin.state[tiny].items():
+        if not isinstance(value, Tensor):
+            kept[name] = Anything()
+            continue
+        example = torch.zeros_like(value if value.dim() == 0 else parameter, device="cpu")
+        kept[name] = AtLeast(example, 0) if bool((value >= 0).all()) else example
+    return kept
+
+
+def _require_story(progress: dict[str, Any], best: Any, file: str | Path) -> None:
+    """Numbers of a training that agree with each other."""
+    done, wrong = progress["next_epoch"], ""
+    if [line["epoch"] for line in progress["history"]] != list(range(done)):
+        wrong = f"progress.history: expected one line for each of {done} epochs, in order"
+    elif progress["best_epoch"] is not None and not progress["best_epoch"] < done:
+        wrong = f"progress.best_epoch: {progress['best_epoch']} of {done} epochs"
+    elif (progress["best_epoch"] is None) != (best is None):
+        wrong = "best_weights and progress.best_epoch: expected both or neither"
+    if wrong:
+        raise CheckpointError(f"{file} cannot be used: {wrong}")

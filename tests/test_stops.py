@@ -1,0 +1,197 @@
+"""A run that is stopped: killed, interrupted, terminated, without room; and two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import wait
+from test_trainer import OPTIONS, assert_same, outcome, run
+
+import recbole_pos
+from recbole_pos import checkpoint
+from recbole_pos.errors import CheckpointError, StorageError, UsageError
+from recbole_pos.report import RunFolder
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+
+
+def start(tiny: Path, folder: Path, *more: str, **options: Any) -> subprocess.Popen:
+    """A run of 5,000 epochs in a process of its own, once it has finished three."""
+    given = {**OPTIONS, "data_path": tiny, "epochs": 5000, "stopping_step": 5000, **options}
+    arguments = [f"--{k}={v}" for k, v in given.items()]
+    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
+    # a shell lets what it starts in the background ignore the signal, the tests as well
+    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*command, f"--run_dir={folder}", *more],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, heed)
+    wait(lambda: _epochs(folder) >= 3 or process.poll() is not None)
+    return process
+
+
+def test_resume_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
+    """A real process, killed in the middle of training, twice."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = {"epochs": 120, "stopping_step": 120}
+    run(tiny, whole, **options)
+    arguments = [f"--{k}={v}" for k, v in {**OPTIONS, **options, "data_path": tiny}.items()]
+    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny", *arguments]
+    for attempt in range(2):
+        until = _epochs(killed) + 4
+        process = subprocess.Popen(
+            [*command, f"--run_dir={killed}"]
+            if attempt == 0
+            else [sys.executable, str(SCRIPT), f"--resume={killed}"],
+            stdout=subprocess.DEVNULL,
+        )
+        wait(lambda until=until: _epochs(killed) >= until)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert 8 <= _epochs(killed) < 120
+    recbole_pos.run(resume=killed, verbose=False)
+    assert_same(whole, killed)
+
+
+def _epochs(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def _epochs(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGTERM, 143, ("--nproc=2",))],
+)
+def test_a_signal_says_how_to_go_on(
+    tiny: Path, tmp_path: Path, number: int, code: int, more: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    process = start(tiny, folder, *more)
+    process.send_signal(number)
+    try:
+        error = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert f"--resume {folder}`" in error and "Traceback" not in error
+    done = checkpoint.load(folder / "checkpoint.pt", ["progress"])["progress"]["next_epoch"]
+    if more:
+        return
+    result = recbole_pos.run(resume=folder, config_dict={"epochs": done + 2}, verbose=False)
+    assert result.epochs == done + 2
+    assert f"epochs: {done + 2}\n" in (folder / "config.yaml").read_text()
+
+
+def test_sigterm_where_ctrl_c_is_ignored(tiny: Path, tmp_path: Path) -> None:
+    """As of a command that a script starts in the background."""
+    ignore = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+        command = f"from recbole_pos import cli; cli._models = lambda *_: exec({code!r})\n"
+        command += "raise SystemExit(cli.main(['models']))"
+        ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    finally:
+        signal.signal(signal.SIGINT, ignore)
+    assert (ended.returncode, ended.stderr) == (143, "interrupted\n")
+
+
+def test_one_process_trains_in_a_folder(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(tiny, folder)
+    try:
+        held = f"{folder} is being trained by process {process.pid} on"
+        with pytest.raises(UsageError, match=held):
+            recbole_pos.run(resume=folder, verbose=False)
+        with pytest.raises(UsageError, match="holds a run already"):
+            run(tiny, folder)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    done = checkpoint.load(folder / "checkpoint.pt", ["progress"])["progress"]["next_epoch"]
+    recbole_pos.run(resume=folder, config_dict={"epochs": done + 1}, verbose=False)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(done + 1))
+
+
+def test_a_folder_that_another_process_has_begun_meanwhile(
+    tiny: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Both saw an empty folder; the other one has even finished when this one may write."""
+    held = RunFolder.held
+
+    def later(self: RunFolder) -> Any:
+        (self.path / "metrics.jsonl").write_text("")
+        return held(self)
+
+    monkeypatch.setattr(RunFolder, "held", later)
+    with pytest.raises(UsageError, match="holds a run already"):
+        run(tiny, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_a_full_disk(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """The last checkpoint stays, and the message says how to go on."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(tiny, whole)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    save, saved = checkpoint.save, []
+
+    def full(path: Path, state: dict[str, Any]) -> None:
+        saved.append(path)
+        if len(saved) == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    said = re.escape(f"{broken} is whole: make room and continue with `recbole-pos run --resume")
+    try:
+        with pytest.raises(StorageError, match=f"checkpoint.pt: File too large.*{said}"):
+            run(tiny, broken)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.undo()
+    assert sorted(p.name for p in broken.iterdir() if p.name.startswith(".")) == []
+    recbole_pos.run(resume=broken, verbose=False)
+    assert_same(whole, broken)
+
+
+def test_an_optimiser_of_a_wrong_shape_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """Fused Adam would write beyond the two numbers."""
+    run(tiny, tmp_path / "run", epochs=1)
+    file = tmp_path / "run" / "checkpoint.pt"
+    state = checkpoint.load(file)
+    good = state["optimizer"]["state"][0]["exp_avg"]
+    for bad in (torch.zeros(2), good[:1].expand_as(good), good.double(), good / 0):
+        state["optimizer"]["state"][0]["exp_avg"] = bad
+        checkpoint.save(file, state)
+        with pytest.raises(CheckpointError, match=r"optimizer\.state\.0\.exp_avg"):
+            recbole_pos.run(resume=tmp_path / "run", config_dict={"epochs": 2}, verbose=False)
+
+
+@pytest.mark.parametrize("learner", ["adam", "adamw", "sgd", "adagrad", "rmsprop"])
+def test_every_optimiser_can_be_resumed(tiny: Path, tmp_path: Path, learner: str) -> None:
+    run(tiny, tmp_path / "whole", epochs=2, learner=learner)
+    run(tiny, tmp_path / "parts", epochs=1, learner=learner)
+    recbole_pos.run(resume=tmp_path / "parts", config_dict={"epochs": 2}, verbose=False)
+    assert outcome(tmp_path / "whole")[1] == outcome(tmp_path / "parts")[1]
