@@ -61,7 +61,7 @@ def shorten(name: str, limit: int = LONGEST) -> str:
 
 def whole_numbers(axis: Any, most: int | Literal["auto"] = "auto") -> None:
     """No ticks between whole numbers, and not more than fit."""
-    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def write(figure: Figure, file: Path) -> Path:

@@ -68,8 +68,7 @@ def inspect_encoding(
     if not 2 <= lengths[0] <= lengths[-1] <= LONG or len(lengths) > MANY:
         given = " ".join(str(length) for length in lengths)
         raise UsageError(
-            f"--length: expected 1 to {MANY} lengths of at least 2 and at most {LONG}, which a "
-            f"picture can show, found {given}"
+            f"--length: expected 1 to {MANY} lengths, at most {LONG} and at least 2, found {given}"
         )
     if trained is None:
         folder, where = Path("."), ""

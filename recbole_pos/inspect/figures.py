@@ -136,22 +136,25 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     lengths = list(vectors)
     pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
     products = {(a, b): vectors[a] @ vectors[b].T for a, b in pairs}
-    width = max(4.6 * len(lengths), 3.5 * len(pairs)) + 0.8
-    figure = new_figure(width, 7)
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25))
+    columns = min(len(pairs), 4)
+    rows = -(-len(pairs) // columns)
+    figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
     panels = upper.subplots(1, len(lengths), squeeze=False)[0]
     top = max(np.abs(rows).max() for rows in vectors.values())
-    for panel, (length, rows) in zip(panels, vectors.items(), strict=True):
+    for panel, (length, values) in zip(panels, vectors.items(), strict=True):
         style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
-        image = panel.imshow(rows, interpolation="nearest", **style)
+        image = panel.imshow(values, interpolation="nearest", **style)
         panel.set(xlabel="column of the encoding", ylabel="event (0: oldest)")
         panel.set_title(f"{length} events", fontsize=10)
         whole_numbers(panel.xaxis)
         whole_numbers(panel.yaxis)
     upper.colorbar(image, ax=panels, label="value")
-    panels = lower.subplots(1, len(pairs), squeeze=False)[0]
+    panels = lower.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat[len(pairs) :]:
+        panel.set_visible(False)
     low, high = (pick(p for m in products.values() for p in m.flat) for pick in (min, max))
-    for panel, ((a, b), product) in zip(panels, products.items(), strict=True):
+    for panel, ((a, b), product) in zip(panels.flat, products.items(), strict=False):
         style = {"cmap": "viridis", "vmin": low, "vmax": high, "aspect": "auto"}
         image = panel.imshow(product, interpolation="nearest", **style)
         panel.set(xlabel=f"event of {b}", ylabel=f"event of {a}")
@@ -176,7 +179,7 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
     layers = len(uses[0].adds)
     maps = layers if heads else 0
     widths = [3.4 + 0.09 * max(map(len, names))]
-    widths += [0.9 + 0.2 * len(weights) for use in heads[:1] for weights in use.heads]
+    widths += [max(1.2, 0.6 + 0.14 * len(w)) for use in heads[:1] for w in use.heads]
     figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
     panels = figure.subplots(1, 1 + maps, squeeze=False, width_ratios=widths)[0]
     place = np.arange(len(uses))
