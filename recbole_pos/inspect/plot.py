@@ -12,7 +12,7 @@ from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.metrics import best_epoch, read_metrics
-from recbole_pos.inspect.trained import full_name, open_run, require_finite
+from recbole_pos.inspect.trained import name_of, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
 from recbole_pos.report import RunFolder
@@ -37,7 +37,7 @@ def plot_run(path: str | Path) -> list[Path]:
     experiment = open_run(folder.path)[1]
     metric = experiment.config["valid_metric"].lower()
     history, note = read_metrics(folder.metrics, metric)
-    name, model = full_name(experiment), experiment.model
+    name, model = name_of(experiment), experiment.model
     bigger = experiment.config["valid_metric_bigger"]
     files = [draw_curves(history, metric, bigger, (name, note), folder.path / "curves.png")]
     weights = positional_weights(model)

@@ -22,7 +22,7 @@ from recbole_pos.inspect.distance import (
 )
 from recbole_pos.inspect.figures import draw_measures, draw_periods
 from recbole_pos.inspect.periods import Periods, learned_periods, near, spans
-from recbole_pos.inspect.trained import load_trained, require_finite
+from recbole_pos.inspect.trained import full_name, load_trained, require_finite
 from recbole_pos.properties import scheme_names
 
 MEANING = {
@@ -207,7 +207,7 @@ def headline(content: dict[str, Any]) -> str:
 
 
 def _name(content: dict[str, Any]) -> str:
-    return f"{content['model']} ({', '.join(content['position'])}) on {content['dataset']}"
+    return full_name(content["model"], content["position"], content["dataset"])
 
 
 def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:

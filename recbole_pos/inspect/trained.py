@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 from recbole_pos import checkpoint
+from recbole_pos.diagnosis import require_finite_weights
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.properties import scheme_names
@@ -51,24 +50,6 @@ def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
     return folder, experiment
 
 
-def require_finite_weights(model: nn.Module, path: Path) -> None:
-    """Refuse a model that no training of this package leaves behind.
-
-    Args:
-        model: with the weights of a checkpoint.
-        path: the checkpoint's, for the message.
-
-    Raises:
-        CheckpointError: if a parameter holds NaN or infinity; names it.
-    """
-    for name, weight in model.named_parameters():
-        broken = int((~torch.isfinite(weight)).sum())
-        if broken:
-            raise CheckpointError(
-                f"{path}: {broken:,} of {weight.numel():,} weights of {name} are NaN or infinite"
-            )
-
-
 def require_finite(values: Iterable[np.ndarray], what: str) -> None:
     """Refuse what weights that are finite, but out of all proportion, have led to.
 
@@ -86,12 +67,14 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
         )
 
 
-def full_name(experiment: Experiment) -> str:
-    """``PosSASRec (rope, kernel) on ml-100k``: a model, what it knows of positions, and its data.
-
-    Models without position schemes are ``Pop on ml-100k``.
-    """
+def name_of(experiment: Experiment) -> str:
+    """The name of a trained model in pictures, see :func:`full_name`."""
     config = experiment.config
-    position = config["position"]
-    schemes = f" ({', '.join(scheme_names(position))})" if position else ""
-    return f"{config['model']}{schemes} on {config['dataset']}"
+    schemes = scheme_names(config["position"]) if config["position"] else []
+    return full_name(config["model"], schemes, config["dataset"])
+
+
+def full_name(model: str, schemes: Sequence[str], dataset: str) -> str:
+    """``PosSASRec (rope, kernel) on ml-100k``; without position schemes ``Pop on ml-100k``."""
+    known = f" ({', '.join(schemes)})" if schemes else ""
+    return f"{model}{known} on {dataset}"
