@@ -30,7 +30,7 @@ from recbole_pos.tune.plot import draw
 from recbole_pos.tune.space import Parameter, Space
 
 SHORT = "FPARec (fparec) on ml-100k"
-LONG = "AModelWithA$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
+LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
 RNG = np.random.default_rng(0)
 
 
@@ -116,7 +116,7 @@ PICTURES = {
     "attention of one event": attention(1, 1, 1, SHORT),
     "attention of one layer": attention(1, 1, 30, LONG),
     "attention of two heads": attention(2, 2, 30, SHORT),
-    "attention of one head in 6 layers": attention(6, 1, 50, SHORT),
+    "attention of one head in 6 layers": attention(6, 1, 45, SHORT),
     "attention of 4 heads in 8 layers": attention(8, 4, 30, LONG),
     "a kernel": kernel(1, LONG),
     "kernels of two layers": kernel(3, SHORT),
