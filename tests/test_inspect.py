@@ -54,7 +54,8 @@ def test_attention_maps_average_the_weights(experiment, position: list[str]) -> 
         for parameter in made.model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     model, loader, newest = made.model.eval(), made.loaders["test"], 5
-    maps = attention_maps(model, loader, newest)
+    found = attention_maps(model, loader, newest)
+    maps = found.weights
     assert [m.shape for m in maps] == [(2, newest, newest)] * 2
     total, count = np.zeros((newest, newest)), 0
     layer = model.trm_encoder.layer[0].multi_head_attention
@@ -71,7 +72,28 @@ def test_attention_maps_average_the_weights(experiment, position: list[str]) -> 
             count += 1
     np.testing.assert_allclose(maps[0][1], total / count, rtol=1e-4, atol=1e-6)
     assert (np.triu(maps[0], 1) == 0).all()
-    assert attention_maps(experiment("FPARec").model, loader) == []
+    assert found.histories == count and found.longest == 12
+    assert attention_maps(experiment("FPARec").model, loader) is None
+
+
+def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
+    """All of a history, the newest part of longer ones, and attention without softmax."""
+    made = experiment("PosSASRec")
+    whole, part = (attention_maps(made.model.eval(), made.loaders["test"], n) for n in (12, 5))
+    for found in (whole, part):
+        for sums in found.sums:
+            np.testing.assert_allclose(sums, 1, rtol=1e-5)
+    assert whole.told == f"{whole.histories} histories of 12 events; every row sums to one"
+    for layer in whole.weights:
+        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
+    rows = np.stack([layer.sum(-1) for layer in part.weights])
+    assert rows.max() < 0.999
+    sums = f"rows sum to {rows.min():.2f} to {rows.max():.2f}, the rest is on older events"
+    start = f"newest 5 of up to 12 events of {part.histories} histories"
+    assert part.told == f"{start}; {sums}"
+    signed = experiment("PosSASRec", block="hstu")
+    told = attention_maps(signed.model.eval(), signed.loaders["test"], 5).told
+    assert told == f"{start}; rows of this attention do not sum to one"
 
 
 @pytest.mark.parametrize(

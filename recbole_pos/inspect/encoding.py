@@ -16,17 +16,20 @@ from torch import nn
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.figures import draw_encoding
 from recbole_pos.inspect.periods import spans
-from recbole_pos.inspect.report import open_run
+from recbole_pos.inspect.trained import open_run
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
 from recbole_pos.position.base import Dimensions
 from recbole_pos.properties import ROOT, read_yaml
 from recbole_pos.registry import SCHEMES
+from recbole_pos.report import make_folder
 from recbole_pos.values import suggest
 
 OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
 SIZE_OF_THE_PAPER = 100
 MANY = 4
+LONG = 1000  # events of a session
+WIDE = 4096  # columns
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,11 @@ def inspect_encoding(
         UsageError: if there is nothing of that kind to draw.
     """
     lengths = sorted(set(lengths))
-    if lengths[0] < 2 or len(lengths) > MANY:
+    if not 2 <= lengths[0] <= lengths[-1] <= LONG or len(lengths) > MANY:
         given = " ".join(str(length) for length in lengths)
-        raise UsageError(f"--length: expected 1 to {MANY} lengths of at least 2, found {given}")
+        raise UsageError(
+            f"--length: expected 1 to {MANY} lengths, at most {LONG} and at least 2, found {given}"
+        )
     if trained is None:
         folder, where = Path("."), ""
         found = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
@@ -73,18 +78,18 @@ def inspect_encoding(
             raise UsageError("--hidden_size: a trained model has its own")
         run, experiment = open_run(trained)
         config = experiment.config
-        folder, where = run.path, f" of {config['model']} on {config['dataset']}"
+        folder, where = run.path, f"; {config['model']} on {config['dataset']}"
         found = learned_encodings(experiment.model, schemes)
     short = [name for name, scheme in found.items() if scheme.max_length < lengths[-1]]
     if short:
         longest = found[short[0]].max_length
         raise UsageError(f"--length: {short[0]} of this model ends at {longest} events")
     folder = folder if out is None else Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     reports = []
     for name, scheme in found.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
-        file = draw_encoding(vectors, f"{name}{where}", folder / f"encoding_{name}.png")
+        file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
         aware = [columns(scheme, lengths[-1]) for columns in (forward_columns, backward_columns)]
         reports.append(EncodingReport(name, *aware, is_unique(scheme, lengths[-1]), file))
     return reports
@@ -99,8 +104,8 @@ def fixed_encodings(
         UsageError: for a name that is none, or one of a learned encoding.
     """
     d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
-    if d < 1:
-        raise UsageError(f"--hidden_size: {d} is below 1")
+    if not 1 <= d <= WIDE:
+        raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
     known = [name for name, cls in SCHEMES.items() if issubclass(cls, PositionEncoding)]
     found = {}
@@ -115,6 +120,13 @@ def fixed_encodings(
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
         found[name] = scheme
     return found
+
+
+def _title(name: str, scheme: PositionEncoding) -> str:
+    """What an encoding is, and how many columns it has."""
+    what = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
+    columns = encodings(scheme, torch.tensor([0]), torch.tensor([1])).shape[-1]
+    return f"{name}, {columns} columns: {what}"
 
 
 @contextmanager

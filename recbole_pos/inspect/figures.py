@@ -8,17 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from recbole_pos.inspect.distance import Measured
+from recbole_pos.inspect.heatmaps import scale
 from recbole_pos.inspect.periods import HOURS, MARKED, Periods, near
+from recbole_pos.pictures import (
+    BLUE,
+    GRAY,
+    GREEN,
+    PINK,
+    SMALL,
+    VERMILION,
+    new_figure,
+    set_title,
+    shorten,
+    whole_numbers,
+    write,
+)
 
 if TYPE_CHECKING:
     from recbole_pos.inspect.relations import RelationUse
 
 AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
-COLORS = {"all queries": "tab:blue", "last query": "tab:orange"}
+COLORS = {"all queries": BLUE, "last query": VERMILION}
+LAYERS = (BLUE, VERMILION, GREEN, PINK)
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
@@ -28,7 +42,7 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
     # [layers, 2, measures, heads]; a layer whose heads are all the same may have one
     values = np.stack([np.broadcast_to(v, (*v.shape[:-1], heads)) for v in measured.layers])
     count, measures = len(values), uniform.shape[1]
-    figure = Figure(figsize=(4.4 * measures, 4.3), layout="constrained")
+    figure = new_figure(4.4 * measures, 4.4)
     figure.get_layout_engine().set(w_pad=0.12)
     panels = figure.subplots(1, measures, squeeze=False)[0]
     x = np.arange(1, count + 1)
@@ -38,17 +52,16 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
                 _heads(panel, x, values[:, which, number], color)
             mean = values[:, which, number].mean(-1)
             panel.plot(x, mean, "-o", color=color, linewidth=2.5, markersize=8, label=queries)
-            label = f"{queries}, if uniform"
+            label = f"{queries}, equal weights"
             panel.axhline(uniform[which, number], color=color, linestyle=":", label=label)
         top = max(values[:, :, number].max(), uniform[:, number].max())
         panel.set(xlabel="layer", ylabel=AXES[number], ylim=(0, 1.07 * top or 1))
         panel.set(xlim=(0.5, count + 0.5), xticks=x[:: -(-count // 16)])
         panel.grid(axis="y", alpha=0.3)
-    figure.suptitle(f"{title}{'; small marks: heads' if heads > 1 else ''}", fontsize=10)
+    set_title(figure, title, "small marks: heads; large ones: their mean" if heads > 1 else "")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(file, dpi=120)
-    return file
+    return write(figure, file)
 
 
 def _heads(panel: Any, x: np.ndarray, values: np.ndarray, color: str) -> None:
@@ -70,7 +83,7 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
         file: to write.
     """
     found = [group for group in found if group.hours]
-    figure = Figure(figsize=(9, 1.9 + 0.4 * len(found)), layout="constrained")
+    figure = new_figure(9.5, 2.3 + 0.4 * len(found))
     panel = figure.subplots()
     several = len({group.scheme for group in found}) > 1
     rows = range(len(found), 0, -1)
@@ -78,16 +91,24 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
         if group.learned:
             style = {"color": "black", "markersize": 9, "alpha": 0.4}
             panel.plot(group.started, [row] * len(group.started), "|", **style)
-        for marked, color in ((False, "tab:gray"), (True, "tab:red")):
+        for marked, shape, color in ((False, "o", GRAY), (True, "D", VERMILION)):
             hours = [hour for hour in group.hours if bool(near(hour)) == marked]
-            panel.plot(hours, [row] * len(hours), "o", color=color, alpha=0.75, markersize=7)
+            panel.plot(hours, [row] * len(hours), shape, color=color, alpha=0.75, markersize=7)
         if group.still:
             text = f"{group.still} of {group.still + len(group.hours)} planes without time"
-            _note(panel, text, (1, row), ("axes fraction", "data"), (6, 0), va="center", fontsize=8)
+            _note(
+                panel,
+                text,
+                (1, row),
+                ("axes fraction", "data"),
+                (6, 0),
+                va="center",
+                fontsize=SMALL,
+            )
     for name, hours in HOURS.items():
-        panel.axvline(hours, color="tab:blue", alpha=0.5, linewidth=1, zorder=0)
+        panel.axvline(hours, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
         _note(panel, name, (hours, 1), ("data", "axes fraction"), (0, 4), ha="center",
-              color="tab:blue")  # fmt: skip
+              color=BLUE)  # fmt: skip
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
@@ -96,12 +117,11 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
     panel.set(ylim=(0.4, len(found) + 0.6))
     learned = any(group.learned for group in found)
     origin = "learned; strokes: before training" if learned else "fixed by the configuration"
-    near_what = f"red: within 15% of {', '.join(f'a {name}' for name in MARKED)}"
-    panel.set_xlabel(f"period in hours ({origin}; {near_what})")
+    near_what = f"diamonds: within 15% of {', '.join(f'a {name}' for name in MARKED)}"
+    panel.set_xlabel("period (hours)")
     panel.grid(axis="x", alpha=0.2)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(file, dpi=120)
-    return file
+    set_title(figure, f"{title}: periods after which time angles repeat", f"{origin}; {near_what}")
+    return write(figure, file)
 
 
 def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
@@ -112,32 +132,38 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
         title: of the picture.
         file: to write.
     """
+    vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
     lengths = list(vectors)
     pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
     products = {(a, b): vectors[a] @ vectors[b].T for a, b in pairs}
-    width = max(4.6 * len(lengths), 3.5 * len(pairs)) + 0.8
-    figure = Figure(figsize=(width, 6.6), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25))
+    columns = min(len(pairs), 4)
+    rows = -(-len(pairs) // columns)
+    figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
     panels = upper.subplots(1, len(lengths), squeeze=False)[0]
     top = max(np.abs(rows).max() for rows in vectors.values())
-    for panel, (length, rows) in zip(panels, vectors.items(), strict=True):
+    for panel, (length, values) in zip(panels, vectors.items(), strict=True):
         style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
-        image = panel.imshow(rows, interpolation="nearest", **style)
-        panel.set(title=f"{length} events", xlabel="column", ylabel="position (0: oldest)")
-        _whole(panel.yaxis)
+        image = panel.imshow(values, interpolation="nearest", **style)
+        panel.set(xlabel="column of the encoding", ylabel="event (0: oldest)")
+        panel.set_title(f"{length} events", fontsize=10)
+        whole_numbers(panel.xaxis)
+        whole_numbers(panel.yaxis)
     upper.colorbar(image, ax=panels, label="value")
-    panels = lower.subplots(1, len(pairs), squeeze=False)[0]
+    panels = lower.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat[len(pairs) :]:
+        panel.set_visible(False)
     low, high = (pick(p for m in products.values() for p in m.flat) for pick in (min, max))
-    for panel, ((a, b), product) in zip(panels, products.items(), strict=True):
+    for panel, ((a, b), product) in zip(panels.flat, products.items(), strict=False):
         style = {"cmap": "viridis", "vmin": low, "vmax": high, "aspect": "auto"}
         image = panel.imshow(product, interpolation="nearest", **style)
-        panel.set(xlabel=f"position in {b} events", ylabel=f"position in {a} events")
-        _whole(panel.xaxis)
-        _whole(panel.yaxis)
+        panel.set(xlabel=f"event of {b}", ylabel=f"event of {a}")
+        panel.set_title("within one history" if a == b else "between two", fontsize=10)
+        whole_numbers(panel.xaxis)
+        whole_numbers(panel.yaxis)
     lower.colorbar(image, ax=panels, label="dot product")
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(file, dpi=120)
-    return file
+    set_title(figure, title)
+    return write(figure, file)
 
 
 def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
@@ -148,46 +174,44 @@ def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
         title: of the picture.
         file: to write.
     """
-    names = [use.field + "\n(state = 1)" * (use.source == "user") for use in uses]
+    names = [shorten(use.field) + "\n(users; state = 1)" * (use.source == "user") for use in uses]
     heads = [use for use in uses if use.heads]
     layers = len(uses[0].adds)
     maps = layers if heads else 0
     widths = [3.4 + 0.09 * max(map(len, names))]
-    widths += [0.8 + 0.4 * len(weights) for use in heads[:1] for weights in use.heads]
-    size = (sum(widths) + 1.2, 1.6 + 0.22 * (layers + 1) * len(uses))
-    figure = Figure(figsize=size, layout="constrained")
+    widths += [max(1.2, 0.6 + 0.14 * len(w)) for use in heads[:1] for w in use.heads]
+    figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
     panels = figure.subplots(1, 1 + maps, squeeze=False, width_ratios=widths)[0]
     place = np.arange(len(uses))
     for layer in range(layers):
         adds = [use.adds[layer] for use in uses]
         shift = 0.8 * ((layer + 0.5) / layers - 0.5)
-        panels[0].barh(place + shift, adds, 0.8 / layers, label=f"layer {layer + 1}")
+        color, light = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
+        style = {"color": color, "alpha": light, "label": f"layer {layer + 1}"}
+        panels[0].barh(place + shift, adds, 0.8 / layers, **style)
     panels[0].set(
         yticks=place,
         ylim=(len(uses) - 0.5, -0.5),
         xlim=(0, None),
         xlabel="adds (self-attention = 1)",
     )
-    panels[0].set_yticklabels(names)
+    panels[0].set_yticklabels(names, parse_math=False)
     panels[0].grid(axis="x", alpha=0.3)
-    panels[0].legend(frameon=False, fontsize=8)
+    if layers > 1:
+        figure.legend(loc="outside lower center", ncols=min(layers, 8), frameon=False)
     weights = [np.array([use.heads[layer] for use in heads]) for layer in range(maps)]
-    top = max((np.abs(w).max() for w in weights), default=0.0)
+    style = {**scale(weights), "aspect": "auto"} if maps else {}
     for layer, (panel, weight) in enumerate(zip(panels[1:], weights, strict=True), 1):
-        style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
         image = panel.imshow(weight, interpolation="nearest", **style)
+        panel.set_facecolor("0.92")  # of users, who have none
         ticks = np.arange(weight.shape[1])
-        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", title=f"W^R, layer {layer}")
+        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head")
+        panel.set_title(f"$W^R$, layer {layer}", fontsize=10)
         panel.set(ylim=(len(uses) - 0.5, -0.5), yticks=[])
     if maps:
         figure.colorbar(image, ax=list(panels[1:]), label="weight")
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(file, dpi=120)
-    return file
-
-
-def _whole(axis: Any) -> None:
-    axis.set_major_locator(MaxNLocator(integer=True))
+    set_title(figure, title, "what each relation adds" + ", and its weights by head" * bool(maps))
+    return write(figure, file)
 
 
 def _note(panel: Any, text: str, at: tuple, frame: tuple, shift: tuple, **style: Any) -> None:

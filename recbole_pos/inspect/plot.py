@@ -1,19 +1,23 @@
-"""Pictures of a run, written into its folder."""
+"""``recbole-pos plot``: pictures of a run, written into its folder."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import positional_weights
+from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
+from recbole_pos.inspect.metrics import best_epoch, read_metrics
+from recbole_pos.inspect.trained import name_of, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.quick_start import load
+from recbole_pos.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
 from recbole_pos.report import RunFolder
+
+FEW = 30  # epochs, of which each has a mark
 
 
 def plot_run(path: str | Path) -> list[Path]:
@@ -26,79 +30,75 @@ def plot_run(path: str | Path) -> list[Path]:
         The files written.
 
     Raises:
-        UsageError: if there is no finished epoch to draw.
+        UsageError: if there is no finished epoch to draw, or metrics.jsonl is damaged.
+        CheckpointError: if the weights of the model are no numbers.
     """
     folder = RunFolder(path).require()
-    lines = folder.metrics.read_text().splitlines() if folder.metrics.is_file() else []
-    history = [json.loads(line) for line in lines]
-    if not history:
-        raise UsageError(f"{folder.path} has no finished epoch yet")
-    experiment = load(path)
+    experiment = open_run(folder.path)[1]
     metric = experiment.config["valid_metric"].lower()
-    files = [_curves(history, metric, folder.path / "curves.png")]
-    model = experiment.model
+    history, note = read_metrics(folder.metrics, metric)
+    name, model = name_of(experiment), experiment.model
+    bigger = experiment.config["valid_metric_bigger"]
+    files = [draw_curves(history, metric, bigger, (name, note), folder.path / "curves.png")]
     weights = positional_weights(model)
     loader = experiment.loaders["test"] or experiment.loaders["valid"]
+    picture = folder.path / "attention.png"
     if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
-        shown = [matrix / matrix.max(-1, keepdims=True) for matrix in weights]
-        label = "weight / largest of its row"
-        files.append(_attention(shown, label, folder.path / "attention.png"))
+        require_finite(weights, "attention")
+        floor = np.finfo(weights[0].dtype).tiny
+        shown = [matrix / np.maximum(matrix.max(-1, keepdims=True), floor) for matrix in weights]
+        titles = (f"{name}: attention by position", "every row divided by its largest weight")
+        files.append(draw_attention(shown, titles, "weight / largest of its row", picture))
     elif isinstance(model, PosRecommender) and loader:
-        shown = attention_maps(model, loader)
-        label = "weight, mean over histories"
-        if shown:
-            files.append(_attention(shown, label, folder.path / "attention.png"))
+        maps = attention_maps(model, loader)
+        if maps:
+            require_finite(maps.weights, "attention")
+            titles = (f"{name}: attention weights", maps.told)
+            files.append(draw_attention(maps.weights, titles, "weight, mean of histories", picture))
     factors = kernel_factors(model)
     if factors:
-        files.append(_kernel(factors, folder.path / "kernel.png"))
+        files.append(draw_kernel(factors, name, folder.path / "kernel.png"))
     return files
 
 
-def _curves(history: list[dict], metric: str, file: Path) -> Path:
-    """Training loss and validation metric per epoch; the best epoch is marked."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    left = figure.subplots()
-    left.plot([h["epoch"] for h in history], [h["loss"] for h in history], color="tab:gray")
-    left.set(xlabel="epoch", ylabel="training loss (gray)")
-    scored = [(h["epoch"], h["valid"][metric]) for h in history if h["valid"]]
-    if scored:
-        right = left.twinx()
-        epochs, values = zip(*scored, strict=True)
-        right.plot(epochs, values, color="tab:blue")
-        best = int(np.argmax(values))
-        right.plot(epochs[best], values[best], "o", color="tab:red")
-        right.annotate(f"{values[best]:.4f}", (epochs[best], values[best]), xytext=(5, -12),
-                       textcoords="offset points")  # fmt: skip
-        right.set_ylabel(f"validation {metric} (blue)")
-    figure.savefig(file, dpi=120)
-    return file
+def draw_curves(
+    history: Sequence[dict[str, Any]],
+    metric: str,
+    bigger: bool,
+    titles: Sequence[str],
+    file: Path,
+) -> Path:
+    """Training loss and validation metric per epoch; the best epoch is marked.
 
-
-def _attention(weights: list[np.ndarray], label: str, file: Path) -> Path:
-    """One panel per layer and head of [h, t, t] weights; the last row is the newest event."""
-    heads, top = weights[0].shape[0], max(layer.max() for layer in weights)
-    size = (3.6 * len(weights) + 0.8, 3.4 * heads)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(heads, len(weights), squeeze=False)
-    for column, layer in enumerate(weights):
-        for head, matrix in enumerate(layer):
-            panel = panels[head, column]
-            image = panel.imshow(matrix, cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
-            name = f"layer {column + 1}" + (f", head {head + 1}" if heads > 1 else "")
-            panel.set(title=name, xlabel="attends to position", ylabel="position")
-    figure.colorbar(image, ax=panels, shrink=0.8, label=label)
-    figure.savefig(file, dpi=120)
-    return file
-
-
-def _kernel(factors: dict[str, np.ndarray], file: Path) -> Path:
-    """One panel per factor, as in the kernel paper's Figure 1; fresh ones are the identity."""
-    figure = Figure(figsize=(3.6 * len(factors) + 0.8, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(factors), squeeze=False)
-    top = max(np.abs(matrix).max() for matrix in factors.values())
-    for panel, (name, matrix) in zip(panels[0], factors.items(), strict=True):
-        image = panel.imshow(matrix, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
-        panel.set(title=name, xlabel="position", ylabel="position (last: newest)")
-    figure.colorbar(image, ax=panels, shrink=0.8, label="weight")
-    figure.savefig(file, dpi=120)
-    return file
+    Args:
+        history: lines of metrics.jsonl.
+        metric: name of the validation metric.
+        bigger: whether more of it is better.
+        titles: lines of the title.
+        file: to write.
+    """
+    scores = [(line["epoch"], line["valid"][metric]) for line in history if line["valid"]]
+    figure = new_figure(7.5, 5.6 if scores else 3.6)
+    panels = figure.subplots(1 + bool(scores), 1, sharex=True, squeeze=False)[:, 0]
+    style = {"marker": "o", "markersize": 4} if len(history) <= FEW else {}
+    losses = [(line["epoch"], line["loss"]) for line in history]
+    panels[0].plot(*zip(*losses, strict=True), color=GRAY, **style)
+    panels[0].set_ylabel("training loss")
+    told = "no epoch was validated"
+    if scores:
+        panels[1].plot(*zip(*scores, strict=True), color=BLUE, **style)
+        best = best_epoch(scores, bigger)
+        value = dict(scores)[best]
+        panels[1].plot(best, value, "o", color=BLUE, markersize=9)
+        panels[1].set_ylabel(f"validation {metric}")
+        better = "higher" if bigger else "lower"
+        told = f"best epoch {best} (dot): {metric} {value:.4f}, {better} is better"
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    panels[-1].set_xlabel("epoch")
+    first, last = history[0]["epoch"], history[-1]["epoch"]
+    pad = max(0.04 * (last - first), 0.3)
+    panels[-1].set_xlim(first - pad, last + pad)
+    whole_numbers(panels[-1].xaxis)
+    set_title(figure, titles[0], told, *titles[1:])
+    return write(figure, file)

@@ -19,7 +19,7 @@ from torch import Tensor
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.figures import draw_relations
-from recbole_pos.inspect.report import open_run
+from recbole_pos.inspect.trained import open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
@@ -79,6 +79,7 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
 
     Raises:
         UsageError: if that is no trained AttrFormer, or one without relations.
+        CheckpointError: if weights are no numbers, or lead to none.
     """
     if batches < 1:
         raise UsageError(f"--batches: {batches} is below 1")
@@ -90,7 +91,7 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # what was learned, also where predictions read nothing
     loader = made.trainer.training_loader(made.loaders["train"])
-    looked = list(islice(loader, batches))
+    looked = list(islice(loader, min(batches, len(loader))))
     uses, events = measure_relations(model, looked)
     content = {
         "checkpoint": str(path),
@@ -154,6 +155,7 @@ def measure_relations(
             sums.known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
             sums.squares[number] += _squares(layer, x, ctx, out)
+    require_finite([sums.squares], "what relations add")
     return sums.uses(model, declared, layers), sums.events
 
 

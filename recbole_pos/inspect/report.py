@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from recbole_pos import checkpoint
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import attention_layers
 from recbole_pos.inspect.distance import (
@@ -23,10 +22,8 @@ from recbole_pos.inspect.distance import (
 )
 from recbole_pos.inspect.figures import draw_measures, draw_periods
 from recbole_pos.inspect.periods import Periods, learned_periods, near, spans
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.inspect.trained import full_name, load_trained, require_finite
 from recbole_pos.properties import scheme_names
-from recbole_pos.quick_start import Experiment, load
-from recbole_pos.report import RunFolder
 
 MEANING = {
     "distance": "sum_j a_ij (i - j), events",
@@ -63,6 +60,7 @@ def inspect_attention(
 
     Raises:
         UsageError: if there is nothing to measure.
+        CheckpointError: if weights are no numbers, or lead to none.
     """
     for name, value, least in (
         ("users", users, 1),
@@ -80,6 +78,7 @@ def inspect_attention(
         raise UsageError("this split holds nothing out, so there are no test or validation rows")
     sample = sample_histories(model, experiment.loaders[phase], users, min_events, seed)
     measured = measure_attention(model, sample)
+    require_finite(measured.layers, "attention")
     periods = learned_periods(model)
     content = {
         "checkpoint": str(path),
@@ -125,38 +124,6 @@ def inspect_attention(
     if any(found.hours for found in periods):
         files.append(draw_periods(periods, _name(content), folder.path / "periods.png"))
     return AttentionReport(content, measured, periods, files)
-
-
-def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
-    """A trained plugin model, see :func:`open_run`.
-
-    Raises:
-        UsageError: if that is something else, or a model of RecBole's own.
-    """
-    folder, experiment = open_run(path)
-    if not isinstance(experiment.model, PosRecommender):
-        raise UsageError(
-            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin's "
-            "own can be inspected"
-        )
-    return folder, experiment
-
-
-def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
-    """A trained model from its run folder, or from a checkpoint in such a folder.
-
-    Raises:
-        UsageError: if that is something else.
-    """
-    path = Path(path)
-    folder = RunFolder(path.parent if path.is_file() else path).require()
-    experiment = load(folder.path)
-    if path.is_file() and path.name != folder.checkpoint.name:
-        state = checkpoint.load(path, ("weights", "best_weights"))
-        checkpoint.require_same_data(state, experiment.dataset.identity, path)
-        experiment.trainer.load_weights(state["best_weights"] or state["weights"])
-        experiment.model.eval()
-    return folder, experiment
 
 
 def measures_table(report: AttentionReport) -> Table:
@@ -240,7 +207,7 @@ def headline(content: dict[str, Any]) -> str:
 
 
 def _name(content: dict[str, Any]) -> str:
-    return f"{content['model']} ({', '.join(content['position'])}) on {content['dataset']}"
+    return full_name(content["model"], content["position"], content["dataset"])
 
 
 def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:

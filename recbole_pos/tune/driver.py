@@ -320,7 +320,8 @@ def _finish(
         },
         folder.result,
     )
-    pictures = draw(trials, settings.space, settings.metric, settings.mode, folder.path)
+    what = f"{settings.model} on {settings.dataset}"
+    pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
     screen.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": (best.result.metrics or {}).get("best_valid"), "test (once)": test["test"]},

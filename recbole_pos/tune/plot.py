@@ -7,18 +7,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from recbole_pos.pictures import (
+    BLUE,
+    GRAY,
+    PINK,
+    SMALL,
+    VERMILION,
+    new_figure,
+    set_title,
+    shorten,
+    whole_numbers,
+    write,
+)
 from recbole_pos.tune.outcome import Trial, best_of
 from recbole_pos.tune.space import Parameter, Space
 
-COLORS = "viridis"
 FEWEST = 4  # trials that importance can be told from
+LABELS = 12  # of the values of a parameter
+# how a trial ended: the mark at the end of its line, the colour of both, and in words
+ENDS = {
+    "finished": ("o", BLUE, "finished"),
+    "stopped": ("|", GRAY, "stopped by the scheduler"),
+    "failed": ("x", PINK, "failed"),
+    "interrupted": (".", GRAY, "interrupted"),
+}
 
 
-def draw(trials: list[Trial], space: Space, metric: str, mode: str, folder: Path) -> list[Path]:
+def draw(
+    trials: list[Trial], space: Space, metric: str, mode: str, what: str, folder: Path
+) -> list[Path]:
     """Write curves.png, parallel.png and, from four scored trials on, importance.png.
 
     Args:
@@ -26,89 +46,107 @@ def draw(trials: list[Trial], space: Space, metric: str, mode: str, folder: Path
         space: what was searched.
         metric: name of the validation metric.
         mode: max or min.
+        what: model and data, for the titles.
         folder: where to.
 
     Returns:
         The files written.
     """
-    files = [_curves(trials, metric, mode, folder / "curves.png")]
+    files = [_curves(trials, metric, mode, what, folder / "curves.png")]
     scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
-    files.append(_parallel(scored, space, metric, mode, folder / "parallel.png"))
+    if scored:
+        files.append(_parallel(scored, space, metric, mode, what, folder / "parallel.png"))
     weights = importance(scored, space, mode)
     if weights:
-        files.append(_importance(weights, len(scored), metric, folder / "importance.png"))
+        file = folder / "importance.png"
+        files.append(_importance(weights, len(scored), metric, what, file))
     return files
 
 
-def _curves(trials: list[Trial], metric: str, mode: str, file: Path) -> Path:
-    """Validation by epoch; where a line ends the trial was finished (dot), stopped or failed."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+def _curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) -> Path:
+    """Validation by epoch; a mark at the end of each line tells how the trial ended."""
+    figure = new_figure(8, 5)
     panel = figure.subplots()
     best = best_of(trials, mode)
-    ends = {"finished": ("o", "tab:blue"), "stopped": ("|", "tab:gray"), "failed": ("x", "tab:red")}
-    shown = [trial for trial in trials if trial.curve]
-    for trial in shown:
-        marker, color = ends[trial.state]
+    for trial in trials:
+        if not trial.curve:
+            continue
         is_best = best is not None and trial.number == best.number
-        color = "tab:orange" if is_best else color
+        marker, color, _ = ENDS[trial.state]
+        color = VERMILION if is_best else color
         epochs, values = list(trial.curve), list(trial.curve.values())
         style = {"linewidth": 2.2, "zorder": 3} if is_best else {"linewidth": 0.9, "alpha": 0.6}
         panel.plot(epochs, values, color=color, **style)
         panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7, zorder=4)
-    names = {"finished": "finished", "stopped": "stopped by the scheduler", "failed": "failed"}
-    for state, (marker, color) in ends.items():
-        count = sum(trial.state == state for trial in trials)
-        if count:
-            panel.plot([], [], marker, color=color, label=f"{names[state]} ({count})")
+    lines = [f"{what}: {len(trials)} trials"]
     if best is not None:
-        panel.plot([], [], color="tab:orange", linewidth=2.2, label=f"best: trial {best.number}")
+        marker = ENDS[best.state][0]
+        style = {"color": VERMILION, "linewidth": 2.2, "marker": marker, "markersize": 7}
+        panel.plot([], [], label=f"trial {best.number}, the best ({best.state})", **style)
+        lines.append(f"best: trial {best.number}, epoch {best.best_epoch}: {best.score:.4f}")
+        if best.best_epoch in best.curve:
+            at = best.best_epoch, best.curve[best.best_epoch]
+            panel.plot(*at, "*", color=VERMILION, markersize=14, zorder=5)
+    for state, (marker, color, name) in ENDS.items():
+        count = sum(trial.state == state and trial is not best for trial in trials)
+        if count:
+            others = " others" if best is not None and best.state == state else ""
+            label = f"{count}{others} {name}"
+            panel.plot([], [], color=color, marker=marker, linewidth=0.9, label=label)
     panel.set(xlabel="epoch", ylabel=f"validation {metric}")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(panel.xaxis)
     panel.grid(alpha=0.3)
-    panel.legend(frameon=False, fontsize=9)
-    figure.savefig(file, dpi=120)
-    return file
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    set_title(figure, lines[0], "; ".join(lines[1:] + [_direction(mode)]))
+    return write(figure, file)
 
 
-def _parallel(scored: list[Trial], space: Space, metric: str, mode: str, file: Path) -> Path:
+def _direction(mode: str) -> str:
+    return f"{'higher' if mode == 'max' else 'lower'} is better"
+
+
+def _parallel(
+    scored: list[Trial], space: Space, metric: str, mode: str, what: str, file: Path
+) -> Path:
     """A line per trial through its options to its score; a gap where an option did not exist."""
     axes = [_Axis(parameter) for parameter in space.parameters]
+    best = best_of(scored, mode)
     sign = 1 if mode == "max" else -1
-    scored = sorted(scored, key=lambda trial: sign * trial.score)  # the best are drawn last
+    scored = sorted(scored, key=lambda t: (t is best, sign * t.score))  # better ones on top
     scores = [trial.score for trial in scored]
     low, high = min(scores), max(scores)
-    figure = Figure(figsize=(1.7 * (len(axes) + 1) + 1.5, 4.8), layout="constrained")
+    figure = new_figure(max(1.7 * (len(axes) + 1) + 1.5, 6), 5)
     panel = figure.subplots()
     norm = Normalize(low, high if high > low else low + 1e-9)
-    from matplotlib import colormaps
-
-    colors = colormaps[COLORS if mode == "max" else f"{COLORS}_r"]
-    for rank, trial in enumerate(scored):
+    colors = colormaps["Blues"]
+    for trial in scored:
         heights = [axis.height(trial.options) for axis in axes]
-        heights.append(float(norm(trial.score)))
-        last = rank == len(scored) - 1
-        panel.plot(
-            range(len(heights)), heights, color=colors(norm(trial.score)), marker=".",
-            linewidth=2.5 if last else 1.0, alpha=1.0 if last else 0.75,
-        )  # fmt: skip
+        height = float(norm(trial.score))
+        shade = height if mode == "max" else 1 - height
+        color = VERMILION if trial is best else colors(0.35 + 0.65 * shade)
+        width = 2.5 if trial is best else 1.0
+        panel.plot([*heights, height], color=color, marker=".", linewidth=width)
+    style = {"xytext": (5, 0), "textcoords": "offset points", "fontsize": SMALL, "va": "center",
+             "parse_math": False}  # fmt: skip
+    white = {"facecolor": "white", "alpha": 0.7, "pad": 0.5, "edgecolor": "none"}
     for place, axis in enumerate(axes):
         panel.axvline(place, color="black", linewidth=0.8, zorder=0)
         for height, label in axis.labels():
-            panel.annotate(label, (place, height), (4, 0), textcoords="offset points", fontsize=8,
-                           va="center", bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.5,
-                                              "edgecolor": "none"})  # fmt: skip
+            panel.annotate(shorten(label, 20), (place, height), bbox=white, **style)
     panel.axvline(len(axes), color="black", linewidth=0.8, zorder=0)
-    for height, value in ((0.0, low), (1.0, high)):
-        panel.annotate(f"{value:.4f}", (len(axes), height), (4, 0), textcoords="offset points",
-                       fontsize=8, va="center")  # fmt: skip
-    names = [f"{axis.parameter.name}{' (log)' if axis.log else ''}" for axis in axes]
-    panel.set_xticks(range(len(axes) + 1), [*names, f"valid {metric}"], rotation=20, ha="right")
+    for height, value in ((0.0, low), (1.0, high)) if high > low else ((0.0, low),):
+        panel.annotate(f"{value:.4f}", (len(axes), height), **style)
+    names = [shorten(axis.parameter.name) + " (log)" * axis.log for axis in axes]
+    panel.set_xticks(range(len(axes) + 1))
+    panel.set_xticklabels(
+        [*names, f"validation {metric}"], rotation=20, ha="right", parse_math=False
+    )
     panel.set(yticks=[], xlim=(-0.2, len(axes) + 0.5), ylim=(-0.06, 1.06))
     for side in ("top", "left", "right", "bottom"):
         panel.spines[side].set_visible(False)
-    panel.set_title("a line per trial; thick: the best", fontsize=10)
-    figure.savefig(file, dpi=120)
-    return file
+    told = f"a line per trial, darker where better ({_direction(mode)}); thick and red: the best"
+    set_title(figure, f"{what}: options of {len(scored)} trials", told)
+    return write(figure, file)
 
 
 class _Axis:
@@ -136,6 +174,7 @@ class _Axis:
     def labels(self) -> list[tuple[float, str]]:
         parameter = self.parameter
         values = parameter.values if parameter.kind == "choice" else parameter.ends()
+        values = values[:: -(-len(values) // LABELS)]
         return [(self.height({parameter.name: v}), _label(v)) for v in values]
 
 
@@ -184,15 +223,17 @@ def _distribution(parameter: Parameter) -> Any:
     return distributions.FloatDistribution(low, high, log=parameter.kind == "loguniform")
 
 
-def _importance(weights: dict[str, float], trials: int, metric: str, file: Path) -> Path:
-    figure = Figure(figsize=(6.5, 1.3 + 0.42 * len(weights)), layout="constrained")
+def _importance(weights: dict[str, float], trials: int, metric: str, what: str, file: Path) -> Path:
+    figure = new_figure(7, 1.9 + 0.42 * len(weights))
     panel = figure.subplots()
     names = list(weights)[::-1]
-    bars = panel.barh(names, [weights[name] for name in names], color="tab:blue")
+    bars = panel.barh(range(len(names)), [weights[name] for name in names], color=BLUE)
+    panel.set_yticks(range(len(names)))
+    panel.set_yticklabels([shorten(name) for name in names], parse_math=False)
     panel.bar_label(bars, fmt="%.2f", padding=3, fontsize=9)
-    panel.set(xlabel=f"share of the spread of validation {metric} (fANOVA, {trials} trials)")
+    panel.set(xlabel=f"share of the spread of validation {metric}")
     panel.set_xlim(0, 1.12 * max(weights.values()))
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
-    figure.savefig(file, dpi=120)
-    return file
+    set_title(figure, f"{what}: importance of options", f"fANOVA of {trials} trials")
+    return write(figure, file)

@@ -1,0 +1,80 @@
+"""Trained models as their folders and checkpoints have them, fit to be looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recbole_pos import checkpoint
+from recbole_pos.diagnosis import require_finite_weights
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.properties import scheme_names
+from recbole_pos.quick_start import Experiment, load
+from recbole_pos.report import RunFolder
+
+
+def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
+    """A trained plugin model, see :func:`open_run`.
+
+    Raises:
+        UsageError: if that is something else, or a model of RecBole's own.
+    """
+    folder, experiment = open_run(path)
+    if not isinstance(experiment.model, PosRecommender):
+        raise UsageError(
+            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin's "
+            "own can be inspected"
+        )
+    return folder, experiment
+
+
+def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
+    """A trained model from its run folder, or from a checkpoint in such a folder.
+
+    Raises:
+        UsageError: if that is something else.
+        CheckpointError: if its weights are no numbers.
+    """
+    path = Path(path)
+    folder = RunFolder(path.parent if path.is_file() else path).require()
+    experiment = load(folder.path)
+    if path.is_file() and path.name != folder.checkpoint.name:
+        state = checkpoint.load(path, ("weights", "best_weights"))
+        checkpoint.require_same_data(state, experiment.dataset.identity, path)
+        experiment.trainer.load_weights(state["best_weights"] or state["weights"])
+        experiment.model.eval()
+    require_finite_weights(experiment.model, path if path.is_file() else folder.checkpoint)
+    return folder, experiment
+
+
+def require_finite(values: Iterable[np.ndarray], what: str) -> None:
+    """Refuse what weights that are finite, but out of all proportion, have led to.
+
+    Args:
+        values: what was computed from them.
+        what: its name, for the message.
+
+    Raises:
+        CheckpointError: if some are NaN or infinite.
+    """
+    if not all(np.isfinite(array).all() for array in values):
+        raise CheckpointError(
+            f"{what} of this model is NaN or infinite: its weights are numbers, but too large to "
+            "compute with"
+        )
+
+
+def name_of(experiment: Experiment) -> str:
+    """The name of a trained model in pictures, see :func:`full_name`."""
+    config = experiment.config
+    schemes = scheme_names(config["position"]) if config["position"] else []
+    return full_name(config["model"], schemes, config["dataset"])
+
+
+def full_name(model: str, schemes: Sequence[str], dataset: str) -> str:
+    """``PosSASRec (rope, kernel) on ml-100k``; without position schemes ``Pop on ml-100k``."""
+    known = f" ({', '.join(schemes)})" if schemes else ""
+    return f"{model}{known} on {dataset}"
