@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.errors import CheckpointError
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
@@ -38,22 +36,6 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "
         f"(now {learning_rate}) or switch enable_amp off"
     )
-
-
-def require_finite_weights(model: nn.Module, path: Path) -> None:
-    """Refuse weights that are no numbers, which no training of this package leaves behind.
-
-    Args:
-        model: with the weights of a checkpoint.
-        path: the checkpoint's, for the message.
-
-    Raises:
-        CheckpointError: if a parameter holds NaN or infinity; names it.
-    """
-    broken = _broken_weights(model)
-    if broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise CheckpointError(f"{path}: weights of {broken[0]}{more} are NaN or infinite")
 
 
 def _broken_weights(model: nn.Module) -> list[str]:

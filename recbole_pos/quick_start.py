@@ -12,7 +12,7 @@ from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
-from recbole_pos import checkpoint, parallel, report
+from recbole_pos import parallel, report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.attributes import loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
@@ -26,6 +26,7 @@ from recbole_pos.parallel_trainer import ParallelTrainer
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
 from recbole_pos.trainer import PosTrainer
+from recbole_pos.training_state import load_best
 from recbole_pos.warm_start import start_from
 
 
@@ -316,9 +317,7 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
         dataset.build()
         dataset = view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
-    state = checkpoint.load(folder.checkpoint, ("weights", "best_weights"))
-    checkpoint.require_same_data(state, experiment.dataset.identity, folder.checkpoint)
-    experiment.trainer.load_weights(state["best_weights"] or state["weights"])
+    load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
     experiment.model.eval()
     return experiment
 

@@ -33,7 +33,7 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.memory import give_back
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen, Task
-from recbole_pos.training_state import capture, load_weights, restore, weights_of
+from recbole_pos.training_state import capture, load_best, load_weights, restore, weights_of
 
 
 class PosTrainer(Trainer):
@@ -299,12 +299,10 @@ class PosTrainer(Trainer):
         """RecBole's evaluation; the best weights come from memory or, safely, from a checkpoint."""
         if not eval_data:
             return None
-        if load_best_model:
-            best = self.best_weights
-            if model_file is not None or best is None:
-                state = checkpoint.load(model_file or self.saved_model_file, ("weights",))
-                best = state["best_weights"] or state["weights"]
-            self.load_weights(best)
+        if load_best_model and (model_file is not None or self.best_weights is None):
+            load_best(self.model, model_file or self.saved_model_file)
+        elif load_best_model:
+            self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
         screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
         with (

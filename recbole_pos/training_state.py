@@ -90,14 +90,36 @@ def weights_of(model: Any) -> dict[str, Any]:
     }
 
 
-def load_weights(model: Any, weights: dict[str, Any]) -> None:
-    """Put the weights of a checkpoint into a model.
+def load_best(model: Any, file: str | Path, identity: dict[str, Any] | None = None) -> None:
+    """The best weights of a checkpoint, or the newest where none was validated yet.
+
+    Args:
+        model: which gets them.
+        file: the checkpoint.
+        identity: of the data at hand, which must be those it was trained on; any if None.
+
+    Raises:
+        CheckpointError: if the file, its data or its weights are not as they must be.
+    """
+    state = checkpoint.load(file, ("weights", "best_weights"))
+    if identity is not None:
+        checkpoint.require_same_data(state, identity, file)
+    load_weights(model, state["best_weights"] or state["weights"], file)
+
+
+def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:
+    """Put weights into a model.
+
+    Args:
+        model: which gets them.
+        weights: as of :func:`weights_of`.
+        source: where they come from, for the message.
 
     Raises:
         CheckpointError: if they are of another architecture, or no numbers.
     """
     if wrong := difference(weights, expected_weights(model), "weights"):
-        raise CheckpointError(f"the weights do not fit the model: {wrong}")
+        raise CheckpointError(f"{source} cannot be used with this model: {wrong}")
     put_weights(model, weights)
 
 

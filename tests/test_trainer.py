@@ -187,7 +187,7 @@ def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Pat
 
 def test_weights_of_another_architecture(experiment) -> None:
     weights = weights_of(experiment("FPARec").model)
-    with pytest.raises(CheckpointError, match="do not fit"):
+    with pytest.raises(CheckpointError, match="cannot be used with this model"):
         experiment("PARec").trainer.load_weights(weights)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from recbole_pos import checkpoint
-from recbole_pos.diagnosis import require_finite_weights
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.properties import scheme_names
 from recbole_pos.quick_start import Experiment, load
 from recbole_pos.report import RunFolder
+from recbole_pos.training_state import load_best
 
 
 def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
@@ -42,11 +41,8 @@ def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
     folder = RunFolder(path.parent if path.is_file() else path).require()
     experiment = load(folder.path)
     if path.is_file() and path.name != folder.checkpoint.name:
-        state = checkpoint.load(path, ("weights", "best_weights"))
-        checkpoint.require_same_data(state, experiment.dataset.identity, path)
-        experiment.trainer.load_weights(state["best_weights"] or state["weights"])
+        load_best(experiment.model, path, experiment.dataset.identity)
         experiment.model.eval()
-    require_finite_weights(experiment.model, path if path.is_file() else folder.checkpoint)
     return folder, experiment
 
 

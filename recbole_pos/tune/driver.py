@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from recbole_pos import checkpoint, report
+from recbole_pos import report
 from recbole_pos.config import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
@@ -22,6 +22,7 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
+from recbole_pos.training_state import load_best
 from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import (
@@ -342,8 +343,6 @@ def _keep(best: Trial, kept: RunFolder) -> None:
 def _test(config: PosConfig, experiment: Experiment, kept: RunFolder) -> dict[str, float] | None:
     """The only reading of test data in a search."""
     tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
-    state = checkpoint.load(kept.checkpoint, ("best_weights",))
-    checkpoint.require_same_data(state, experiment.dataset.identity, kept.checkpoint)
-    tested.trainer.load_weights(state["best_weights"])
+    load_best(tested.model, kept.checkpoint, experiment.dataset.identity)
     result = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
     return None if result is None else {name: float(value) for name, value in result.items()}
