@@ -61,6 +61,32 @@ def test_events_include_short_users_and_ties() -> None:
     assert (events["timestamp:float"] % 60 != 0).any()  # real to the second
 
 
+def convert(folder: Path) -> None:
+    """Run the guide's script on the orders.csv of a folder."""
+    (folder / "convert.py").write_text(code_block("python"), encoding="utf-8")
+    run_python("convert.py", folder=folder)
+
+
+def test_the_guide_takes_attributes_from_any_line_that_has_them(tmp_path: Path) -> None:
+    """The first of each that is not missing, which need not all stand in one line."""
+    header = code_block("csv").splitlines()[0]
+    lines = [
+        "ann,,owl,2024-03-02 17:05:31,5,,,",
+        "ann,NO,owl,2024-03-03 17:05:31,4,Gecko,,",
+        "bob,,owl,2024-03-04 17:05:31,3,Other,plush soft,9.5",
+        "bob,IS,kite,2024-03-05 17:05:31,2,,,",
+    ]
+    (tmp_path / "orders.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    convert(tmp_path)
+    rows = {
+        suffix: (tmp_path / "dataset" / "shop" / f"shop.{suffix}").read_text().splitlines()[1:]
+        for suffix in SUFFIXES
+    }
+    assert rows["item"] == ["owl\tGecko\tplush soft\t9.5", "kite\t\t\t"]
+    assert rows["user"] == ["ann\tNO", "bob\tIS"]
+    assert len(rows["inter"]) == len(lines)
+
+
 @pytest.mark.parametrize("copies", [1, 10])
 def test_guide_from_csv_to_run(tmp_path: Path, copies: int) -> None:
     """The guide's csv as it stands, and as ten shops' worth of other customers and products."""
@@ -70,8 +96,7 @@ def test_guide_from_csv_to_run(tmp_path: Path, copies: int) -> None:
     for copy, shop in enumerate(shops[1:]):
         shop["product"] = shop["product"] + f"-{copy % 5}"
     pd.concat(shops).to_csv(tmp_path / "orders.csv", index=False)
-    (tmp_path / "convert.py").write_text(code_block("python"), encoding="utf-8")
-    run_python("convert.py", folder=tmp_path)
+    convert(tmp_path)
     shop_yaml = tmp_path / "dataset" / "shop" / "shop.yaml"
     shop_yaml.write_text(code_block("yaml"), encoding="utf-8")
 

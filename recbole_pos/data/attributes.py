@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from recbole_pos.data.atomic import AtomicFile
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
@@ -50,9 +51,7 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
             if field in ((dataset.config["load_col"] or {}).get(table) or ()):
                 return f"{text}; load_col names it in {table}, but there is no file {file}"
             continue
-        with open(file, encoding=dataset.config["encoding"]) as lines:
-            header = lines.readline().rstrip("\n").split(dataset.config["field_separator"])
-        if field in (column.split(":")[0] for column in header):
+        if field in AtomicFile(file, dataset.config).columns:
             key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
             now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
             names = ", ".join([*now, field]) if isinstance(now, list) else field

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,10 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from scipy.sparse import coo_matrix
 
+from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.identity import identity
+from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
@@ -26,7 +26,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.properties import overall_defaults
 
 
-class _ExactTimeMixin:
+class _ExactTimeMixin(AtomicTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
     Attributes (after ``build``):
@@ -38,87 +38,6 @@ class _ExactTimeMixin:
 
     split: Split
     phase: str | None = None
-
-    def _download(self) -> None:
-        raise UsageError(
-            f"dataset {self.dataset_name!r} not found: there is no "
-            f"{Path(self.dataset_path) / self.dataset_name}.inter; set data_path to the folder "
-            f"that holds {self.dataset_name}/ (README, section on your own data)"
-        )
-
-    def _load_inter_feat(self, token: str, dataset_path: str) -> None:
-        file = Path(dataset_path) / f"{token}.inter"
-        if not file.is_file():
-            self._download()
-        super()._load_inter_feat(token, dataset_path)
-        self._require_fields(file)
-
-    def _load_data(self, token: str, dataset_path: str) -> None:
-        super()._load_data(token, dataset_path)
-        columns = {
-            "inter": set(self.inter_feat) - {self.uid_field, self.iid_field},
-            "user": set(() if self.user_feat is None else self.user_feat) - {self.uid_field},
-            "item": set(() if self.item_feat is None else self.item_feat) - {self.iid_field},
-        }
-        for one, other in itertools.combinations(columns, 2):
-            twice = ", ".join(sorted(columns[one] & columns[other]))
-            if twice:  # RecBole knows fields by their names alone, and would mix the two
-                raise UsageError(
-                    f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
-                    "them by load_col, or give the columns different names"
-                )
-
-    def _load_feat(self, filepath: str, source: Any) -> pd.DataFrame | None:
-        try:
-            table = super()._load_feat(filepath, source)
-        except (ValueError, IndexError, UnicodeError, pd.errors.ParserError) as error:
-            reason = str(error).rstrip(".")
-            raise UsageError(
-                f"{filepath}: {reason}. The first line must name the columns as name:type (token, "
-                f"token_seq, float, float_seq), separated by {self.config['field_separator']!r}; "
-                "float columns must hold numbers, and quotes must be closed"
-            ) from error
-        self._require_all_lines(Path(filepath), table)
-        return table
-
-    def _require_all_lines(self, file: Path, table: pd.DataFrame | None) -> None:
-        """A quote that opens and is closed lines later makes one cell of them, without a word."""
-        if table is None:
-            return
-        with open(file, encoding=self.config["encoding"]) as lines:
-            written = sum(1 for line in lines if line.strip()) - 1
-        if written != len(table):
-            raise UsageError(
-                f"{file} has {written} lines of data but {len(table)} were read; a quotation mark "
-                'at the start of a cell joins lines: double it (""") or remove it'
-            )
-
-    def _require_fields(self, file: Path) -> None:
-        wanted = {
-            "USER_ID_FIELD": (self.uid_field, "token"),
-            "ITEM_ID_FIELD": (self.iid_field, "token"),
-            "TIME_FIELD": (self.time_field, "float"),
-        }
-        for key, (field, ftype) in wanted.items():
-            if self.inter_feat is None or field not in self.inter_feat:
-                with open(file, encoding=self.config["encoding"]) as f:
-                    header = f.readline().rstrip("\n").split(self.config["field_separator"])
-                raise UsageError(
-                    f"field {field!r} ({key}) was not loaded from {file}, whose columns are "
-                    f"{', '.join(header)}; set {key} or load_col "
-                    f"(now {self.config['load_col']}) accordingly"
-                )
-            found = self.field2type[field].value
-            if found != ftype:
-                raise UsageError(
-                    f"field {field!r} ({key}) in {file} has type {found}, expected {ftype}"
-                )
-        missing = int((~np.isfinite(self.inter_feat[self.time_field])).sum())
-        if missing:
-            raise UsageError(
-                f"{file}: {missing} of {len(self.inter_feat)} interactions have no finite "
-                f"{self.time_field!r}; without a time they have no place in a sequence"
-            )
 
     def _data_filtering(self) -> None:
         try:
@@ -158,7 +77,8 @@ class _ExactTimeMixin:
             feat = getattr(self, name)
             for field in feat:
                 if self.field2type[field].value == "float":
-                    finite = np.isfinite(feat[field])  # inf is no number, and would be the mean
+                    most = np.inf if field == self.time_field else LARGEST  # models have float32
+                    finite = np.isfinite(feat[field]) & (feat[field].abs() <= most)
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
                         feat[field] = feat[field].where(finite)

@@ -1,0 +1,111 @@
+"""Reading a dataset's atomic files into RecBole's tables, with errors that say what to do."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from recbole.utils import FeatureSource, FeatureType
+
+from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.location import require_dataset
+from recbole_pos.errors import UsageError
+
+
+class AtomicTables:
+    """The part of RecBole's Dataset that reads files."""
+
+    def _load_data(self, token: str, dataset_path: str) -> None:
+        more = self.config["additional_feat_suffix"] or []
+        require_dataset(token, Path(dataset_path), ["inter", "user", "item", *more])
+        try:
+            super()._load_data(token, dataset_path)
+        except UsageError:
+            raise
+        except ValueError as error:  # how RecBole refuses files or options about them
+            raise UsageError(f"data: {error}") from error
+        columns = {
+            "inter": set(self.inter_feat) - {self.uid_field, self.iid_field},
+            "user": set(() if self.user_feat is None else self.user_feat) - {self.uid_field},
+            "item": set(() if self.item_feat is None else self.item_feat) - {self.iid_field},
+        }
+        for one, other in itertools.combinations(columns, 2):
+            twice = ", ".join(sorted(columns[one] & columns[other]))
+            if twice:  # RecBole knows fields by their names alone, and would mix the two
+                raise UsageError(
+                    f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
+                    "them by load_col, or give the columns different names"
+                )
+
+    def _load_inter_feat(self, token: str, dataset_path: str) -> None:
+        super()._load_inter_feat(token, dataset_path)
+        if self.inter_feat is None or self.time_field not in self.inter_feat:
+            return
+        missing = int((~np.isfinite(self.inter_feat[self.time_field])).sum())
+        if missing:
+            file = Path(dataset_path) / f"{token}.inter"
+            raise UsageError(
+                f"{file}: {missing} of {len(self.inter_feat)} interactions have no finite "
+                f"{self.time_field!r}; without a time they have no place in a sequence"
+            )
+
+    def _load_feat(self, filepath: str, source: FeatureSource | str) -> pd.DataFrame | None:
+        """RecBole's, by a reader that takes no line for something else than it is.
+
+        Returns:
+            columns to load, see ``AtomicFile.read``; None if there are none.
+        """
+        load_col, unload_col = self._get_load_and_unload_col(source)
+        if load_col == set() and source != FeatureSource.INTERACTION:
+            return None
+        file = AtomicFile(filepath, self.config)
+        wanted = {
+            name: kind
+            for name, kind in file.columns.items()
+            if (load_col is None or name in load_col) and name not in (unload_col or ())
+        }
+        self._require_fields(file, source, wanted)
+        if not wanted:
+            self.logger.warning(f"No columns has been loaded from [{source}]")
+            return None
+        table = file.read(wanted)
+        lengths = self.config["seq_len"] or {}
+        for name, kind in wanted.items():
+            seqlen = 1
+            if kind.endswith("seq"):
+                if name in lengths:
+                    table[name] = table[name].map(lambda cell, most=lengths[name]: cell[:most])
+                seqlen = int(table[name].map(len).max())
+            if source != "link":
+                self.field2source[name] = source
+                self.field2type[name] = FeatureType(kind)
+                self.field2seqlen[name] = seqlen
+                if "float" in kind:
+                    self.field2bucketnum[name] = 2
+        return table
+
+    def _require_fields(
+        self, file: AtomicFile, source: FeatureSource | str, wanted: dict[str, str]
+    ) -> None:
+        """Refuse a file of which ids or times are not loaded, or are of another type."""
+        ids = {
+            "USER_ID_FIELD": (self.uid_field, "token", FeatureSource.USER),
+            "ITEM_ID_FIELD": (self.iid_field, "token", FeatureSource.ITEM),
+        }
+        inter = source == FeatureSource.INTERACTION
+        roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if inter else {})
+        for key, (field, kind, table) in roles.items():
+            found = wanted.get(field)
+            if found is None and (inter or table == source):
+                raise UsageError(
+                    f"field {field!r} ({key}) was not loaded from {file.path}, whose columns are "
+                    f"{', '.join(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
+                    f"{key} or load_col (now {self.config['load_col']}) accordingly"
+                )
+            if found not in (None, kind):
+                raise UsageError(
+                    f"field {field!r} ({key}) in {file.path} has type {found}, expected {kind}: "
+                    f"its first line must name it {field}:{kind}"
+                )
