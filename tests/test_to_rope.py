@@ -11,8 +11,6 @@ import torch
 from conftest import make_log, write_atomic
 from schemes import LENGTHS, D, N, block, context, qkv, rows_of, scheme, shake
 
-from recbole_pos.data.clock import check_clock
-from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
@@ -318,48 +316,6 @@ def test_the_time_of_the_target_is_never_read(experiment) -> None:
         assert torch.equal(model.full_sort_predict(batch), before)
         batch[model.TIME_SEQ] = batch[model.TIME_SEQ] ** 1.01
         assert not torch.equal(model.full_sort_predict(batch), before)
-
-
-def log_of(times: list[float], users: list[int]) -> EventLog:
-    n = len(times)
-    fields = {
-        "user": torch.tensor(users),
-        "item": torch.ones(n, dtype=torch.int64),
-        "when": torch.tensor(times, dtype=torch.float64),
-    }
-    return EventLog.build(fields, max(users) + 1, "user", "item", "when")
-
-
-CLOCKS = [
-    ([1, 2, 3, 1, 2], "running number"),
-    ([3, 4, 5, 1, 2], "running number"),
-    ([0.5, 10.5, 20.5, 3, 13], "running number"),
-    ([1, 3, 5, 2, 4], "running number"),
-    ([1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12], "timestamp_unit"),
-    ([18000, 18003, 18009, 18001, 18002], "timestamp_unit"),
-    ([1995, 1997, 2005, 2001, 2003], "timestamp_unit"),
-    ([DAY * day for day in (15000, 15002, 15009, 15001, 15001)], "resolution of 86400 s"),
-]
-
-
-@pytest.mark.parametrize("times,warning", CLOCKS, ids=lambda x: str(x)[:25])
-def test_clocks_that_do_not_tell_the_time(caplog, times: list[float], warning: str) -> None:
-    check_clock(log_of(times, USERS), "seconds", 600.0)
-    (record,) = caplog.records
-    assert "'when'" in record.message and warning in record.message
-
-
-def test_clocks_that_do(caplog) -> None:
-    days = [DAY * day for day in (15000, 15002, 15009, 15001, 15001)]
-    check_clock(log_of(days, USERS), "seconds", 2 * DAY)
-    check_clock(log_of([1000 * t for t in days], USERS), "milliseconds", 2 * DAY)
-    assert not caplog.records
-
-
-def test_a_clock_that_stands_still() -> None:
-    for times in ([7] * 5, [7, 7, 7, 9, 9]):
-        with pytest.raises(UsageError, match="'when' is the same for all events of a user.*TIME_F"):
-            check_clock(log_of(times, USERS), "seconds")
 
 
 def test_a_constant_time_field_stops_a_time_aware_model(experiment, tmp_path) -> None:

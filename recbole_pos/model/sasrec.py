@@ -64,7 +64,8 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
         if self.needs_time:
-            check_clock(dataset.log, config["timestamp_unit"], shortest_period(self))
+            fastest = shortest_period(self)
+            self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """What builds the blocks, called once a layer from the first on."""
