@@ -58,7 +58,9 @@ USER_UPDATES = ("gated", "replace")
 
 
 class AttrFormer(PosSASRec):
-    """The backbone with relation-augmented heads, aggregation by users, and posterior targets."""
+    """The backbone with relation-augmented heads, aggregation by users, and posterior targets
+    (Liu et al., "Learning Attribute as Explicit Relation for Sequential Recommendation", KDD 2025).
+    """
 
     needs_events = True
 

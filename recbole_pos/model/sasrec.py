@@ -31,7 +31,8 @@ BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
 
 
 class PosSASRec(PosRecommender):
-    """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own.
+    """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own
+    (Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018).
 
     With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
     weights of the latter load strictly and give the same outputs.
