@@ -139,13 +139,16 @@ def test_options_are_for_schemes_that_position_names(opened) -> None:
     assert opened("FPARec", "for: {fparec: {positional_rank: 3}}\n")["positional_rank"] == 3
 
 
-def test_the_yaml_of_a_dataset_may_have_parts(tmp_path: Path, tiny: Path) -> None:
+def test_the_yaml_of_a_dataset_may_have_parts(tmp_path: Path) -> None:
+    """Config files win over them, as over the rest of it."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "own.yaml").write_text("epochs: 2\nfor: {PARec: {n_layers: 3}}\n")
     given = {"data_path": str(tmp_path)}
     assert PosConfig("PARec", "own", None, given)["n_layers"] == 3
     assert PosConfig("PARec", "own", None, {**given, "n_layers": 1})["n_layers"] == 1
     assert PosConfig("GRU4Rec", "own", None, given)["epochs"] == 2
+    (tmp_path / "more.yaml").write_text("n_layers: 2\n")
+    assert PosConfig("PARec", "own", [str(tmp_path / "more.yaml")], given)["n_layers"] == 2
 
 
 @pytest.mark.parametrize(
