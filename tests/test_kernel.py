@@ -193,6 +193,27 @@ def test_kernel_after_rope_mixes_rotated_keys() -> None:
     compare(Compose({"kernel": position, "rope": rope}), want)
 
 
+@pytest.mark.parametrize("other", ["alibi", "t5", "kerple", "cape"])
+def test_kernel_with_a_bias(other: str) -> None:
+    """Q K^T U / sqrt(d) + B: the kernel multiplies no bias, but CAPE's gates see U^T K for K."""
+    position, biased = scheme("kernel", 2), scheme(other, 2)
+    shake(position)
+    shake(biased)
+
+    def want(q, k, v, head):
+        t = len(q)
+        keys, values = position.U.matrix(t) @ k, position.L.matrix(t) @ v  # U^T K, L V
+        if other == "cape":
+            bias = reference.cape_bias(q, keys, biased.weight.detach())
+        else:
+            bias = biased.bias(q[None, None], k[None, None], context([t])).expand(1, 2, t, t)
+            bias = bias[0, head].tolist()
+        return reference.biased_attention(q, keys, values, bias)
+
+    compare(Compose({other: biased, "kernel": position}), want, 2)
+    compare(Compose({"kernel": position, other: biased}), want, 2)
+
+
 def test_kernel_gradient() -> None:
     """Numerical gradients of both factors, the values and the keys."""
     position = scheme("kernel", n=5, kernel_band=3)
