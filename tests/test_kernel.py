@@ -194,14 +194,20 @@ def test_kernel_after_rope_mixes_rotated_keys() -> None:
 
 
 @pytest.mark.parametrize("other", ["alibi", "t5", "kerple", "cape"])
-def test_kernel_with_a_bias(other: str) -> None:
-    """Q K^T U / sqrt(d) + B: the kernel multiplies no bias, but CAPE's gates see U^T K for K."""
+@pytest.mark.parametrize("turned", [False, True])
+def test_kernel_with_a_bias(other: str, turned: bool) -> None:
+    """Q K^T U / sqrt(d) + B: the kernel multiplies no bias, but CAPE's gates see U^T K for K.
+
+    Where Q and K are turned as well, both see them turned.
+    """
     position, biased = scheme("kernel", 2), scheme(other, 2)
     shake(position)
     shake(biased)
 
     def want(q, k, v, head):
         t = len(q)
+        if turned:
+            q, k = (reference.rotate(x, 10000.0) for x in (q, k))
         keys, values = position.U.matrix(t) @ k, position.L.matrix(t) @ v  # U^T K, L V
         if other == "cape":
             bias = reference.cape_bias(q, keys, biased.weight.detach())
@@ -210,8 +216,9 @@ def test_kernel_with_a_bias(other: str) -> None:
             bias = bias[0, head].tolist()
         return reference.biased_attention(q, keys, values, bias)
 
-    compare(Compose({other: biased, "kernel": position}), want, 2)
-    compare(Compose({"kernel": position, other: biased}), want, 2)
+    rope = {"rope": scheme("rope", 2)} if turned else {}
+    compare(Compose({other: biased, **rope, "kernel": position}), want, 2)
+    compare(Compose({"kernel": position, other: biased, **rope}), want, 2)
 
 
 def test_kernel_gradient() -> None:
