@@ -35,17 +35,19 @@ def build(names: list[str], n: int, layers: int, **changes) -> torch.nn.Module:
 @pytest.mark.parametrize("lower", KINDS)
 @pytest.mark.parametrize("band", [None, 3])
 def test_kernel_equals_equation_9(upper: str, lower: str, band: int | None) -> None:
+    """In batches shorter than the factors, of which they meet the last rows and columns."""
+    n = N + 3
     if "toeplitz" not in (upper, lower):
         band = None  # which only a Toeplitz factor has
-    position = scheme("kernel", 2, kernel_u=upper, kernel_l=lower, kernel_band=band)
+    position = scheme("kernel", 2, n, kernel_u=upper, kernel_l=lower, kernel_band=band)
     shake(position)
 
     def dense(kind: str, factor) -> Tensor:
         """[n, n] lower-triangular, by loops over the parameters."""
         if kind == "identity":
-            return torch.eye(N)
-        out, at = torch.zeros(N, N), 0
-        for i in range(N):
+            return torch.eye(n)
+        out, at = torch.zeros(n, n), 0
+        for i in range(n):
             for j in range(i + 1):
                 if kind == "full":
                     out[i, j] = factor.weight[at]
