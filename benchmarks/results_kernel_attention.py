@@ -13,7 +13,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from study import ROOT, Study, gains, paired, replace_section, result, score
+from study import (
+    ROOT,
+    Study,
+    gains,
+    own_options,
+    paired,
+    replace_section,
+    result,
+    score,
+    shared_options,
+)
 
 from recbole_pos.properties import read_yaml
 
@@ -174,8 +184,9 @@ def main() -> None:
     parser.add_argument("--variant_seeds", type=int, default=len(SEEDS), help="of Table 4")
     parser.add_argument("--table", action="store_true", help="only write what is finished")
     given = parser.parse_args()
-    protocol = {**read_yaml(PRESET), "MAX_ITEM_LIST_LENGTH": given.length, "show_progress": False}
-    del protocol["model"]
+    preset = read_yaml(PRESET)
+    protocol = {**shared_options(preset), **own_options(preset, "PosSASRec")}
+    protocol |= {"MAX_ITEM_LIST_LENGTH": given.length, "show_progress": False}
     if given.data_path:
         protocol["data_path"] = given.data_path
     name = given.dataset if given.length == 50 else f"{given.dataset}-{given.length}"

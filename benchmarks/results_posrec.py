@@ -19,7 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from study import ROOT, Study, replace_section, result, score
+from study import ROOT, Study, own_options, replace_section, result, score, shared_options
 
 from recbole_pos.inspect.encoding import inspect_encoding
 from recbole_pos.properties import read_yaml
@@ -31,33 +31,27 @@ METRICS = {f"{short}@{k}": f"{name}@{k}" for short, name in (("R", "recall"), ("
            for k in (5, 10)}  # fmt: skip
 # their presets
 DATASETS = {"diginetica": "diginetica.yaml", "yoochoose1_64": "yoochoose.yaml"}
-# of the preset, what is true of every model
-SHARED = (
-    "train_batch_size learner learning_rate lr_decay_step lr_decay_rate weight_decay epochs "
-    "MAX_ITEM_LIST_LENGTH USER_ID_FIELD eval_args metrics topk valid_metric"
-).split()
-COUNTING = {"epochs": 1, "train_batch_size": 4096}
-SIZES = {"hidden_size": 100, "inner_size": 100}
-DROPOUT = {"hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2}
-STAMP: dict[str, Any] = {"model": "EncodedSTAMP", "embedding_size": 100}
-SASREC: dict[str, Any] = {"model": "EncodedSASRec", **SIZES, **DROPOUT}
-SRGNN: dict[str, Any] = {"model": "AnchoredSRGNN", "embedding_size": 100}
-GCSAN: dict[str, Any] = {"model": "AnchoredGCSAN", **SIZES, **DROPOUT}
+STAMP: dict[str, Any] = {"model": "EncodedSTAMP"}
+SASREC: dict[str, Any] = {"model": "EncodedSASRec"}
+SRGNN: dict[str, Any] = {"model": "AnchoredSRGNN"}
+GCSAN: dict[str, Any] = {"model": "AnchoredGCSAN"}
+# what a row has beside the preset's options for its model
 OVERALL: dict[str, dict[str, Any]] = {
-    "POP": {"model": "Pop", "mask_history": False, **COUNTING},
-    "S-POP": {"model": "SPop", **COUNTING},
-    "Item-KNN": {"model": "SessionKNN", **COUNTING},
-    "BPR-MF": {"model": "SessionBPR", "embedding_size": 100},
-    "FPMC": {"model": "SessionFPMC", "embedding_size": 100},
-    "GRU4REC": {"model": "GRU4Rec", "embedding_size": 100, "hidden_size": 100},
-    "NARM": {"model": "NARM", "embedding_size": 100, "hidden_size": 100},
+    "POP": {"model": "Pop"},
+    "S-POP": {"model": "SPop"},
+    "Item-KNN": {"model": "SessionKNN"},
+    "BPR-MF": {"model": "SessionBPR"},
+    "FPMC": {"model": "SessionFPMC"},
+    "GRU4REC": {"model": "GRU4Rec"},
+    "NARM": {"model": "NARM"},
     "STAMP": {**STAMP, "position": ["nope"]},
     "SR-GNN": {**SRGNN, "anchors": False},
-    "FGNN": {"model": "FGNN", "hidden_size": 100},
+    "FGNN": {"model": "FGNN"},
     "GC-SAN": {**GCSAN, "anchors": False},
     "SASRec": {**SASREC, "position": ["lpe"]},
     "PosRec": {"model": "PosRec"},
 }
+COUNTING = ("POP", "S-POP", "Item-KNN")
 ENCODINGS = "nope spe lpe rspe lrpe aspe alpe spe2d lpe2d dpe ldpe".split()
 LAMBDAS = (0.25, 0.5, 1.0, 2.0)
 # R@5, R@10, M@5, M@10 of Tables 2 and 3
@@ -108,8 +102,12 @@ TITLES = {
 
 def studies(preset: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """Study -> row -> options. A row that several studies have is one run."""
-    posrec = {key: value for key, value in preset.items() if key not in SHARED}
-    rows = {**OVERALL, "PosRec": posrec}
+
+    def row(**options: Any) -> dict[str, Any]:
+        return {**own_options(preset, options["model"]), **options}
+
+    rows = {name: row(**options) for name, options in OVERALL.items()}
+    posrec = rows["PosRec"]
 
     def encoded(name: str) -> str:
         return "PosRec" if [name] == posrec["position"] else f"PosRec {name}"
@@ -124,18 +122,18 @@ def studies(preset: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
         "overall": rows,
         "ldpe": {
             **pick("STAMP"),
-            "STAMP+LDPE": {**STAMP, "position": ["ldpe"]},
+            "STAMP+LDPE": row(**STAMP, position=["ldpe"]),
             **pick("SASRec"),
-            "SASRec+LDPE": {**SASREC, "position": ["ldpe"]},
+            "SASRec+LDPE": row(**SASREC, position=["ldpe"]),
         },
         "encodings": {encoded(name): {**posrec, "position": [name]} for name in ENCODINGS},
         "anchors": {
             **pick("SR-GNN"),
-            "SR-GNN+ANC": {**SRGNN, "anchors": True},
+            "SR-GNN+ANC": row(**SRGNN, anchors=True),
             **pick("FGNN"),
             "FGNN+ANC": {**rows["FGNN"], "anchors": True},
             **pick("GC-SAN"),
-            "GC-SAN+ANC": {**GCSAN, "anchors": True},
+            "GC-SAN+ANC": row(**GCSAN, anchors=True),
             "PosRec-ANC": {**posrec, "anchors": False},
             **pick("PosRec"),
         },
@@ -161,8 +159,7 @@ def table(study: Study, names: list[str], paper: dict[str, tuple[float, ...]]) -
             mean = 100 * statistics.mean(result(run)["test"]["recall@10"] for run in runs.values())
             cells.append(f"{mean / theirs[1] - 1:+.1%}" if theirs else "")
         rate = statistics.median(result(run)["targets_per_second"] for run in runs.values())
-        trained = "epochs" not in OVERALL.get(name, {})
-        cells.append(f"{rate:,.0f}" if trained else "")
+        cells.append("" if name in COUNTING else f"{rate:,.0f}")
         cells.append(f"{max(result(run)['peak_rss_mb'] for run in runs.values()):,.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -246,7 +243,7 @@ def main() -> None:
     preset = read_yaml(PRESETS / DATASETS[given.dataset])
     plan = studies(preset)
     rows = chosen(given, plan, parser)
-    protocol = {key: preset[key] for key in SHARED}
+    protocol = shared_options(preset)
     protocol |= {
         "eval_batch_size": 512,  # RecBole's 4096 would take gigabytes of scores
         "show_progress": False,

@@ -18,7 +18,20 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 
+from recbole_pos.presets import FOR, parts_for
+
 ROOT = Path(__file__).parent.parent
+
+
+def shared_options(preset: dict[str, Any]) -> dict[str, Any]:
+    """What a preset has for every row of its comparison."""
+    return {key: value for key, value in preset.items() if key not in ("model", FOR)}
+
+
+def own_options(preset: dict[str, Any], model: str) -> dict[str, Any]:
+    """What a preset has for a model alone."""
+    _, *own = parts_for(preset, {model}, "preset")
+    return {key: value for _, options in own for key, value in options.items()}
 
 
 @dataclass

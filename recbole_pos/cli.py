@@ -303,22 +303,9 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from recbole_pos.listing import list_models
 
-    from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
-
-    table = Table()
-    for column in ("model", "from", "what it is"):
-        table.add_column(column)
-    for name, model in {**MODELS, **BASELINES}.items():
-        table.add_row(name, "recbole-pos", escape((model.__doc__ or "").splitlines()[0]))
-    for name in BUILTIN_SEQUENTIAL:
-        table.add_row(name, "RecBole", "sequential")
-    for name in BUILTIN_GENERAL:
-        table.add_row(name, "RecBole", "general")
-    Console().print(table)
+    list_models()
     return 0
 
 
@@ -337,28 +324,9 @@ def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
-    from rich.markup import escape
-    from rich.table import Table
+    from recbole_pos.listing import list_schemes
 
-    from recbole_pos.position.build import describe
-    from recbole_pos.registry import SCHEMES
-    from recbole_pos.screen import wide_console
-
-    columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
-    table = Table(caption="parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
-    for column in columns:
-        table.add_column(column, overflow="fold")  # a name may be broken, but not cut
-    for name in SCHEMES:
-        row = describe(name)
-        table.add_row(
-            name,
-            row.place,
-            row.needs,
-            f"{row.parameters:,}",
-            ", ".join(row.options) or "-",
-            escape(row.summary),
-        )
-    wide_console().print(table)
+    list_schemes()
     return 0
 
 

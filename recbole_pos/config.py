@@ -12,13 +12,8 @@ from recbole.utils import ModelType, get_model
 from recbole_pos.checkpoint import to_plain
 from recbole_pos.checks import check_negatives, check_together, check_value
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import (
-    YamlLoader,
-    overall_defaults,
-    preset_or_file,
-    read_yaml,
-    with_time_field,
-)
+from recbole_pos.presets import parts_for, positions, preset_or_file
+from recbole_pos.properties import YamlLoader, overall_defaults, read_yaml, with_time_field
 from recbole_pos.registry import (
     BASELINES,
     BUILTIN_GENERAL,
@@ -63,8 +58,8 @@ class PosConfig(Config):
     """Configuration of one run, for the plugin's models and RecBole's.
 
     Priority, lowest first: RecBole's yaml files, ``properties/`` of the plugin, ``<dataset>.yaml``
-    beside the atomic files, ``config_file_list`` in order, ``config_dict``; ``eval_args`` is merged
-    key by key.
+    beside the atomic files, ``config_file_list`` in order (in each, what stands under ``for`` and
+    is for this run above the rest), ``config_dict``; ``eval_args`` is merged key by key.
 
     Args:
         model: name of a plugin model or of a usable model of RecBole; None to read it from a file.
@@ -103,21 +98,26 @@ class PosConfig(Config):
         return {}  # cli.py parses arguments; a library must not read sys.argv
 
     def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
-        for file in file_list or []:
-            found = read_yaml(preset_or_file(file))
-            merged = merge_options(merged, found)
-            self.sources.update(dict.fromkeys(found, str(file)))
-        return merged
+        self.files = [(file, read_yaml(preset_or_file(file))) for file in file_list or []]
+        return {}  # what they say depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
-        for key in config_dict or {}:  # typed already; RecBole would eval strings
-            self.sources.pop(key, None)
-        return dict(config_dict or {})
+        return dict(config_dict or {})  # typed already; RecBole would eval strings
 
     def _merge_external_config_dict(self) -> None:
-        self.external_config_dict = merge_options(self.file_config_dict, self.variable_config_dict)
+        self.external_config_dict = self._options_for()
+
+    def _options_for(self, *names: str) -> dict[str, Any]:
+        """What is given for a run of a model and schemes: config files in order, config_dict."""
+        merged: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
+        for file, content in self.files:
+            for where, options in parts_for(content, names, file):
+                merged = merge_options(merged, options)
+                self.sources.update(dict.fromkeys(options, where))
+        for key in self.variable_config_dict:
+            self.sources.pop(key, None)
+        return merge_options(merged, self.variable_config_dict)
 
     def _get_model_and_dataset(
         self, model: str | None, dataset: str | None
@@ -127,7 +127,7 @@ class PosConfig(Config):
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
-        self._add_dataset_yaml(str(dataset))
+        self._read_files_for(str(model), str(dataset))
         ours = {**MODELS, **BASELINES}
         if model in ours:
             return model, ours[model], str(dataset)
@@ -139,15 +139,14 @@ class PosConfig(Config):
             )
         return model, get_model(model), str(dataset)
 
-    def _add_dataset_yaml(self, dataset: str) -> None:
-        """<data_path>/<dataset>/<dataset>.yaml, below everything else the user gave."""
-        given = self.external_config_dict
-        file = Path(str(given.get("data_path", "dataset/"))) / dataset / f"{dataset}.yaml"
+    def _read_files_for(self, model: str, dataset: str) -> None:
+        """Config files once the model is known, <data_path>/<dataset>/<dataset>.yaml below them."""
+        folder = Path(str(self._options_for(model).get("data_path", "dataset/"))) / dataset
+        file = folder / f"{dataset}.yaml"
         if file.is_file():
-            found = read_yaml(file)
-            new = [key for key in found if key not in given]
-            self.sources.update(dict.fromkeys(new, str(file)))
-            self.external_config_dict = merge_options(found, given)
+            self.files.insert(0, (file, read_yaml(file)))
+        position = self._options_for(model).get("position")
+        self.external_config_dict = self._options_for(model, *positions(position, model))
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)

@@ -1,12 +1,21 @@
-"""Why a model stopped making sense."""
+"""What may go wrong in training, told before it starts, and why it stopped making sense."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor, nn
 
+from recbole_pos import parallel
 from recbole_pos.data.batch import SequenceBatch
+
+
+def tell_notices(model: nn.Module) -> None:
+    """Log what a model has found in its data and options (``notices``), once for a group."""
+    if parallel.this_share().rank == 0:
+        for notice in getattr(model, "notices", ()):
+            logging.getLogger(__name__).warning(notice)
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:

@@ -71,12 +71,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def preset_or_file(name: str | Path) -> Path:
-    """A config file as given or, if there is none, the preset of that name (fparec/ml-1m.yaml)."""
-    preset = ROOT / "presets" / name
-    return preset if not Path(name).exists() and preset.is_file() else Path(name)
-
-
 def overall_defaults() -> dict[str, Any]:
     """Defaults of the plugin for every model, its own and RecBole's."""
     return read_yaml(ROOT / "overall.yaml")

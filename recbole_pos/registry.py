@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recbole_pos import recbole_models
 from recbole_pos.model.anchored import AnchoredGCSAN, AnchoredSRGNN
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
@@ -104,11 +105,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
 }
 
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
-BUILTIN_SEQUENTIAL = (
-    "SASRec GRU4Rec BERT4Rec SRGNN NARM STAMP GCSAN FPMC SASRecF LightSANs FEARec CORE GRU4RecF "
-    "FDSA NextItNet Caser SHAN HGN SINE RepeatNet NPE FOSSIL"
-).split()
-BUILTIN_GENERAL = "Pop ItemKNN BPR".split()
+BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
+BUILTIN_GENERAL = list(recbole_models.GENERAL)
 # Of these, what makes the state after an event from the events up to it alone, for each of them.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 

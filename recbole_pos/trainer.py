@@ -28,7 +28,7 @@ from recbole_pos.collector import TargetCollector
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.diagnosis import explain_loss
+from recbole_pos.diagnosis import explain_loss, tell_notices
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.memory import give_back
 from recbole_pos.report import RunFolder
@@ -132,8 +132,10 @@ class PosTrainer(Trainer):
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.screen = self.screen or Screen(verbose)
         state = self.progress
-        if saved and state.next_epoch == 0:
-            self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
+        if state.next_epoch == 0:
+            tell_notices(self.model)
+            if saved:
+                self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
         with self._tensorboard() as board:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch

@@ -16,10 +16,10 @@ N, D = 9, 8
 LENGTHS = [4, 9, 1, 6]
 
 
-def scheme(name: str, heads: int = 1, n: int = N, **options):
+def scheme(name: str, heads: int = 1, n: int = N, d: int = D, **options):
     """A scheme with the defaults of its yaml."""
     defaults = read_yaml(ROOT / "position" / f"{name}.yaml")
-    dimensions = Dimensions(max_length=n, hidden_size=D, n_heads=heads, initializer_range=1.0)
+    dimensions = Dimensions(max_length=n, hidden_size=d, n_heads=heads, initializer_range=1.0)
     return SCHEMES[name](dimensions, **{**defaults, **options})
 
 
@@ -63,8 +63,8 @@ def block(**changes) -> BlockOptions:
     return BlockOptions(**{**given, **changes})
 
 
-def qkv(m: int, heads: int = 1) -> list[Tensor]:
-    return [torch.randn(m, heads, D // heads) for _ in range(3)]
+def qkv(m: int, heads: int = 1, d: int = D) -> list[Tensor]:
+    return [torch.randn(m, heads, d // heads) for _ in range(3)]
 
 
 def rows_of(lengths: list[int]) -> list[slice]:

@@ -190,6 +190,11 @@ def all_windows(made: Experiment) -> Rows:
     )
 
 
+def places(rows: Rows) -> np.ndarray:
+    """[m] the place of each event in its window, counted from the oldest."""
+    return np.concatenate([np.arange(length) for length in rows.lengths])
+
+
 def find(model: Any, rows: Rows) -> tuple[EventOrder, list[Edges], Edges | None]:
     """The relations that the model itself finds for the rows, in evaluation mode."""
     order = model.lookup.order(rows, np.random.default_rng(model.seed))

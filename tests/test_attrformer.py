@@ -9,7 +9,7 @@ import pytest
 import reference
 import reference_relations
 import torch
-from shop import all_windows, find, open_shop, shaken, tables, train, write
+from shop import all_windows, find, open_shop, places, shaken, tables, train, write
 from torch import Tensor
 
 import recbole_pos
@@ -59,6 +59,7 @@ def test_every_layer_equals_the_equations(
     model, rows = shaken(made), all_windows(made)
     order, heads, users = find(model, rows)
     assert all(len(edges.value) for edges in [*heads, users])
+    assert (places(rows)[users.reader] == places(rows)[users.source]).all()
     x = model.item_embedding(model.lookup.items[torch.from_numpy(rows.events)])
     table = model.lookup.user_table
     own = table.matrix().diagonal()[table.group[order.user]].tolist()

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 from recbole.data.interaction import Interaction
-from shop import RELATIONS, all_windows, find, open_shop, shaken, tables, train, write
+from shop import (
+    RELATIONS,
+    Cells,
+    all_windows,
+    find,
+    open_shop,
+    places,
+    shaken,
+    tables,
+    train,
+    write,
+)
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST
@@ -54,6 +65,29 @@ def test_heads_start_as_the_mean_of_all_relations(folder: Path) -> None:
     for layer in open_shop(folder).model.trm_encoder.layer:
         mix = layer.multi_head_attention.relation_mix
         assert torch.equal(mix, torch.full_like(mix, 1 / 8))
+
+
+def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) -> None:
+    """Section 3.1.3: every earlier event of another user of the country, in windows of any length.
+
+    Counted from the newest event the pairs would be others.
+    """
+    made = open_shop(folder, relations=["country"], top_k=1000)
+    rows, cells = all_windows(made), Cells(made.dataset, tables())
+    order, _, users = find(made.model, rows)
+    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
+    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
+    events = range(len(place))
+    want = {
+        (i, j)
+        for i in events
+        for j in events
+        if order.user[i] != order.user[j] and place[i] == place[j]
+        if country[i] == country[j] is not None and order.rank[j] < order.rank[i]
+    }
+    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
+    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
+    assert any(left[i] != left[j] for i, j in want)
 
 
 def test_training_reads_relations_whatever_prediction_reads(folder: Path) -> None:

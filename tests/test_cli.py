@@ -12,13 +12,6 @@ import pytest
 import recbole_pos
 from recbole_pos.cli import _files, main, parse_overrides
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import (
-    BASELINES,
-    BUILTIN_GENERAL,
-    BUILTIN_SEQUENTIAL,
-    MODELS,
-    SCHEMES,
-)
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = ["--epochs=1", "--hidden_size=16", "--inner_size=16", "--show_progress=false"]
@@ -105,21 +98,6 @@ def test_version(capsys) -> None:
         main(["--version"])
     assert left.value.code == 0
     assert capsys.readouterr().out == f"recbole-pos {recbole_pos.__version__}\n"
-
-
-def test_models_lists_everything(capsys) -> None:
-    assert main(["models"]) == 0
-    printed = capsys.readouterr().out
-    for name in [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]:
-        assert name in printed
-
-
-def test_schemes_lists_everything(capsys) -> None:
-    assert main(["schemes"]) == 0
-    printed = capsys.readouterr().out
-    for name, scheme in SCHEMES.items():
-        assert name in printed and all(option in printed for option in scheme.options)
-    assert "1,375" in printed  # the kernel's, at n = 50 in two layers
 
 
 def test_values_with_spaces_may_follow_lists(tmp_path: Path, monkeypatch) -> None:

@@ -279,13 +279,6 @@ def test_every_scheme_and_model_has_its_yaml_and_no_other() -> None:
     assert {p.stem for p in (ROOT / "model").iterdir()} == {*MODELS, *BASELINES}
 
 
-@pytest.mark.parametrize("preset", sorted((ROOT / "presets").rglob("*.yaml")), ids=lambda p: p.stem)
-def test_presets_name_known_keys(preset: Path) -> None:
-    content = read_yaml(preset)
-    for model in MODELS if "model" not in content else [content["model"]]:
-        PosConfig(model, "ml-100k", [str(preset)])
-
-
 def test_eval_args_are_merged_from_every_source(tmp_path: Path) -> None:
     """A key given later leaves the others as they are, instead of falling back to a default."""
     for name, text in (("a", "{split: {GT: [0.9, 0.95]}}"), ("b", "{cold_items: drop}")):
@@ -299,11 +292,6 @@ def test_eval_args_are_merged_from_every_source(tmp_path: Path) -> None:
 def test_suggestions_ignore_case() -> None:
     assert "NDCG" in suggest("ndgc", ["NDCG", "Hit"])
     assert suggest("zzzz", ["NDCG"]) == ""
-
-
-def test_presets_are_found_by_name() -> None:
-    config = PosConfig(None, "ml-100k", ["fparec/ml-1m.yaml"])
-    assert config["model"] == "FPARec" and config["positional_rank"] == 40
 
 
 def test_dataset_yaml_is_merged_below_what_the_user_gives(tmp_path: Path) -> None:

@@ -35,17 +35,19 @@ def build(names: list[str], n: int, layers: int, **changes) -> torch.nn.Module:
 @pytest.mark.parametrize("lower", KINDS)
 @pytest.mark.parametrize("band", [None, 3])
 def test_kernel_equals_equation_9(upper: str, lower: str, band: int | None) -> None:
+    """In batches shorter than the factors, of which they meet the last rows and columns."""
+    n = N + 3
     if "toeplitz" not in (upper, lower):
         band = None  # which only a Toeplitz factor has
-    position = scheme("kernel", 2, kernel_u=upper, kernel_l=lower, kernel_band=band)
+    position = scheme("kernel", 2, n, kernel_u=upper, kernel_l=lower, kernel_band=band)
     shake(position)
 
     def dense(kind: str, factor) -> Tensor:
         """[n, n] lower-triangular, by loops over the parameters."""
         if kind == "identity":
-            return torch.eye(N)
-        out, at = torch.zeros(N, N), 0
-        for i in range(N):
+            return torch.eye(n)
+        out, at = torch.zeros(n, n), 0
+        for i in range(n):
             for j in range(i + 1):
                 if kind == "full":
                     out[i, j] = factor.weight[at]
@@ -191,6 +193,34 @@ def test_kernel_after_rope_mixes_rotated_keys() -> None:
     rope = scheme("rope")
     compare(Compose({"rope": rope, "kernel": position}), want)
     compare(Compose({"kernel": position, "rope": rope}), want)
+
+
+@pytest.mark.parametrize("other", ["alibi", "t5", "kerple", "cape"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_kernel_with_a_bias(other: str, turned: bool) -> None:
+    """Q K^T U / sqrt(d) + B: the kernel multiplies no bias, but CAPE's gates see U^T K for K.
+
+    Where Q and K are turned as well, both see them turned.
+    """
+    position, biased = scheme("kernel", 2), scheme(other, 2)
+    shake(position)
+    shake(biased)
+
+    def want(q, k, v, head):
+        t = len(q)
+        if turned:
+            q, k = (reference.rotate(x, 10000.0) for x in (q, k))
+        keys, values = position.U.matrix(t) @ k, position.L.matrix(t) @ v  # U^T K, L V
+        if other == "cape":
+            bias = reference.cape_bias(q, keys, biased.weight.detach())
+        else:
+            bias = biased.bias(q[None, None], k[None, None], context([t])).expand(1, 2, t, t)
+            bias = bias[0, head].tolist()
+        return reference.biased_attention(q, keys, values, bias)
+
+    rope = {"rope": scheme("rope", 2)} if turned else {}
+    compare(Compose({other: biased, **rope, "kernel": position}), want, 2)
+    compare(Compose({"kernel": position, other: biased, **rope}), want, 2)
 
 
 def test_kernel_gradient() -> None:

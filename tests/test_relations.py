@@ -258,7 +258,7 @@ def test_bad_declarations(shop: Path, relations, message: str) -> None:
     ids=str,
 )
 def test_an_attribute_that_nothing_has_is_told(
-    tmp_path: Path, caplog, relation, empty: list[str], who: str
+    tmp_path: Path, relation, empty: list[str], who: str
 ) -> None:
     """It relates nothing; a file whose ids do not match the others' looks like that, too."""
     made = tables()
@@ -266,7 +266,7 @@ def test_an_attribute_that_nothing_has_is_told(
         columns = [column for column in table if column.split(":")[0] in empty]
         table[columns] = ""
     model = open_shop(write(tmp_path, made), relations=[relation]).model
-    assert [who in record.message for record in caplog.records].count(True) == 1
+    assert [who in notice for notice in model.notices].count(True) == 1
     users = model.lookup.user_table
     for found in [users] if users else [getattr(h, "table", h) for h in model.lookup.heads]:
         assert not np.isfinite(found.values).any()  # no pair of classes, or no number
@@ -334,9 +334,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", ["none", "even"])
-def test_users_whom_no_layer_reads_are_told(shop: Path, caplog, layers: str) -> None:
-    open_shop(shop, user_layers=layers, n_layers=1)
-    assert f"country, age of users is read by no layer: user_layers is {layers}" in caplog.text
-    caplog.clear()
-    open_shop(shop, user_layers="odd", n_layers=1)
-    assert not caplog.text
+def test_users_whom_no_layer_reads_are_told(shop: Path, layers: str) -> None:
+    (notice,) = open_shop(shop, user_layers=layers, n_layers=1).model.notices
+    assert f"country, age of users is read by no layer: user_layers is {layers}" in notice
+    assert open_shop(shop, user_layers="odd", n_layers=1).model.notices == []

@@ -40,7 +40,7 @@ def rows_of(results: Any, dataset: str) -> tuple[dict, dict, dict]:
 def test_every_row_is_a_run(results, dataset: str) -> None:
     preset, plan, rows = rows_of(results, dataset)
     assert set(results.PAPER[dataset]) <= set(rows) and set(results.TITLES) == set(plan)
-    shared = {key: preset[key] for key in results.SHARED}
+    shared = results.shared_options(preset)
     for options in rows.values():
         given = {**shared, **options}
         config = PosConfig(given.pop("model"), "ml-100k", None, given)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import reference
+import schemes as small
 import torch
 from conftest import make_log, write_atomic
-from schemes import LENGTHS, D, N, block, context, qkv, rows_of, scheme, shake
+from schemes import LENGTHS, N, context, rows_of, shake
 
-from recbole_pos.data.clock import check_clock
-from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
@@ -24,8 +24,11 @@ from recbole_pos.properties import ROOT, read_yaml
 DAY = 86400.0
 YEARS = 10 * 365.25 * DAY
 USERS = [1, 1, 1, 2, 2]
-HEADS = 2
-P = D // HEADS // 2
+HEADS, D = 2, 16
+P = D // HEADS // 2  # four planes a head, so that each source has a bank of several when they split
+scheme = functools.partial(small.scheme, d=D)
+qkv = functools.partial(small.qkv, d=D)
+block = functools.partial(small.block, hidden_size=D, inner_size=D, n_heads=HEADS)
 FORMS = [
     {"fusion": "early"},
     {"fusion": "early", "gate_value": 0.3, "time_base": 50.0, "time_scale": 0.7},
@@ -34,6 +37,8 @@ FORMS = [
     {"fusion": "early", "gate": "sigmoid", "gate_scope": "head", "gate_value": 0.8},
     {"fusion": "early", "gate": "hard", "gate_scope": "head", "gate_value": 0.6},
     {"fusion": "split_dim"},
+    {"fusion": "split_dim", "time_ratio": 0.25, "rope_scale": 0.6},
+    {"fusion": "split_dim", "time_ratio": 0.75, "time_base": 50.0},
     {"fusion": "split_dim", "learn_frequencies": "free", "learn_scales": True},
     {"fusion": "split_head"},
     {"fusion": "split_head", "learn_frequencies": "ladder"},
@@ -64,9 +69,12 @@ def bank_values(bank: FrequencyBank | None, start: list[float]) -> list[float]:
     return values
 
 
+DEFAULTS = read_yaml(ROOT / "position" / "to_rope.yaml")
+
+
 def starts(options: dict, planes: int) -> tuple[list[float], list[float]]:
     """Banks of order and time as section 3.2 writes them; time in days."""
-    given = {**read_yaml(ROOT / "position" / "to_rope.yaml"), **options}
+    given = {**DEFAULTS, **options}
     order = [given["rope_scale"] * given["rope_base"] ** (-k / planes) for k in range(planes)]
     if given["time_base"] is not None:
         time = [given["time_scale"] * given["time_base"] ** (-k / planes) for k in range(planes)]
@@ -79,14 +87,14 @@ def starts(options: dict, planes: int) -> tuple[list[float], list[float]]:
 
 def angle(position, options: dict, head: int, k: int, n: int, days: float) -> float:
     """Equation 4 for one plane, with the special cases of 4.1.2."""
-    fusion, planes = options["fusion"], P
-    if fusion == "split_dim":
-        planes = P // 2  # a whole bank over each half
+    fusion, ratio, by_order, by_time = options["fusion"], options.get("time_ratio", 0.5), P, P
     if fusion == "split_head":
         time_gate = float(head >= HEADS // 2)
-    elif fusion == "split_dim":
-        time_gate = float(k >= P // 2)
-        k %= P // 2
+    elif fusion == "split_dim":  # a whole bank over the planes of each source
+        by_time = int(P * ratio)
+        by_order = P - by_time
+        time_gate = float(k >= by_order)
+        k -= by_order * (k >= by_order)
     elif fusion == "effective":
         time_gate = None
     elif position.gate_logit is None:
@@ -96,11 +104,13 @@ def angle(position, options: dict, head: int, k: int, n: int, days: float) -> fl
         time_gate = 1 / (1 + math.exp(-logit))
         if options["gate"] == "hard":
             time_gate = float(time_gate > 0.5)
-    order, time = starts(options, planes)
-    order, time = bank_values(position.order, order)[k], bank_values(position.clock, time)[k]
+    order = bank_values(position.order, starts(options, by_order)[0]) if time_gate != 1 else None
+    time = bank_values(position.clock, starts(options, by_time)[1]) if time_gate != 0 else None
     if time_gate is None:
-        return order * n + time * days
-    return (1 - time_gate) * order * n + time_gate * time * days
+        return order[k] * n + time[k] * days
+    if order is None or time is None:
+        return time[k] * days if order is None else order[k] * n
+    return (1 - time_gate) * order[k] * n + time_gate * time[k] * days
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
@@ -109,7 +119,7 @@ def test_equals_equation_4(options: dict) -> None:
     shake(position)
     ctx = context()
     q, k, v = qkv(sum(LENGTHS), HEADS)
-    out = MultiHeadAttention(block(n_heads=HEADS), position)._dot_product(q, k, v, ctx)
+    out = MultiHeadAttention(block(), position)._dot_product(q, k, v, ctx)
     for rows in rows_of(LENGTHS):
         days = ((ctx.times[rows] - ctx.times[rows.start]) / 86400).tolist()
         for head in range(HEADS):
@@ -160,7 +170,7 @@ def test_learned_frequencies_start_as_the_fixed_ones(learn: str) -> None:
 
 def test_split_by_layer() -> None:
     """Of three layers at ratio 0.3 the last turns by time, the others by order."""
-    options = {**read_yaml(ROOT / "position" / "to_rope.yaml"), "fusion": "split_layer"}
+    options = {**DEFAULTS, "fusion": "split_layer"}
     sizes = Dimensions(N, D, HEADS, 1.0, n_layers=3)
     schemes = build_schemes("to_rope", sizes, {**options, "time_ratio": 0.3})
     q, k, _ = qkv(sum(LENGTHS), HEADS)
@@ -182,7 +192,7 @@ def test_fresh_periods_stay_as_they_were() -> None:
 def test_ratio_is_the_share_of_time(ratio: float) -> None:
     """16 planes, 8 heads: rounded shares, and never none or all."""
     sizes = Dimensions(N, 256, 8, 1.0)
-    defaults = {**read_yaml(ROOT / "position" / "to_rope.yaml"), "time_ratio": ratio}
+    defaults = {**DEFAULTS, "time_ratio": ratio}
     for fusion, whole in (("split_dim", 16), ("split_head", 8)):
         made = build_schemes("to_rope", sizes, {**defaults, "fusion": fusion}).attention()
         finite = made.schemes["to_rope"].time_periods().isfinite()  # [8, 16]
@@ -278,7 +288,7 @@ def test_a_fixed_bank_keeps_its_digits_in_half_precision() -> None:
 def test_hard_gates_learn() -> None:
     position = scheme("to_rope", HEADS, fusion="early", gate="hard", gate_value=0.6)
     q, k, v = qkv(sum(LENGTHS), HEADS)
-    out = MultiHeadAttention(block(n_heads=HEADS), position)._dot_product(q, k, v, context())
+    out = MultiHeadAttention(block(), position)._dot_product(q, k, v, context())
     out.pow(2).sum().backward()
     assert position.gate_logit.grad.abs().sum() > 0
 
@@ -318,48 +328,6 @@ def test_the_time_of_the_target_is_never_read(experiment) -> None:
         assert torch.equal(model.full_sort_predict(batch), before)
         batch[model.TIME_SEQ] = batch[model.TIME_SEQ] ** 1.01
         assert not torch.equal(model.full_sort_predict(batch), before)
-
-
-def log_of(times: list[float], users: list[int]) -> EventLog:
-    n = len(times)
-    fields = {
-        "user": torch.tensor(users),
-        "item": torch.ones(n, dtype=torch.int64),
-        "when": torch.tensor(times, dtype=torch.float64),
-    }
-    return EventLog.build(fields, max(users) + 1, "user", "item", "when")
-
-
-CLOCKS = [
-    ([1, 2, 3, 1, 2], "running number"),
-    ([3, 4, 5, 1, 2], "running number"),
-    ([0.5, 10.5, 20.5, 3, 13], "running number"),
-    ([1, 3, 5, 2, 4], "running number"),
-    ([1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12], "timestamp_unit"),
-    ([18000, 18003, 18009, 18001, 18002], "timestamp_unit"),
-    ([1995, 1997, 2005, 2001, 2003], "timestamp_unit"),
-    ([DAY * day for day in (15000, 15002, 15009, 15001, 15001)], "resolution of 86400 s"),
-]
-
-
-@pytest.mark.parametrize("times,warning", CLOCKS, ids=lambda x: str(x)[:25])
-def test_clocks_that_do_not_tell_the_time(caplog, times: list[float], warning: str) -> None:
-    check_clock(log_of(times, USERS), "seconds", 600.0)
-    (record,) = caplog.records
-    assert "'when'" in record.message and warning in record.message
-
-
-def test_clocks_that_do(caplog) -> None:
-    days = [DAY * day for day in (15000, 15002, 15009, 15001, 15001)]
-    check_clock(log_of(days, USERS), "seconds", 2 * DAY)
-    check_clock(log_of([1000 * t for t in days], USERS), "milliseconds", 2 * DAY)
-    assert not caplog.records
-
-
-def test_a_clock_that_stands_still() -> None:
-    for times in ([7] * 5, [7, 7, 7, 9, 9]):
-        with pytest.raises(UsageError, match="'when' is the same for all events of a user.*TIME_F"):
-            check_clock(log_of(times, USERS), "seconds")
 
 
 def test_a_constant_time_field_stops_a_time_aware_model(experiment, tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def check_clock(
     shortest_period: float | None = None,
     instead: str = SCHEMES_WITHOUT,
     across: bool = False,
-) -> None:
+) -> list[str]:
     """Look at the times of all events before a model that reads them is built.
 
     Args:
@@ -30,12 +30,13 @@ def check_clock(
         instead: what to do if there is no clock, for the message.
         across: whether times are compared between users alone, so that one a user is enough.
 
+    Returns:
+        what to tell before training: times that only number the events, years that nobody lived
+        in, periods too short for the resolution of the data.
+
     Raises:
         UsageError: if no user has two events at different times; with ``across``, if all events
             have the same.
-
-    Warns (by logging) of times that only number the events, of years that nobody lived in, and of
-    periods too short for the resolution of the data.
     """
     field, times = log.time_field, log.times.numpy()
     users = log.users.numpy()
@@ -45,34 +46,38 @@ def check_clock(
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
     if len(step) == 0:
         if across and len(distinct) > 1:
-            return
+            return []
         raise UsageError(
             f"{field!r} is the same for all events of a user: there is no time to learn from; "
             f"{advice}"
         )
-    warn = logging.getLogger(__name__).warning
     if (step == step[0]).all() or _numbers_all_events(times, distinct):
-        warn(
+        return [
             f"{field!r} looks like a running number, not like clock time: a time-aware model "
             f"learns no more from it than from order; {advice}"
-        )
-        return
+        ]
+    told = []
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
-        warn(
-            f"{field!r} reads as {unit} from the year {first:,.0f} to {last:,.0f}. If it counts "
-            f"something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
-            f"numbers events: {advice}; if it counts from another day than "
-            "1970-01-01, all is well"
+        told.append(
+            f"{field!r} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
+            f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
+            f"numbers events: {advice}; if it counts from another day than 1970-01-01, its years "
+            "do not matter"
         )
-        return
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     if shortest_period is not None and shortest_period < 2 * resolution:
-        warn(
-            f"{field!r} has a resolution of {resolution:g} s, so periods under {2 * resolution:g} "
-            f"s mean nothing, but the fastest plane turns in {shortest_period:g} s: raise "
-            "time_min_period (or lower time_scale, if time_base is set)"
+        told.append(
+            f"{field!r}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
+            f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
+            f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
+            "set)"
         )
+    return told
+
+
+def _year(year: float) -> str:
+    return str(math.floor(year)) if abs(year) < 1e6 else f"{year:.0e}"
 
 
 def _numbers_all_events(times: np.ndarray, distinct: np.ndarray) -> bool:

@@ -53,11 +53,13 @@ class _Anchored:
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):
-    """RecBole's SRGNN with anchors; without them the same model, its graphs made in one batch."""
+    """RecBole's SRGNN with anchors (Qiu et al., "Exploiting Positional Information for
+    Session-based Recommendation", TOIS 2021, Figures 5 and 6)."""
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
         return *super()._get_slice(item_seq), item_seq > 0
 
 
 class AnchoredGCSAN(_Anchored, GCSAN):
-    """RecBole's GCSAN with anchors; without them the same model, its graphs made in one batch."""
+    """RecBole's GCSAN with anchors (Qiu et al., "Exploiting Positional Information for
+    Session-based Recommendation", TOIS 2021, Figures 5 and 6)."""

@@ -29,7 +29,6 @@ why nothing of a user's future comes back to the user.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -59,7 +58,9 @@ USER_UPDATES = ("gated", "replace")
 
 
 class AttrFormer(PosSASRec):
-    """The backbone with relation-augmented heads, aggregation by users, and posterior targets."""
+    """The backbone with relation-augmented heads, aggregation by users, and posterior targets
+    (Liu et al., "Learning Attribute as Explicit Relation for Sequential Recommendation", KDD 2025).
+    """
 
     needs_events = True
 
@@ -78,7 +79,7 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {linkable}; found {config[key]!r}. "
                     "Set chunking: False for it"
                 )
-        self._warn_of_unread(config)
+        self._notice_unread(config)
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.lookup = RelationLookup(
@@ -90,6 +91,7 @@ class AttrFormer(PosSASRec):
             seconds=self.time_unit,
             unknown=float(config["user_update"] == "replace"),
         )
+        self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
         self.betas, self.prior_weight = self._targets(config)
@@ -97,10 +99,10 @@ class AttrFormer(PosSASRec):
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
-    def _warn_of_unread(self, config: Any) -> None:
+    def _notice_unread(self, config: Any) -> None:
         users = [relation.field for relation in self.declared if relation.source == "user"]
         if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
-            logging.getLogger(__name__).warning(
+            self.notices.append(
                 f"relations: {', '.join(users)} of users is read by no layer: user_layers is "
                 f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
             )
@@ -111,9 +113,12 @@ class AttrFormer(PosSASRec):
             return
         log, unit = dataset.log, config["timestamp_unit"]
         if any(relation.table == TIME for relation in self.declared):
-            check_clock(log, unit, instead="leave the time out of relations")
+            instead, across = "leave the time out of relations", False
         elif config["cross_sequence"] == "time_respecting":
-            check_clock(log, unit, instead="set cross_sequence: random_order", across=True)
+            instead, across = "set cross_sequence: random_order", True
+        else:
+            return
+        self.notices += check_clock(log, unit, instead=instead, across=across)
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         users = [relation for relation in self.declared if relation.source == "user"]

@@ -50,6 +50,7 @@ class PosRecommender(SequentialRecommender):
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
+        self.notices: list[str] = []  # what to tell before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
         self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]

@@ -66,7 +66,8 @@ class Silent(nn.Module):
 
 
 class EncodedSTAMP(STAMP):
-    """RecBole's STAMP with encodings of positions added to the session's items (STAMP+LDPE)."""
+    """RecBole's STAMP with encodings of positions added to the session's items (Qiu et al.,
+    "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
@@ -79,7 +80,8 @@ class EncodedSTAMP(STAMP):
 
 
 class EncodedSASRec(SASRec):
-    """RecBole's SASRec with other encodings of positions than its own (SASRec+LDPE)."""
+    """RecBole's SASRec with other encodings of positions than its own (Qiu et al.,
+    "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)

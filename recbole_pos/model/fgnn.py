@@ -31,7 +31,9 @@ from recbole_pos.model.base import PosRecommender
 
 
 class FGNN(PosRecommender):
-    """Weighted graph attention with self-loops over a session's items, GRU-Set2Set readout."""
+    """Weighted graph attention with self-loops over a session's items, GRU-Set2Set readout
+    (Qiu et al., "Rethinking the Item Order in Session-based Recommendation with Graph Neural
+    Networks", CIKM 2019)."""
 
     causal = False
 

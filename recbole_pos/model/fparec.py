@@ -2,6 +2,7 @@
 
 Reference:
     Fan Luo, Juan Zhang, Shenghui Xu. "Learning Positional Attention for Sequential Recommendation."
+    2024 (arXiv 2407.02793).
 
 Where its equations are:
 
@@ -28,8 +29,10 @@ from recbole_pos.model.sasrec import PosSASRec
 
 
 class PARec(PosSASRec):
-    """Positional attention with one learned [n, n] matrix per layer (equation 6)."""
+    """Positional attention with one learned [n, n] matrix per layer (Luo et al.,
+    "Learning Positional Attention for Sequential Recommendation", 2024, equation 6)."""
 
 
 class FPARec(PosSASRec):
-    """Positional attention with the matrix factorized into two [n, k] factors (equation 7)."""
+    """Positional attention with the matrix factorized into two [n, k] factors (Luo et al.,
+    "Learning Positional Attention for Sequential Recommendation", 2024, equation 7)."""

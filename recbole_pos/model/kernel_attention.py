@@ -2,7 +2,7 @@
 
 Reference:
     Timur Nabiev, Evgeny Frolov. "Position-Aware Sequential Attention for Accurate Next Item
-    Recommendations."
+    Recommendations." 2026 (arXiv 2602.21052).
 
 Where its equations are:
 
@@ -26,4 +26,6 @@ from recbole_pos.model.sasrec import PosSASRec
 
 
 class KernelAttention(PosSASRec):
-    """Single-head transformer with a positional kernel on logits and values (equation 9)."""
+    """Single-head transformer with a positional kernel on logits and values (Nabiev and Frolov,
+    "Position-Aware Sequential Attention for Accurate Next Item Recommendations", 2026,
+    equation 9)."""

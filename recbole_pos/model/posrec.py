@@ -42,7 +42,9 @@ from recbole_pos.position.build import row_encodings
 
 
 class PosRec(PosRecommender):
-    """Gated graph layers over a session's items, then a bidirectional transformer (section 4.3)."""
+    """Gated graph layers over a session's items, then a bidirectional transformer (Qiu et al.,
+    "Exploiting Positional Information for Session-based Recommendation", TOIS 2021,
+    section 4.3)."""
 
     causal = False
 

@@ -31,7 +31,8 @@ BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
 
 
 class PosSASRec(PosRecommender):
-    """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own.
+    """SASRec with any ``position`` schemes, pre- or post-norm, or HSTU's blocks instead of its own
+    (Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018).
 
     With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
     weights of the latter load strictly and give the same outputs.
@@ -64,7 +65,8 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
         if self.needs_time:
-            check_clock(dataset.log, config["timestamp_unit"], shortest_period(self))
+            fastest = shortest_period(self)
+            self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """What builds the blocks, called once a layer from the first on."""

@@ -56,7 +56,8 @@ def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray
 
 
 class SessionKNN(Untrained):
-    """Item-KNN for sessions: the items most like the session's last item, by common sessions."""
+    """Item-KNN for sessions: the items most like the session's last item, by common sessions
+    (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)
@@ -73,7 +74,8 @@ class SessionKNN(Untrained):
 
 
 class SessionBPR(SequentialRecommender):
-    """BPR-MF for sessions: a session is the mean vector of its items so far."""
+    """BPR-MF for sessions: a session is the mean vector of its items so far (Hidasi et al.,
+    "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     input_type = InputType.PAIRWISE
 
@@ -105,7 +107,8 @@ class SessionBPR(SequentialRecommender):
 
 
 class SessionFPMC(FPMC):
-    """FPMC without users: RecBole's, with the Markov chain from the last item alone."""
+    """FPMC without users: RecBole's, with the Markov chain from the last item alone (Li et
+    al., "Neural Attentive Session-based Recommendation", CIKM 2017)."""
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)

@@ -38,7 +38,8 @@ class Untrained(SequentialRecommender):
 
 
 class SPop(Untrained):
-    """Session popularity: the items seen most often in the session, ties by overall popularity."""
+    """Session popularity: the items seen most often in the session, ties by overall popularity
+    (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)

@@ -1,7 +1,8 @@
 """TO-RoPE: time and order as rotary angles.
 
 Reference:
-    "Rotate Both Ways: Time-and-Order RoPE for Generative Recommendation."
+    Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
+    Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
 
 Where its equations are:
 
@@ -27,4 +28,5 @@ from recbole_pos.model.sasrec import PosSASRec
 
 
 class TORoPE(PosSASRec):
-    """Pre-norm decoder (GPT-2 style) whose heads turn by order and by time (equation 4)."""
+    """Pre-norm decoder (GPT-2 style) whose heads turn by order and by time (Wei et al., "Rotate
+    Both Ways: Time-and-Order RoPE for Generative Recommendation", 2025, equation 4)."""

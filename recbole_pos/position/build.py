@@ -109,7 +109,6 @@ class Description:
     needs: str
     parameters: int
     options: tuple[str, ...]
-    summary: str
 
 
 def describe(name: str, n_layers: int = 2) -> Description:
@@ -137,10 +136,4 @@ def describe(name: str, n_layers: int = 2) -> Description:
         filled = [hooks[h] for h in hooks if getattr(cls, h) is not getattr(base, h)]
         place = ", ".join(filled) or "none"
     needs = "time" if cls.needs_time else "nothing" if place == "none" else "order"
-    return Description(
-        place,
-        needs,
-        sum(p.numel() for p in distinct),
-        cls.options,
-        (cls.__doc__ or "").splitlines()[0],
-    )
+    return Description(place, needs, sum(p.numel() for p in distinct), cls.options)

@@ -98,7 +98,7 @@ class LearnedAttention(PositionalAttention):
 
 
 class PositionMatrix(LearnedAttention):
-    """PARec: R is a free [n, n] matrix per layer (FPARec paper, equation 6; n^2 parameters)."""
+    """PARec: R is a free [n, n] matrix a layer, n^2 parameters (Luo et al., FPARec, equation 6)."""
 
     options = ("positional_mask",)
 
@@ -115,7 +115,7 @@ class PositionMatrix(LearnedAttention):
 
 
 class FactorizedPositionMatrix(LearnedAttention):
-    """FPARec: R = R1 R2^T with [n, k] factors (FPARec paper, equation 7; 2kn parameters).
+    """FPARec: R = R1 R2^T with [n, k] factors, 2kn parameters (Luo et al., FPARec, equation 7).
 
     Args:
         dimensions: sizes of the model.
@@ -159,21 +159,21 @@ class FixedPattern(PositionalAttention):
 
 
 class AverageAttention(FixedPattern):
-    """a_ij = 1 (FPARec paper, equation 12)."""
+    """a_ij = 1 (Luo et al., FPARec, equation 12)."""
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         return torch.ones_like(i * j)
 
 
 class LinearAnnealing(FixedPattern):
-    """a_ij = j (FPARec paper, equation 13)."""
+    """a_ij = j (Luo et al., FPARec, equation 13)."""
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         return j.expand(i.size(0), -1)
 
 
 class ExponentialAnnealing(FixedPattern):
-    """a_ij = e^(j - i) (FPARec paper, equation 14)."""
+    """a_ij = e^(j - i) (Luo et al., FPARec, equation 14)."""
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         return (j - i).clamp(max=0).to(torch.float64).exp()

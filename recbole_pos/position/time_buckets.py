@@ -31,7 +31,7 @@ def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
 
 
 class TimeEmbedding(InputPosition):
-    """Learned absolute times in buckets, x + P[bucket] (TO-RoPE paper, Tables 3 and 4: time APE).
+    """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
 
     Times count from older events, never from the newest one of the window: in training every event
     of a window is a query, and seconds until the newest event would tell it when the events after

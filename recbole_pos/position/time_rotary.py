@@ -1,7 +1,8 @@
 """Rotary angles from time, and from time and order together (TO-RoPE).
 
 Reference:
-    "Rotate Both Ways: Time-and-Order RoPE for Generative Recommendation."
+    Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
+    Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
 
 The text at hand has lost its formulas; section 4.1 describes equation 4: plane k of a head turns
 event number n at time t_n by
@@ -71,7 +72,7 @@ class AngularPosition(AttentionPosition):
 
 
 class TimeRotaryPosition(AngularPosition):
-    """Rotary positions that turn with time instead of order (TO-RoPE paper, section 3.2).
+    """Rotary positions that turn with time instead of order (Wei et al., TO-RoPE, section 3.2).
 
     Args:
         dimensions: sizes of the model; heads must have even size.
@@ -105,7 +106,7 @@ class TimeRotaryPosition(AngularPosition):
 
 
 class TimeOrderRotaryPosition(AngularPosition):
-    """Rotary positions of time and order at once, in five forms (TO-RoPE paper, section 4).
+    """Rotary positions of time and order at once, in five forms (Wei et al., TO-RoPE, section 4).
 
     ``early``: both angles in every plane, weighted by the gate (equation 5). ``split_dim``: some
     planes of every head turn by time, the others by order (4.3); ``split_head``: some heads do;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +70,7 @@ class NumberRelation:
 
 
 def compile_relation(
-    relation: Relation, dataset: Any, seconds: float, longest: int
+    relation: Relation, dataset: Any, seconds: float, longest: int, notices: list[str]
 ) -> TableRelation | NumberRelation:
     """A relation of items or events, ready to be looked up.
 
@@ -80,6 +79,7 @@ def compile_relation(
         dataset: has the fields and the log.
         seconds: how many seconds the time field counts by.
         longest: how far back numbers of events are compared, the length of a window.
+        notices: takes what to tell before training.
     """
     log: EventLog = dataset.log
     if relation.table == POSITION:
@@ -88,18 +88,22 @@ def compile_relation(
         return NumberRelation(log.times.numpy() * seconds, relation.scales, longest, True)
     if relation.table == "inter" and relation.kind == "numerical":
         values = _column(relation.field, "inter", dataset)
-        _warn_of_nothing(relation, np.isfinite(values).any(), dataset)
+        _notice_nothing(relation, np.isfinite(values).any(), dataset, notices)
         return NumberRelation(values, relation.scales, longest, False)
     thing = log.items.numpy() if relation.table == "item" else np.arange(len(log))
-    table = RelationTable.from_matrix(*_classes(relation, dataset))
+    table = RelationTable.from_matrix(*_classes(relation, dataset, notices))
     return TableRelation(table, thing, relation.scope == "batch")
 
 
-def compile_users(relations: Sequence[Relation], dataset: Any) -> RelationTable | None:
+def compile_users(
+    relations: Sequence[Relation], dataset: Any, notices: list[str]
+) -> RelationTable | None:
     """The mean of all relations of users, R^U of section 3.1.3; a missing attribute counts as 0."""
     if not relations:
         return None
-    groups, matrices = zip(*(_classes(relation, dataset) for relation in relations), strict=True)
+    groups, matrices = zip(
+        *(_classes(relation, dataset, notices) for relation in relations), strict=True
+    )
     group, members = tables.joint(groups)
     name = " and ".join(relation.field for relation in relations)
     advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
@@ -107,10 +111,12 @@ def compile_users(relations: Sequence[Relation], dataset: Any) -> RelationTable 
     return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
 
 
-def _classes(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
+def _classes(
+    relation: Relation, dataset: Any, notices: list[str]
+) -> tuple[np.ndarray, sp.csr_matrix]:
     """Classes of items, users or events, and their relations (equation 10)."""
     group, matrix = _related(relation, dataset)
-    _warn_of_nothing(relation, matrix.nnz > 0, dataset)
+    _notice_nothing(relation, matrix.nnz > 0, dataset, notices)
     return group, matrix
 
 
@@ -134,10 +140,10 @@ def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
     return tables.restrict_within(group, relate, shared, condition, relation.field)
 
 
-def _warn_of_nothing(relation: Relation, known: bool, dataset: Any) -> None:
+def _notice_nothing(relation: Relation, known: bool, dataset: Any, notices: list[str]) -> None:
     if not known:
         both = f" and {relation.within}" if relation.within else ""
-        logging.getLogger(__name__).warning(
+        notices.append(
             f"relations: {relation.field} relates nothing, as if it were not given: no line of "
             f"{dataset.dataset_name}.{relation.table} whose id occurs has {relation.field}{both}"
         )

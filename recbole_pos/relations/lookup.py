@@ -88,13 +88,14 @@ class RelationLookup:
         size = len(self.offsets) - 1
         # training events of a user come before the held-out ones
         self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
+        self.notices: list[str] = []  # what to tell before training
         of_users = [relation for relation in relations if relation.source == "user"]
         self.heads = [
-            compile_relation(relation, dataset, seconds, max_length)
+            compile_relation(relation, dataset, seconds, max_length, self.notices)
             for relation in relations
             if relation.source != "user"
         ]
-        self.user_table = compile_users(of_users, dataset)
+        self.user_table = compile_users(of_users, dataset, self.notices)
 
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool

@@ -1,0 +1,96 @@
+"""Whether times tell the time: what is said of them, and when."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, make_log, write_atomic
+
+import recbole_pos
+from recbole_pos.config import PosConfig
+from recbole_pos.data.clock import check_clock
+from recbole_pos.data.events import EventLog
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.report import inspect_attention
+from recbole_pos.quick_start import prepare
+
+DAY = 86400.0
+USERS = [1, 1, 1, 2, 2]
+
+
+def log_of(times: list[float], users: list[int]) -> EventLog:
+    n = len(times)
+    fields = {
+        "user": torch.tensor(users),
+        "item": torch.ones(n, dtype=torch.int64),
+        "when": torch.tensor(times, dtype=torch.float64),
+    }
+    return EventLog.build(fields, max(users) + 1, "user", "item", "when")
+
+
+def days(numbers: list[int], since: int = 0) -> list[float]:
+    return [DAY * (since + number) for number in numbers]
+
+
+SHIFTED = days([1, 3, 10, 2, 400])  # dates counted from another day than 1970-01-01
+CLOCKS = [
+    ([1, 2, 3, 1, 2], ["running number"]),
+    ([3, 4, 5, 1, 2], ["running number"]),
+    ([0.5, 10.5, 20.5, 3, 13], ["running number"]),
+    ([1, 3, 5, 2, 4], ["running number"]),
+    ([18000, 18003, 18009, 18001, 18002], ["from the year 1970 to 1970. .*timestamp_unit"]),
+    ([1995, 1997, 2005, 2001, 2003], ["from the year 1970 to 1970. .*timestamp_unit"]),
+    (
+        [1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12],
+        ["from the year 49502 to 55839. .*timestamp_unit", "resolution of 1e.11 s"],
+    ),
+    ([1, 3, 10, 2, 1e300], ["from the year 1970 to 3e.292. "]),
+    (SHIFTED, ["from the year 1970 to 1971. ", "resolution of 86400 s.* raise time_min_period"]),
+    (days([0, 2, 9, 1, 1], 15000), ["resolution of 86400 s.* raise time_min_period"]),
+]
+
+
+@pytest.mark.parametrize("times,told", CLOCKS, ids=lambda x: str(x)[:25])
+def test_clocks_that_do_not_tell_the_time(times: list[float], told: list[str]) -> None:
+    found = check_clock(log_of(times, USERS), "seconds", 600.0)
+    for notice, pattern in zip(found, told, strict=True):
+        assert re.match("'when'.*" + pattern, notice), notice
+
+
+def test_clocks_that_do() -> None:
+    times = days([0, 2, 9, 1, 1], 15000)
+    assert check_clock(log_of(times, USERS), "seconds", 2 * DAY) == []
+    times = [1000 * t for t in times]
+    assert check_clock(log_of(times, USERS), "milliseconds", 2 * DAY) == []
+
+
+def test_a_clock_is_spoken_of_once_a_run(tmp_path: Path, caplog) -> None:
+    """When training starts, and not whenever the run is opened."""
+    frame = make_log()
+    frame["timestamp"] = (frame["timestamp"] - 1.5e9) * DAY
+    given = {**SMALL, "data_path": str(write_atomic(frame, tmp_path, "dates"))}
+    run = tmp_path / "run"
+
+    def told() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text for text in texts if "'timestamp'" in text]
+
+    prepare(PosConfig("TORoPE", "dates", None, given))
+    assert told() == []
+    recbole_pos.run("TORoPE", "dates", None, given, run_dir=run, verbose=False)
+    years, resolution = told()
+    assert "from the year 1970" in years and "time_min_period" in resolution
+    recbole_pos.run(resume=run, config_dict={"epochs": 3}, verbose=False)
+    recbole_pos.recommend(run, k=2)
+    inspect_attention(run, min_events=2)
+    assert told() == []
+
+
+def test_a_clock_that_stands_still() -> None:
+    for times in ([7] * 5, [7, 7, 7, 9, 9]):
+        with pytest.raises(UsageError, match="'when' is the same for all events of a user.*TIME_F"):
+            check_clock(log_of(times, USERS), "seconds")
