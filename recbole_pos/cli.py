@@ -319,7 +319,7 @@ def _attach(args: argparse.Namespace, rest: list[str]) -> int:
 def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.recommendation import write_recommendations
 
-    print(write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out))
+    write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out)
     return 0
 
 

@@ -34,7 +34,7 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     ]
     if bad_fields:
         return f"the data: {', '.join(bad_fields)} holds values that are not finite"
-    bad_weights = _broken_weights(model)
+    bad_weights = [n for n, p in model.named_parameters() if not p.isfinite().all()]
     if bad_weights:
         return (
             f"an earlier step made {len(bad_weights)} weights not finite (first: "
@@ -45,8 +45,3 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "
         f"(now {learning_rate}) or switch enable_amp off"
     )
-
-
-def _broken_weights(model: nn.Module) -> list[str]:
-    """Names of parameters that are not finite."""
-    return [name for name, p in model.named_parameters() if not p.isfinite().all()]

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.errors import PosError, StorageError, UsageError
 
 try:
     import fcntl
@@ -47,7 +47,8 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
     A link is followed. What is no regular file (a pipe, ``/dev/stdout``) is written as it is.
 
     Raises:
-        StorageError: if it cannot be written; whatever else is raised within goes on.
+        UsageError, StorageError: if it cannot be written, see :func:`writing`; whatever else is
+            raised within goes on.
     """
     given = Path(path)
     target = given.resolve() if given.is_symlink() else given
@@ -69,7 +70,7 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
                 _sync_folder(target.parent)
     except Exception as error:
         if raw.failure is not None and not isinstance(error, StorageError):
-            raise StorageError(_told(given, raw.failure)) from error
+            raise _refusal(given, raw.failure) from error
         raise
     finally:
         with suppress(OSError):  # what is buffered still would be written once more
@@ -90,23 +91,27 @@ def writing(path: str | Path) -> Iterator[None]:
     """Within, what the system refuses is told of ``path``.
 
     Raises:
-        StorageError: for an OSError.
+        UsageError: if there cannot be such a file: it is a folder, or is to be in none.
+        StorageError: for any other OSError.
     """
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(_told(Path(path), error)) from error
+        raise _refusal(Path(path), error) from error
 
 
-def _told(path: Path, error: OSError) -> str:
-    reason = error.strerror or str(error)
-    if not path.absolute().parent.is_dir():
-        reason = f"there is no folder {path.parent}"
-    elif error.errno in _FULL:
-        reason += f" ({shutil.disk_usage(path.absolute().parent).free / 1e6:,.0f} MB free)"
-    return f"cannot write {path}: {reason}"
+def _refusal(path: Path, error: OSError) -> PosError:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        return UsageError(f"cannot write {path}: it is a folder")
+    room = ""
+    if error.errno in _FULL:
+        room = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
+    return StorageError(f"cannot write {path}: {error.strerror or error}{room}")
 
 
 def _sync_folder(path: Path) -> None:

@@ -64,9 +64,9 @@ def write_recommendations(
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
     """
-    screen = Screen()
     keep_freed_memory()
     file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
+    screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
     with whole(file) as unfinished:  # before the work: it may be that nothing can be written
         made = _prepare(run_dir, users, mask_history)
         rows = 0
@@ -74,6 +74,7 @@ def write_recommendations(
             part.to_csv(unfinished, header=not rows, index=False)
             rows += len(part)
     screen.line(f"{rows:,} recommendations of {made.config['model']}")
+    screen.line(str(file))
     return file
 
 

@@ -69,9 +69,9 @@ def test_a_library_that_hides_why_it_cannot_write(tmp_path: Path, small_disk) ->
 
 
 def test_no_folder_a_folder_and_no_permission(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=f"there is no folder {tmp_path}/none"):
+    with pytest.raises(UsageError, match=f"there is no folder {tmp_path}/none"):
         write_text(tmp_path / "none" / "a.txt", "")
-    with pytest.raises(StorageError, match="directory"):
+    with pytest.raises(UsageError, match="it is a folder"):
         write_text(tmp_path, "")
 
 

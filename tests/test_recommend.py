@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +176,19 @@ def test_command(tiny: Path, tmp_path: Path, capsys) -> None:
     assert "no further arguments expected, found --topk=5" in capsys.readouterr().err
     assert main(["recommend", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["recommend", str(run_dir), "--out", str(tmp_path / "none" / "a.csv")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert f"there is no folder {tmp_path}/none\n" in capsys.readouterr().err
+    assert main(["recommend", str(run_dir), "--out", "/dev/full"]) == 1  # nothing else is there now
+    assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
+    assert Path("/dev/full").is_char_device()
+
+
+def test_recommendations_through_a_pipe(tiny: Path, tmp_path: Path) -> None:
+    """Nothing but the table goes through it."""
+    run_dir = trained("PosSASRec", tiny, tmp_path / "run")
+    command = [sys.executable, "-m", "recbole_pos.cli", "recommend", str(run_dir), "-k", "2"]
+    found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
+    table = pd.read_csv(io.StringIO(found.stdout))
+    assert len(table) == 2 * table["user_id"].nunique() > 0 and set(table["rank"]) == {1, 2}
     assert sorted(x.name for x in tmp_path.iterdir()) == ["run", "some where.csv"]
