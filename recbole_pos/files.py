@@ -51,8 +51,8 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
             raised within goes on.
     """
     given = Path(path)
-    target = given.resolve() if given.is_symlink() else given
-    special = target.exists() and not target.is_file()
+    special = given.exists() and not given.is_file()
+    target = given.resolve() if given.is_symlink() and not special else given
     place = target if special else target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     with writing(given):
         raw = _Raw(place, "w")

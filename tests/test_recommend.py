@@ -182,6 +182,7 @@ def test_command(tiny: Path, tmp_path: Path, capsys) -> None:
     assert main(["recommend", str(run_dir), "--out", "/dev/full"]) == 1  # nothing else is there now
     assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
     assert Path("/dev/full").is_char_device()
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["run", "some where.csv"]
 
 
 def test_recommendations_through_a_pipe(tiny: Path, tmp_path: Path) -> None:
@@ -191,4 +192,3 @@ def test_recommendations_through_a_pipe(tiny: Path, tmp_path: Path) -> None:
     found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
     table = pd.read_csv(io.StringIO(found.stdout))
     assert len(table) == 2 * table["user_id"].nunique() > 0 and set(table["rank"]) == {1, 2}
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["run", "some where.csv"]
