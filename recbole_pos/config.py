@@ -27,7 +27,7 @@ from recbole_pos.registry import (
     MODELS,
     on_our_base,
 )
-from recbole_pos.values import nearest, suggest
+from recbole_pos.values import nearest, shown, suggest
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
@@ -134,7 +134,7 @@ class PosConfig(Config):
         usable = [*ours, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
         if model not in usable:
             raise UsageError(
-                f"unknown model {model!r}{suggest(str(model), usable)}; "
+                f"unknown model {shown(model)}{suggest(str(model), usable)}; "
                 "`recbole-pos models` lists what can be run"
             )
         return model, get_model(model), str(dataset)
@@ -171,7 +171,7 @@ class PosConfig(Config):
         self._check_window_keys(external, final["augmentation"])
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
-        check_together(final, plugin_model=self.model in MODELS, losses=losses)
+        check_together(final, self.model, plugin_model=self.model in MODELS, losses=losses)
         left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
         self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)
@@ -215,7 +215,7 @@ class PosConfig(Config):
                 )
             if key not in known:
                 raise UsageError(
-                    f"{where}: unknown key {key!r}; {nearest(str(key), known)}. "
+                    f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
                 )
             default = self.internal_config_dict.get(key)

@@ -12,8 +12,8 @@ from typing import Any
 from recbole.utils import ModelType, init_seed
 
 from recbole_pos import checkpoint, parallel, report
+from recbole_pos.building import build_model
 from recbole_pos.config import PosConfig
-from recbole_pos.data.attributes import loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.loaders import build_loaders
@@ -93,7 +93,7 @@ def prepare(
         )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
-    model = _build_model(config, dataset, loaders["train"]._dataset)
+    model = build_model(config, dataset, loaders["train"]._dataset)
     start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
@@ -105,25 +105,6 @@ def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
     """The events from their files, before ``build``."""
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     return (PosSequentialDataset if sequential else PosDataset)(config)
-
-
-# How RecBole's models refuse options they cannot work with.
-_REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError)
-
-
-def _build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
-    try:
-        return config.model_class(config, train).to(config["device"])
-    except UsageError:
-        raise
-    except KeyError as error:  # a field is missing
-        raise UsageError(
-            f"{config['model']} needs {error}, but the fields loaded are "
-            f"{', '.join(loaded_fields(dataset))}; see load_col, and selected_features for models "
-            "that embed attributes"
-        ) from error
-    except _REFUSALS as error:
-        raise UsageError(f"{config['model']} cannot be built: {error}") from error
 
 
 def run(
