@@ -48,8 +48,8 @@ def memory() -> int:
 class Allocations(TorchDispatchMode):
     """While a model is built, refuses what the machine cannot hold: a tensor, or all weights.
 
-    Weights are counted with their gradients and what the optimiser keeps of them, as torch makes
-    them known and before they are filled with numbers.
+    Weights are counted with their gradients and what the optimiser keeps of them, as they become
+    part of a module and before they are filled with numbers, or as they are copied.
 
     Args:
         config: of the run.
@@ -77,14 +77,19 @@ class Allocations(TorchDispatchMode):
         if func.overloadpacket in _FACTORIES:
             sizes = [a for a in args if isinstance(a, (list, tuple))] or [args[:1]]
             if all(is_whole(n) for n in sizes[0]):
-                self._refuse_above(math.prod(sizes[0]))  # a byte each at least
+                kind = (kwargs or {}).get("dtype") or torch.get_default_dtype()
+                self._refuse_above(math.prod(sizes[0]) * kind.itemsize)
+        elif func.overloadpacket is torch.ops.aten.clone:  # RecBole's layers are copies of a first
+            self._add(args[0], self.copies)
         return func(*args, **(kwargs or {}))
 
     def _register(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
-            copies = self.copies if parameter.requires_grad else 1
-            self.bytes += parameter.numel() * parameter.element_size() * copies
-            self._refuse_above(self.bytes)
+            self._add(parameter, self.copies if parameter.requires_grad else 1)
+
+    def _add(self, weights: torch.Tensor, copies: int) -> None:
+        self.bytes += weights.numel() * weights.element_size() * copies
+        self._refuse_above(self.bytes)
 
     def _refuse_above(self, wanted: int) -> None:
         if wanted > self.limit:

@@ -128,6 +128,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "eval_args.cold_items": COLD_ITEMS,
     "train_neg_sample_args.distribution": ("none", "uniform", "popularity"),
 }
+# Text that says which numbers are kept, as RecBole writes it.
+INTERVALS = (
+    *("user_inter_num_interval", "item_inter_num_interval", "val_interval"),
+    *("entity_kg_num_interval", "relation_kg_num_interval"),
+)
 # An example of what is expected, where the default is empty or of another kind.
 EXAMPLES: dict[str, Any] = {
     "mask_history": True,
@@ -143,6 +148,7 @@ EXAMPLES: dict[str, Any] = {
     "unused_col": {"inter": ["rating"]},
     "unload_col": {"inter": ["rating"]},
     "threshold": {"rating": 4},
+    **dict.fromkeys(INTERVALS, "[0,inf)"),
     "val_interval": {"rating": "[3,inf)"},
     "seq_len": {"tags": 10},
     "preload_weight": {"ent_id": "ent_emb"},
@@ -168,11 +174,6 @@ NESTED: dict[str, dict[str, Any]] = {
     },
     "clip_grad_norm": {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False},
 }
-# Text that says which numbers are kept, as RecBole writes it.
-INTERVALS = (
-    *("user_inter_num_interval", "item_inter_num_interval", "val_interval"),
-    *("entity_kg_num_interval", "relation_kg_num_interval"),
-)
 # Lists that may also be given as the one thing in them.
 ALONE = ("metrics", "topk", "position", "difsr_fields", "additional_feat_suffix")
 # What may be empty although its default is not.
