@@ -21,8 +21,9 @@ from recbole_pos.options import (
     EXAMPLES,
     HEADS_OF_FULL_SIZE,
     INTERVALS,
-    LEAST_LAYERS,
+    LEAST,
     NESTED,
+    PAIRS,
     RANGES,
     cores,
 )
@@ -40,7 +41,7 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     """
     check_plain(f"{where}: {key}", value)
     example = EXAMPLES.get(key, default)
-    if key == "position" and value is None:
+    if key == "position" and value in (None, []):
         raise UsageError(f"{where}: position is empty; [nope] stands for no position")
     if value is None and (default is None or key in EMPTY):
         return
@@ -100,6 +101,8 @@ def _check_kind(where: str, key: str, name: str, value: Any, example: Any) -> No
     if isinstance(example, list) and (value is not None and key in ALONE):
         value = value if isinstance(value, (list, tuple, dict)) else [value]
     _check_type(where, key, name, value, example)
+    if key == "dilations" and not value:
+        raise UsageError(f"{where}: dilations: expected at least one number")
     if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
         for inner in value:
             _check_kind(where, key, name, inner, example[0])
@@ -194,7 +197,7 @@ def _check_type(where: str, key: str, name: str, value: Any, example: Any) -> No
     elif key == "gpu_id":
         allowed, wanted = isinstance(value, str) or is_whole(value), "numbers of GPUs"
     elif isinstance(example, str) and key != "dataset":
-        allowed, wanted = isinstance(value, str), "text"
+        allowed, wanted = isinstance(value, str) and value != "", "text"
     else:
         return
     if not allowed:
@@ -225,8 +228,8 @@ def check_together(
             raise UsageError(f"{key}: only the plugin's models can start from another run")
     if config["train_only"] is not None and not (config["train_only"] and config["init_from"]):
         raise UsageError("train_only: names schemes to train on top of the run in init_from")
-    for key in ("adam_betas", "dropout_probs"):
-        if key in config and len(config[key]) != 2:
+    for key in PAIRS:
+        if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
             raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
@@ -246,21 +249,33 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
     for part, whole in () if model in HEADS_OF_FULL_SIZE else DIVIDES:
         if config.get(part) and config.get(whole) and config[whole] % config[part]:
             raise UsageError(f"{whole} {config[whole]} is not a multiple of {part} {config[part]}")
-    least = LEAST_LAYERS.get(model, 1)
-    if config.get("n_layers", least) < least:
-        raise UsageError(f"n_layers: {model} needs at least {least}, found {config['n_layers']}")
-    if model == "FEARec":
-        n, factor = config["MAX_ITEM_LIST_LENGTH"], config["topk_factor"]
-        if not 1 <= int(factor * math.log(n)) <= n:
-            raise UsageError(
-                f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 "
-                f"to {n}; found {factor} * log({n})"
-            )
+    for (name, key), least in LEAST.items():
+        if name == model and config[key] < least:
+            raise UsageError(f"{key}: {model} needs at least {least}, found {config[key]}")
+    if model in ("FEARec", "BERT4Rec"):
+        _check_counts(config, model)
     for part, whole in AT_MOST:
         if config.get(part) and config.get(whole) and config[part] > config[whole]:
             raise UsageError(
                 f"{part}: {config[part]} is more than {whole}, which is {config[whole]}"
             )
+
+
+def _check_counts(config: Mapping[str, Any], model: str) -> None:
+    """What RecBole rounds down to a number of things must leave one."""
+    n = config["MAX_ITEM_LIST_LENGTH"]
+    if model == "BERT4Rec" and config["mask_ratio"] * n < 1:
+        raise UsageError(
+            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {n} is not one event to "
+            "mask; raise one of them"
+        )
+    if model == "FEARec" and config["dual_domain"] and n % 2:
+        raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
+    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(n)) <= n:
+        raise UsageError(
+            f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 to "
+            f"{n}; found {config['topk_factor']} * log({n})"
+        )
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:

@@ -95,6 +95,9 @@ class PosConfig(Config):
         except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
             message = error.args[0] if error.args else error
             raise UsageError(f"configuration: {message}") from error
+        except OSError as error:  # data_path is a name that no file can have
+            name = shown(error.filename)
+            raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
 
     def _build_yaml_loader(self) -> type:
         return YamlLoader
@@ -219,6 +222,8 @@ class PosConfig(Config):
                     f"{self.model} on {self.dataset} does not read it"
                 )
             default = self.internal_config_dict.get(key)
-            if key in IGNORED_KEYS and value and value != default:
+            if key in IGNORED_KEYS and value is not None and value != default:
                 raise UsageError(f"{where}: {key}: {IGNORED_KEYS[key]}")
             check_value(where, key, value, default)
+            if isinstance(default, float) and isinstance(value, int):
+                given[key] = float(value)  # RecBole's models raise tensors of integers to powers

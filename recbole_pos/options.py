@@ -56,9 +56,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("n_layers", "num_layers", "graph_layers", "block_num"), (1, 1000)),
     **dict.fromkeys(("step", "readout_steps"), (1, 1000)),
     **dict.fromkeys(("n_heads", "relation_heads"), (1, 1024)),
-    **dict.fromkeys(("nh", "nv", "interest_size", "k_interests"), (1, 10**4)),
+    **dict.fromkeys(("nh", "nv", "interest_size", "k_interests", "prototype_size"), (1, 10**4)),
     **dict.fromkeys(("kernel_size", "dilations"), (1, 1000)),
-    **dict.fromkeys(("prototype_size", "bank_size", "k"), (1, 10**6)),
+    **dict.fromkeys(("bank_size", "k"), (1, 10**6)),
     # places in a history
     **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "window_stride", "top_k"), (1, _LENGTH)),
     **dict.fromkeys(("cape_positions", "kernel_band"), (1, _LENGTH)),
@@ -68,7 +68,8 @@ RANGES: dict[str, tuple[float, float]] = {
     # buckets
     "t5_buckets": (2, 10**5),
     **dict.fromkeys(("time_buckets", "hstu_time_buckets", "tisas_intervals"), (1, 10**5)),
-    **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, 10**6)),
+    **dict.fromkeys(("bucket_size_x", "bucket_size_y"), (1, 10**6)),
+    "n_buckets": (1, 10**4),
     "t5_max_distance": (1, 10**6),
     # training
     **dict.fromkeys(("learning_rate", "clip_grad_norm.max_norm"), (_ABOVE_0, 1e12)),
@@ -77,7 +78,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "weight_decay": (0, _WEIGHT),
     "adam_betas": (0, math.nextafter(1, 0)),
     "initializer_range": (0, 1000),
-    "layer_norm_eps": (0, 1),
+    "layer_norm_eps": (_ABOVE_0, 1),
     **dict.fromkeys(("train_neg_sample_args.sample_num",), (1, 10**4)),
     **dict.fromkeys(("train_neg_sample_args.candidate_num",), (0, 10**4)),
     "train_neg_sample_args.alpha": (-100, 100),
@@ -145,6 +146,7 @@ EXAMPLES: dict[str, Any] = {
     **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
     "clip_grad_norm": {"max_norm": 1.0},
     "rm_dup_inter": "first",
+    "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
     "unused_col": {"inter": ["rating"]},
     "unload_col": {"inter": ["rating"]},
     "threshold": {"rating": 4},
@@ -176,15 +178,18 @@ NESTED: dict[str, dict[str, Any]] = {
 }
 # Lists that may also be given as the one thing in them.
 ALONE = ("metrics", "topk", "position", "difsr_fields", "additional_feat_suffix")
-# What may be empty although its default is not.
+# What may be None although its default is not.
 EMPTY = (
-    *("load_col", "train_neg_sample_args", "numerical_features", "eval_args", "relations"),
-    *("user_inter_num_interval", "item_inter_num_interval", "difsr_fields", "transform"),
+    *("load_col", "train_neg_sample_args", "eval_args", "transform"),
+    *("user_inter_num_interval", "item_inter_num_interval"),
 )
+# Lists of two.
+PAIRS = ("adam_betas", "dropout_probs", "reg_weight")
 # The first is a part of the second: it must divide it, or must not be more.
 DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
 HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
-LEAST_LAYERS = {"FEARec": 2}  # it spreads frequencies over its layers, and divides by one less
+# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
+LEAST = {("FEARec", "n_layers"): 2, ("Caser", "embedding_size"): 2}
 AT_MOST = (
     ("order_len", "MAX_ITEM_LIST_LENGTH"),
     ("short_item_length", "MAX_ITEM_LIST_LENGTH"),

@@ -86,6 +86,8 @@ def prepare(
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
+    except KeyError as error:  # alias_of_item_id and others name fields
+        raise UsageError(f"data: an option names a field that is not loaded: {error}") from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "

@@ -19,12 +19,11 @@ Case = tuple[str, dict[str, Any], str]  # model, options, the one that is absurd
 
 NAMES = [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 VALUES: list[Any] = [
-    *(None, True, False, "", " ", "text", "1e-3", "no", "ünï✓", "a" * 20_000, "nul\0", "../.."),
-    *(0, 1, -1, 10**6, 2**31, 2**63, -(2**63), 10**40),
-    *(0.5, -0.5, 1e-320, 1e300, math.nan, math.inf, -math.inf),
-    *([], [None], [1, "a"], [[1]], [math.nan], [2**63], ["text", "text"]),
-    *({}, {"a": 1}, {"a": {"b": []}}, {1: None}),
-    *(datetime.date(2026, 1, 2), b"bytes"),
+    *(None, True, False, "", " ", "1e-3", "ünï✓", "a" * 20_000, "nul\0"),
+    *(0, 1, -1, 10**6, 2**31, 2**63, 10**40),
+    *(0.5, -0.5, 1e-320, 1e300, math.nan, math.inf),
+    *([], [None], [1, "a"], [[1]], [2**63]),
+    *({}, {"a": {"b": []}}, {1: None}, datetime.date(2026, 1, 2), b"bytes"),
 ]
 # keys within options, by the option
 INNER = {
@@ -65,6 +64,8 @@ def cases(data_path: str) -> list[Case]:
     for number, (key, value) in enumerate((k, v) for k in common for v in VALUES):
         model = NAMES[number % len(NAMES)]
         found.append(_case(model, keys[model], key, value))
+    smallest = ("train_batch_size", "eval_batch_size", "MAX_ITEM_LIST_LENGTH")
+    found += [_case(model, keys[model], key, 1) for model in NAMES for key in smallest]
     inner = ((key, name) for key, names in INNER.items() for name in names)
     for number, (key, name, value) in enumerate((*pair, v) for pair in inner for v in VALUES):
         model = NAMES[number % len(NAMES)]
@@ -91,7 +92,7 @@ def _case(model: str, keys: list[str], key: str, value: Any, given: dict | None 
 class Limited:
     """A process in which cases run; replaced when one takes it down."""
 
-    PATIENCE = 90
+    PATIENCE = 300  # seconds without an answer, on a machine that has other things to do
 
     def __init__(self, data_path: str, folder: Path) -> None:
         self.given, self.process = (data_path, str(folder)), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 MEMORY = 6 * 2**30  # bytes of address space, of which torch alone takes one or two
 FILES = 64 * 2**20  # bytes of a file
 PROCESSES = 4 * (os.cpu_count() or 1)  # that one case may start: workers of two loaders
-SECONDS = 20  # of a case, after which it says where it hangs
+SECONDS = 15  # of computing in a case, after which it says where it hangs
 
 
 class Hangs(BaseException):
@@ -44,6 +45,7 @@ def work(pipe: Connection, data_path: str, folder: str) -> None:
     if "FUZZ_SHOW" not in os.environ:
         os.dup2(silence, 2)
     sys.argv = sys.argv[:1]
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was not spawned
     import torch
 
     torch.set_num_threads(1)
@@ -54,17 +56,17 @@ def work(pipe: Connection, data_path: str, folder: str) -> None:
     def too_long(*_: Any) -> None:
         raise Hangs
 
-    signal.signal(signal.SIGALRM, too_long)
+    signal.signal(signal.SIGPROF, too_long)
     pipe.send("ready")
     while (case := pipe.recv()) is not None:
         processes.started = 0
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             answer = trials.outcome(*case)
         except Hangs:
             answer = "hangs", traceback.format_exc()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         pipe.send(answer)
 
 
