@@ -30,6 +30,7 @@ from recbole_pos.options import (
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
 _DEEPEST = 8  # mappings and lists within each other
+_LONGEST = 4096  # characters, as of a path
 _TINIEST = 2.0**-126  # the smallest number that float32 holds with all its digits
 
 
@@ -84,6 +85,8 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
         raise UsageError(f"{where}: {value!r} is too small to be told from 0")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{where}: {shown(value)} is no number of 64 bits")
+    elif isinstance(value, str) and len(value) > _LONGEST:
+        raise UsageError(f"{where}: {len(value):,} characters; {_LONGEST:,} are the most")
     elif isinstance(value, str) and "\0" in value:
         raise UsageError(f"{where}: text cannot hold a zero byte, found {shown(value)}")
     elif value is not None and not isinstance(value, (bool, int, float, str)):

@@ -60,27 +60,30 @@ def cases(data_path: str) -> list[Case]:
     keys = {model: known(model, data_path) for model in NAMES}
     common = sorted(set.intersection(*map(set, keys.values())))
     pairs = [(model, key) for model in NAMES for key in keys[model] if key not in common]
-    found = [_case(model, keys[model], key, v) for model, key in pairs for v in VALUES]
+    found = [make_case(model, keys[model], key, v) for model, key in pairs for v in VALUES]
     for number, (key, value) in enumerate((k, v) for k in common for v in VALUES):
         model = NAMES[number % len(NAMES)]
-        found.append(_case(model, keys[model], key, value))
+        found.append(make_case(model, keys[model], key, value))
     smallest = ("train_batch_size", "eval_batch_size", "MAX_ITEM_LIST_LENGTH")
-    found += [_case(model, keys[model], key, 1) for model in NAMES for key in smallest]
+    found += [make_case(model, keys[model], key, 1) for model in NAMES for key in smallest]
     inner = ((key, name) for key, names in INNER.items() for name in names)
     for number, (key, name, value) in enumerate((*pair, v) for pair in inner for v in VALUES):
         model = NAMES[number % len(NAMES)]
         given = {"numerical_features": ["price"]} if key == "discretization" else {}
-        found.append(_case(model, keys[model], key, {name: value}, given))
+        found.append(make_case(model, keys[model], key, {name: value}, given))
     more = [{"position": [scheme]} for scheme in SCHEMES] + [{"loss_type": "SCE"}]
     for given in more:
         name = given.get("position", ["SCE"])[0]
         folder = "position" if "position" in given else "loss"
         for key in read_yaml(ROOT / folder / f"{name}.yaml"):
-            found += [_case("PosSASRec", [*keys["PosSASRec"], key], key, v, given) for v in VALUES]
+            found += [
+                make_case("PosSASRec", [*keys["PosSASRec"], key], key, v, given) for v in VALUES
+            ]
     return found
 
 
-def _case(model: str, keys: list[str], key: str, value: Any, given: dict | None = None) -> Case:
+def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | None = None) -> Case:
+    """A model with small sizes and one option changed."""
     small = {k: v for k, v in SMALL.items() if k in keys}
     if model == "FEARec":
         small["n_layers"] = 2

@@ -60,7 +60,7 @@ def work(pipe: Connection, data_path: str, folder: str) -> None:
     pipe.send("ready")
     while (case := pipe.recv()) is not None:
         processes.started = 0
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, 0.5 if case[2] in FAULTS else SECONDS)
         try:
             answer = trials.outcome(*case)
         except Hangs:
@@ -93,6 +93,8 @@ class _Trials:
         from recbole_pos.quick_start import prepare, read_dataset
         from recbole_pos.tune.check import SHARED
 
+        if changed in FAULTS:
+            FAULTS[changed]()
         if changed == "data_path":
             options["data_path"] = options.pop("given_path")
         config = PosConfig(model, "shop", None, options)
@@ -110,5 +112,24 @@ class _Trials:
         return made.trainer.progress.history[0]["loss"]
 
 
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _fork() -> None:
+    for _ in range(PROCESSES + 1):
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+# what the limits are there for
+FAULTS = {
+    "spin": _spin,
+    "fork": _fork,
+    "allocate": lambda: bytearray(2 * MEMORY),
+    "crash": os.abort,
+}
 # options of data that a search may not share either
 ABOUT_DATA = ("numerical_features", "discretization", "worker")
