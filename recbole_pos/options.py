@@ -178,9 +178,9 @@ NESTED: dict[str, dict[str, Any]] = {
 }
 # Lists that may also be given as the one thing in them.
 ALONE = ("metrics", "topk", "position", "difsr_fields", "additional_feat_suffix")
-# What may be None although its default is not.
+# What may be None although its default is not, or is told so by check_together (loss_type).
 EMPTY = (
-    *("load_col", "train_neg_sample_args", "eval_args", "transform"),
+    *("loss_type", "load_col", "train_neg_sample_args", "eval_args", "transform"),
     *("user_inter_num_interval", "item_inter_num_interval"),
 )
 # Lists of two.
