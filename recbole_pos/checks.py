@@ -40,15 +40,15 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     Raises:
         UsageError: naming file, key, what was expected and what was found.
     """
-    if key == "train_fraction" and value is not None:
-        read_fraction(value)
     check_plain(f"{where}: {key}", value)
     example = EXAMPLES.get(key, default)
     if key == "position" and value in (None, []):
         raise UsageError(f"{where}: position is empty; [nope] stands for no position")
     if value is None and (default is None or key in EMPTY):
         return
-    if key == "session_filter":
+    if key == "train_fraction":
+        read_fraction(value)
+    elif key == "session_filter":
         read_session_filter(value)
     elif key == "discretization":
         _check_type(where, key, key, value, example)

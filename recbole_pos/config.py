@@ -222,7 +222,7 @@ class PosConfig(Config):
                     f"{self.model} on {self.dataset} does not read it"
                 )
             default = self.internal_config_dict.get(key)
-            if key in IGNORED_KEYS and value is not None and value != default:
+            if key in IGNORED_KEYS and value != default:
                 raise UsageError(f"{where}: {key}: {IGNORED_KEYS[key]}")
             check_value(where, key, value, default)
             if isinstance(default, float) and isinstance(value, int):

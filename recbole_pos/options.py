@@ -180,7 +180,7 @@ NESTED: dict[str, dict[str, Any]] = {
 ALONE = ("metrics", "topk", "position", "difsr_fields", "additional_feat_suffix")
 # What may be None although its default is not, or is told so by check_together (loss_type).
 EMPTY = (
-    *("loss_type", "load_col", "train_neg_sample_args", "eval_args", "transform"),
+    *("loss_type", "load_col", "train_neg_sample_args", "eval_args"),
     *("user_inter_num_interval", "item_inter_num_interval"),
 )
 # Lists of two.

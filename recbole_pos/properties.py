@@ -142,11 +142,11 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):
-        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {position!r}")
+        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
             raise UsageError(
-                f"{key}: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
+                f"{key}: unknown scheme {shown(name)}{suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}"
             )
         if names.count(name) > 1:
