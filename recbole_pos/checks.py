@@ -1,120 +1,37 @@
-"""What values an option may have, so that a wrong one is a message and not a failure deep inside.
-
-Types come from the defaults in the yaml files; this module adds ranges, choices, and the types of
-options that are empty by default.
-"""
+"""Options against the tables of options.py: a wrong one is a message, no failure deep inside."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
-from recbole_pos.data.sessions import read_fraction
-from recbole_pos.data.targets import COLD_ITEMS, TARGETS
-from recbole_pos.data.windows import TRAIN_WINDOWS
+from recbole_pos.data.sessions import read_fraction, read_session_filter
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import ACTIVATIONS, NORMS
-from recbole_pos.layers.graph import MESSAGES, OVERLAPS
-from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
-from recbole_pos.model.sasrec import BLOCKS
-from recbole_pos.position.additive import POSITION_FROM
-from recbole_pos.position.bias import KERPLE_KINDS
-from recbole_pos.position.frequencies import LEARN
-from recbole_pos.position.kernel import FACTORS
-from recbole_pos.position.positional_attention import POSITIONAL_MASKS
-from recbole_pos.position.time_buckets import TIME_FROM
-from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
-from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE
-from recbole_pos.units import SECONDS
-from recbole_pos.values import check_choice, is_number, is_whole, nearest
+from recbole_pos.options import (
+    ALONE,
+    AT_MOST,
+    CHOICES,
+    DIVIDES,
+    EMPTY,
+    EXAMPLES,
+    HEADS_OF_FULL_SIZE,
+    INTERVALS,
+    LEAST,
+    NESTED,
+    PAIRS,
+    RANGES,
+    cores,
+)
+from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
-# smallest and largest value allowed; an open end is math.inf
-RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(
-        ("epochs", "train_batch_size", "eval_batch_size", "length_pool"), (1, math.inf)
-    ),
-    **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "metric_decimal_place"), (1, math.inf)),
-    **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, math.inf)),
-    **dict.fromkeys(("n_layers", "n_heads", "num_layers", "graph_layers"), (1, math.inf)),
-    **dict.fromkeys(("step", "readout_steps"), (1, math.inf)),
-    "weight": (0, 1),
-    "anchor_self_weight": (0, math.inf),
-    **dict.fromkeys(("relation_heads", "relation_size", "top_k", "bank_size"), (1, math.inf)),
-    "prior_weight": (0, math.inf),
-    **dict.fromkeys(("positional_rank", "window_stride"), (1, math.inf)),
-    **dict.fromkeys(("cape_positions", "kernel_band", "t5_max_distance"), (1, math.inf)),
-    "t5_buckets": (2, math.inf),
-    **dict.fromkeys(("time_buckets", "hstu_time_buckets"), (1, math.inf)),
-    **dict.fromkeys(("n_buckets", "bucket_size_x", "bucket_size_y"), (1, math.inf)),
-    **dict.fromkeys(("tisas_intervals", "difsr_size"), (1, math.inf)),
-    "k": (1, math.inf),
-    "shrink": (0, math.inf),
-    **dict.fromkeys(("stopping_step", "eval_step", "weight_decay", "worker"), (0, math.inf)),
-    **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
-    "learning_rate": (math.nextafter(0, 1), math.inf),
-    "lr_decay_step": (0, math.inf),
-    "lr_decay_rate": (math.nextafter(0, 1), 1),
-    **dict.fromkeys(("rope_scale", "time_scale"), (math.nextafter(0, 1), math.inf)),
-    **dict.fromkeys(("time_min_period", "time_max_period"), (1e-9, 1e12)),
-    "time_base": (math.nextafter(1, 2), math.inf),
-    **dict.fromkeys(("time_ratio", "gate_value"), (0, 1)),
-    "rope_base": (math.nextafter(1, 2), math.inf),
-    "seed": (0, 2**32 - 1),
-}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "train_windows": TRAIN_WINDOWS,
-    "augmentation": ("prefix", "none", "all_positions"),
-    "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
-    "rm_dup_inter": ("first", "last"),
-    "position_from": POSITION_FROM,
-    "time_from": TIME_FROM,
-    "block": tuple(BLOCKS),
-    "norm": NORMS,
-    "hidden_act": tuple(ACTIVATIONS),
-    "kerple_kind": KERPLE_KINDS,
-    "positional_mask": POSITIONAL_MASKS,
-    "cross_sequence": CROSS_SEQUENCE,
-    "inference_relations": INFERENCE,
-    "user_layers": USER_LAYERS,
-    "user_update": USER_UPDATES,
-    "anchor_overlap": OVERLAPS,
-    "messages": MESSAGES,
-    "timestamp_unit": tuple(SECONDS),
-    "time_unit": tuple(SECONDS),
-    "learn_frequencies": LEARN,
-    "fusion": FUSIONS,
-    "gate": GATES,
-    "gate_scope": SCOPES,
-    **dict.fromkeys(("kernel_u", "kernel_l"), FACTORS),
-}
-# an example value of options whose default is empty
-EXAMPLES: dict[str, Any] = {
-    "mask_history": True,
-    "window_stride": 25,
-    "init_from": "saved/ml-100k/PosSASRec/20260101-120000",
-    "train_only": ["kernel"],
-    "cape_positions": 50,
-    "time_base": 10000.0,
-    "kernel_band": 20,
-    **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
-    "clip_grad_norm": {"max_norm": 1.0},
-    "rm_dup_inter": "first",
-    "unused_col": {"inter": ["rating"]},
-    "threshold": {"rating": 4},
-    "val_interval": {"rating": "[3,inf)"},
-    "normalize_all": True,
-    "normalize_field": ["price"],
-}
-NESTED_KEYS = {
-    "eval_args": ("split", "order", "group_by", "mode", "target", "cold_items"),
-    "train_neg_sample_args": ("distribution", "sample_num", "alpha", "dynamic", "candidate_num"),
-    "clip_grad_norm": ("max_norm", "norm_type", "error_if_nonfinite"),
-}
-NESTED_CHOICES = {"eval_args": {"target": TARGETS, "cold_items": COLD_ITEMS}}
+_DEEPEST = 8  # mappings and lists within each other
+_LONGEST = 4096  # characters, as of a path
+_TINIEST = 2.0**-126  # the smallest number that float32 holds with all its digits
 
 
 def check_value(where: str, key: str, value: Any, default: Any) -> None:
@@ -123,39 +40,152 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     Raises:
         UsageError: naming file, key, what was expected and what was found.
     """
-    example = EXAMPLES.get(key) if default is None else default
-    if key == "position" and value is None:
+    check_plain(f"{where}: {key}", value)
+    example = EXAMPLES.get(key, default)
+    if key == "position" and value in (None, []):
         raise UsageError(f"{where}: position is empty; [nope] stands for no position")
-    if value is None and (default is None or not isinstance(default, (bool, int, float))):
+    if value is None and (default is None or key in EMPTY):
         return
-    _check_type(where, key, value, example)
     if key == "train_fraction":
         read_fraction(value)
+    elif key == "session_filter":
+        read_session_filter(value)
+    elif key == "discretization":
+        _check_type(where, key, key, value, example)
+        _check_discretization(where, value)
+    elif key in NESTED:
+        _check_mapping(where, key, value, NESTED[key])
+    else:
+        _check_kind(where, key, key, value, example)
+
+
+def check_plain(where: str, value: Any, depth: int = 0) -> None:
+    """Whether a value could stand in a yaml file, with numbers that float32 and int64 can hold.
+
+    Raises:
+        UsageError: naming what cannot.
+    """
+    if hasattr(value, "item"):  # numpy's
+        value = value.item() if getattr(value, "size", 1) == 1 else value
+    if depth > _DEEPEST:
+        raise UsageError(f"{where}: more than {_DEEPEST} lists and mappings within each other")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise UsageError(f"{where}: names must be text, found {shown(name)}")
+            check_plain(f"{where}.{name}", inner, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            check_plain(where, inner, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        if where.endswith("clip_grad_norm.norm_type") and value > 0:
+            return  # the largest gradient
+        raise UsageError(f"{where} must be finite, found {value!r}")
+    elif isinstance(value, float) and 0 < abs(value) < _TINIEST:
+        raise UsageError(f"{where}: {value!r} is too small to be told from 0")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{where}: {shown(value)} is no number of 64 bits")
+    elif isinstance(value, str) and len(value) > _LONGEST:
+        raise UsageError(f"{where}: {len(value):,} characters; {_LONGEST:,} are the most")
+    elif isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{where}: text cannot hold a zero byte, found {shown(value)}")
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise UsageError(
+            f"{where}: expected text, numbers, lists or mappings, found {shown(value)} "
+            f"({type(value).__name__})"
+        )
+
+
+def _check_kind(where: str, key: str, name: str, value: Any, example: Any) -> None:
+    """A value against an example; ``key`` is where its range stands, ``name`` what to call it."""
     if key in CHOICES:
-        check_choice(f"{where}: {key}", value, CHOICES[key])
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{where}: {key} must be finite, found {value!r}")
+        check_choice(f"{where}: {name}", value, CHOICES[key])
+        return
+    if isinstance(example, list) and (value is not None and key in ALONE):
+        value = value if isinstance(value, (list, tuple, dict)) else [value]
+    _check_type(where, key, name, value, example)
+    if key == "dilations" and not value:
+        raise UsageError(f"{where}: dilations: expected at least one number")
+    if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
+        for inner in value:
+            _check_kind(where, key, name, inner, example[0])
+    elif isinstance(example, dict) and key not in _COLUMNS:
+        for inner in value:
+            _check_kind(where, key, f"{key}.{inner}", value[inner], next(iter(example.values())))
+    elif key in INTERVALS:
+        _check_interval(f"{where}: {name}", value)
+    elif is_number(value):
+        _check_range(where, key, name, value)
+
+
+_COLUMNS = ("load_col", "unload_col", "unused_col")  # have checks of their own
+
+
+def _check_interval(where: str, value: str) -> None:
+    """RecBole leaves out what it cannot read of a text such as "[0,1);[3,inf)"."""
+    for part in value.split(";"):
+        ends = part.strip()[1:-1].split(",")
+        try:
+            low, high = map(float, ends)
+        except ValueError:
+            low, high = 1, 0
+        if not (low <= high and part.strip()[0] in "[(" and part.strip()[-1] in "])"):
+            raise UsageError(
+                f"{where}: expected an interval such as '[3,inf)', found {shown(value)}"
+            )
+
+
+def _check_discretization(where: str, value: dict[str, Any]) -> None:
+    for field, how in value.items():
+        known = isinstance(how, dict) and set(how) <= {"method", "bucket"}
+        if not known or how.get("method") not in ("ED", "LD"):
+            raise UsageError(
+                f"{where}: discretization.{field}: expected {{method: ED, bucket: 10}} (equal "
+                f"distances) or {{method: LD}} (logarithms), found {shown(how)}"
+            )
+        if how["method"] == "ED" or how.get("bucket") is not None:
+            _check_kind(where, "discretization", f"{field}.bucket", how.get("bucket"), 10)
+
+
+def _check_range(where: str, key: str, name: str, value: float) -> None:
     low, high = RANGES.get(key, (-math.inf, math.inf))
-    if key.endswith("dropout_prob"):
+    if "dropout" in key:
         low, high = 0, math.nextafter(1, 0)
-    if is_number(value) and not low <= value <= high:
-        bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+    if low <= value <= high:
+        return
+    bound = f"from {_number(low)} to {_number(high)}"
+    if value < low and high > 1:
+        bound = f"at least {_number(low)}"
         if 0 < low < 1e-300 or key in ("rope_base", "time_base"):
             bound = f"above {round(low)}"
-        elif key.endswith("dropout_prob"):
-            bound = "in [0, 1)"
-        raise UsageError(f"{where}: {key} must be {bound}, found {value!r}")
-    for inner in value if key in NESTED_KEYS and isinstance(value, dict) else ():
-        if inner not in NESTED_KEYS[key]:
-            raise UsageError(
-                f"{where}: unknown key {inner!r} in {key}; {nearest(str(inner), NESTED_KEYS[key])}"
-            )
-        known = NESTED_CHOICES.get(key, {}).get(inner)
-        if known:
-            check_choice(f"{where}: {key}.{inner}", value[inner], known)
+    elif value > high and high > 1:
+        bound = f"at most {_number(high)}"
+        if key == "worker":
+            bound += f" here, twice the {cores()} cores"
+    elif high < 1:
+        bound = f"in [{_number(low)}, 1)"
+    elif low > 0:
+        bound = "above 0, and at most 1"
+    raise UsageError(f"{where}: {name} must be {bound}, found {shown(value)}")
 
 
-def _check_type(where: str, key: str, value: Any, example: Any) -> None:
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _check_mapping(where: str, key: str, value: Any, known: dict[str, Any]) -> None:
+    _check_type(where, key, key, value, known)
+    for inner in value:
+        if inner not in known:
+            raise UsageError(f"{where}: unknown key {inner!r} in {key}{nearest(inner, known)}")
+        if known[inner] is not None:
+            name = f"{key}.{inner}"
+            _check_kind(where, name, name, value[inner], known[inner])
+    if key == "clip_grad_norm" and "max_norm" not in value:
+        raise UsageError(f"{where}: clip_grad_norm needs max_norm, as in {{max_norm: 1.0}}")
+
+
+def _check_type(where: str, key: str, name: str, value: Any, example: Any) -> None:
     if isinstance(example, bool):
         allowed, wanted = isinstance(value, bool), "true or false"
     elif isinstance(example, int):
@@ -166,19 +196,23 @@ def _check_type(where: str, key: str, value: Any, example: Any) -> None:
     elif isinstance(example, dict):
         allowed, wanted = isinstance(value, dict), "a mapping such as {a: b}"
     elif isinstance(example, list):
-        allowed, wanted = not isinstance(value, dict), "a list"
-    elif isinstance(example, str) and key not in ("gpu_id", "dataset"):
-        allowed, wanted = isinstance(value, str), "text"
+        allowed, wanted = isinstance(value, (list, tuple)), "a list"
+    elif key == "gpu_id":
+        allowed, wanted = isinstance(value, str) or is_whole(value), "numbers of GPUs"
+    elif isinstance(example, str) and key != "dataset":
+        allowed, wanted = isinstance(value, str) and value != "", "text"
     else:
         return
     if not allowed:
         raise UsageError(
-            f"{where}: {key}: expected {wanted} (such as {example!r}), "
-            f"found {value!r} ({type(value).__name__})"
+            f"{where}: {name}: expected {wanted} (such as {example!r}), "
+            f"found {shown(value)} ({type(value).__name__})"
         )
 
 
-def check_together(config: dict[str, Any], plugin_model: bool, losses: tuple[str, ...]) -> None:
+def check_together(
+    config: dict[str, Any], model: str, plugin_model: bool, losses: tuple[str, ...]
+) -> None:
     """What several options must agree on: metrics, evaluation, and those ``losses`` there are.
 
     Raises:
@@ -186,20 +220,64 @@ def check_together(config: dict[str, Any], plugin_model: bool, losses: tuple[str
     """
     _check_metrics(config)
     _check_columns(config)
+    check_sizes(config, model)
+    if config["log_wandb"] and importlib.util.find_spec("wandb") is None:
+        raise UsageError(
+            "log_wandb: the package wandb is not installed; `pip install wandb` does so, or set "
+            "log_wandb: False"
+        )
     for key in ("init_from", "train_only"):
         if config[key] is not None and not plugin_model:
             raise UsageError(f"{key}: only the plugin's models can start from another run")
     if config["train_only"] is not None and not (config["train_only"] and config["init_from"]):
         raise UsageError("train_only: names schemes to train on top of the run in init_from")
-    betas = config["adam_betas"]
-    if not (isinstance(betas, list) and len(betas) == 2 and all(_is_rate(b) for b in betas)):
-        raise UsageError(f"adam_betas: expected two numbers in [0, 1), found {betas!r}")
+    for key in PAIRS:
+        if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
+            raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
         raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
     if config.get("loss_type", "CE") not in losses:
         raise UsageError(
             f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"
+        )
+
+
+def check_sizes(config: Mapping[str, Any], model: str) -> None:
+    """What must divide another option, or not be more than it.
+
+    Raises:
+        UsageError: naming both, and what they are.
+    """
+    for part, whole in () if model in HEADS_OF_FULL_SIZE else DIVIDES:
+        if config.get(part) and config.get(whole) and config[whole] % config[part]:
+            raise UsageError(f"{whole} {config[whole]} is not a multiple of {part} {config[part]}")
+    for (name, key), least in LEAST.items():
+        if name == model and config[key] < least:
+            raise UsageError(f"{key}: {model} needs at least {least}, found {config[key]}")
+    if model in ("FEARec", "BERT4Rec"):
+        _check_counts(config, model)
+    for part, whole in AT_MOST:
+        if config.get(part) and config.get(whole) and config[part] > config[whole]:
+            raise UsageError(
+                f"{part}: {config[part]} is more than {whole}, which is {config[whole]}"
+            )
+
+
+def _check_counts(config: Mapping[str, Any], model: str) -> None:
+    """What RecBole rounds down to a number of things must leave one."""
+    n = config["MAX_ITEM_LIST_LENGTH"]
+    if model == "BERT4Rec" and config["mask_ratio"] * n < 1:
+        raise UsageError(
+            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {n} is not one event to "
+            "mask; raise one of them"
+        )
+    if model == "FEARec" and config["dual_domain"] and n % 2:
+        raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
+    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(n)) <= n:
+        raise UsageError(
+            f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 to "
+            f"{n}; found {config['topk_factor']} * log({n})"
         )
 
 
@@ -237,10 +315,10 @@ def _check_metrics(config: dict[str, Any]) -> None:
     for metric in metrics:
         if str(metric).lower() in ranking:
             continue
-        hint = nearest(str(metric), ranking)
+        hint = nearest(str(metric), ranking) or f"; known are {', '.join(ranking)}"
         if str(metric).lower() in metric_types:
-            raise UsageError(f"metrics: {metric} needs labels, and here items are ranked; {hint}")
-        raise UsageError(f"metrics: unknown {metric!r}; {hint}")
+            raise UsageError(f"metrics: {metric} needs labels, and here items are ranked{hint}")
+        raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
     whole = [is_whole(k) and k >= 1 for k in topk]
     if not topk or not all(whole):
         raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
@@ -258,7 +336,3 @@ def _check_metrics(config: dict[str, Any]) -> None:
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-
-
-def _is_rate(value: Any) -> bool:
-    return is_number(value) and 0 <= value < 1

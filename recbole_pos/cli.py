@@ -295,7 +295,7 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
         key, equals, text = argument.removeprefix("--").partition("=")
         if not (argument.startswith("--") and equals and key):
             raise UsageError(f"cannot read {argument!r}: options are given as --key=value")
-        value = parse_scalar(text)
+        value = parse_scalar(text, f"--{key}")
         if key in found and found[key] != value:
             raise UsageError(f"--{key} is given twice, with {found[key]!r} and {value!r}")
         found[key] = value

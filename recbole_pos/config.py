@@ -22,7 +22,7 @@ from recbole_pos.registry import (
     MODELS,
     on_our_base,
 )
-from recbole_pos.values import nearest, suggest
+from recbole_pos.values import nearest, shown, suggest
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
@@ -90,6 +90,9 @@ class PosConfig(Config):
         except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
             message = error.args[0] if error.args else error
             raise UsageError(f"configuration: {message}") from error
+        except OSError as error:  # data_path is a name that no file can have
+            name = shown(error.filename)
+            raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
 
     def _build_yaml_loader(self) -> type:
         return YamlLoader
@@ -134,7 +137,7 @@ class PosConfig(Config):
         usable = [*ours, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
         if model not in usable:
             raise UsageError(
-                f"unknown model {model!r}{suggest(str(model), usable)}; "
+                f"unknown model {shown(model)}{suggest(str(model), usable)}; "
                 "`recbole-pos models` lists what can be run"
             )
         return model, get_model(model), str(dataset)
@@ -170,7 +173,7 @@ class PosConfig(Config):
         self._check_window_keys(external, final["augmentation"])
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
-        check_together(final, plugin_model=self.model in MODELS, losses=losses)
+        check_together(final, self.model, plugin_model=self.model in MODELS, losses=losses)
         left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
         self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)
@@ -216,10 +219,12 @@ class PosConfig(Config):
                 )
             if key not in known:
                 raise UsageError(
-                    f"{where}: unknown key {key!r}; {nearest(str(key), known)}. "
+                    f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
                 )
             default = self.internal_config_dict.get(key)
-            if key in IGNORED_KEYS and value and value != default:
+            if key in IGNORED_KEYS and value != default:
                 raise UsageError(f"{where}: {key}: {IGNORED_KEYS[key]}")
             check_value(where, key, value, default)
+            if isinstance(default, float) and isinstance(value, int):
+                given[key] = float(value)  # RecBole's models raise tensors of integers to powers

@@ -18,7 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from recbole_pos.values import is_number, is_whole
+from recbole_pos.values import is_number, is_whole, shown
 
 SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
@@ -228,5 +228,4 @@ def _shown(value: Any) -> str:
     """A value as it stands in a message."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {value.dtype}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}: {text[:50]}..."
+    return shown(value)

@@ -11,7 +11,7 @@ import yaml
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import on_our_base
-from recbole_pos.values import suggest
+from recbole_pos.values import shown, suggest
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
@@ -41,12 +41,31 @@ YamlLoader.add_implicit_resolver(
 )
 
 
-def parse_scalar(text: str) -> Any:
-    """A command-line value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str."""
+def parse_scalar(text: str, where: str) -> Any:
+    """A command-line value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
+
+    Args:
+        text: as written.
+        where: of what it is the value, for messages: ``--key``, or a line of a file.
+
+    Raises:
+        UsageError: where a list, mapping or quotation is begun that is not yaml.
+    """
     try:
         return yaml.load(text, Loader=YamlLoader)
-    except yaml.YAMLError:
-        return text
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        begun = next((what for mark, what in _BEGUN.items() if text.lstrip().startswith(mark)), "")
+        if not begun:
+            return text
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise UsageError(
+            f"{where}: {shown(text)} begins like {begun}, but is none ({problem}); close what it "
+            "opens, or quote all of it if it is text"
+        ) from error
+
+
+# How values begin that are no plain text.
+_BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -60,7 +79,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             content = yaml.load(file, Loader=YamlLoader)
     except OSError as error:
         raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"config file {path} is not valid yaml: {error}") from error
     if content is None:
         return {}
@@ -117,11 +136,11 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):
-        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {position!r}")
+        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
             raise UsageError(
-                f"{key}: unknown scheme {name!r}{suggest(str(name), SCHEMES)}; "
+                f"{key}: unknown scheme {shown(name)}{suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}"
             )
         if names.count(name) > 1:

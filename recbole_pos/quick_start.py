@@ -13,8 +13,8 @@ from typing import Any
 from recbole.utils import ModelType, init_seed
 
 from recbole_pos import parallel, report
+from recbole_pos.building import build_model
 from recbole_pos.config import PosConfig
-from recbole_pos.data.attributes import loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.loaders import build_loaders
@@ -22,11 +22,14 @@ from recbole_pos.data.targets import describe
 from recbole_pos.device import describe_device, device_line, require_device
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.memory import keep_freed_memory
+from recbole_pos.options import RANGES
 from recbole_pos.parallel_trainer import ParallelTrainer
+from recbole_pos.properties import read_yaml
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
 from recbole_pos.trainer import PosTrainer
 from recbole_pos.training_state import load_best
+from recbole_pos.values import is_whole
 from recbole_pos.warm_start import start_from
 
 
@@ -92,6 +95,8 @@ def prepare(
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
+    except KeyError as error:  # alias_of_item_id and others name fields
+        raise UsageError(f"data: an option names a field that is not loaded: {error}") from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
@@ -99,7 +104,7 @@ def prepare(
         )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
-    model = _build_model(config, dataset, loaders["train"]._dataset)
+    model = build_model(config, dataset, loaders["train"]._dataset)
     start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
@@ -111,25 +116,6 @@ def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
     """The events from their files, before ``build``."""
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     return (PosSequentialDataset if sequential else PosDataset)(config)
-
-
-# How RecBole's models refuse options they cannot work with.
-_REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError)
-
-
-def _build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
-    try:
-        return config.model_class(config, train).to(config["device"])
-    except UsageError:
-        raise
-    except KeyError as error:  # a field is missing
-        raise UsageError(
-            f"{config['model']} needs {error}, but the fields loaded are "
-            f"{', '.join(loaded_fields(dataset))}; see load_col, and selected_features for models "
-            "that embed attributes"
-        ) from error
-    except _REFUSALS as error:
-        raise UsageError(f"{config['model']} cannot be built: {error}") from error
 
 
 def run(
@@ -182,7 +168,7 @@ def run(
                 "--resume takes everything from its run folder; only --epochs may change"
             )
         folder = RunFolder(resume).require()
-        config = PosConfig(None, None, [str(folder.config)], config_dict)
+        config = _config_of(folder, config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
@@ -310,7 +296,7 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
     """
     folder = RunFolder(path).require()
-    config = PosConfig(None, None, [str(folder.config)])
+    config = _config_of(folder)
     dataset = None
     if view is not None:
         dataset = read_dataset(config)
@@ -320,6 +306,14 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
     load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
     experiment.model.eval()
     return experiment
+
+
+def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
+    """The configuration of a run that exists, which may come from a machine with more cores."""
+    worker = read_yaml(folder.config).get("worker", 0)
+    most = RANGES["worker"][1]
+    fitted = {"worker": most} if is_whole(worker) and worker > most else {}
+    return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})
 
 
 def _start(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:

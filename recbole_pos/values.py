@@ -9,6 +9,8 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 
+_FEW = 12  # names that a message can list
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number; yaml's true and false are none."""
@@ -28,19 +30,36 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
     """
     if value not in choices:
         hint = suggest(str(value), choices)
-        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}{hint}")
+        raise UsageError(f"{key}: {shown(value)} is not one of {', '.join(choices)}{hint}")
+
+
+def shown(value: Any) -> str:
+    """A value as a message has it: whole, unless it would fill the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out numbers of more than 4,300 digits
+        return f"a number of {value.bit_length()} bits"
+    return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
+
+
+def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known words that differ from a word by a slip, or that it is a part of; nearest first."""
+    lower = {str(name).lower(): str(name) for name in known}
+    word = word[:100].lower()
+    found = difflib.get_close_matches(word, lower, n=limit, cutoff=0.75)
+    found = found or [name for name in lower if len(word) > 2 and word in name][:limit]
+    return [lower[name] for name in found]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``nearest known: a, b, c``, however far."""
-    lower = {str(name).lower(): str(name) for name in known}
-    near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0)
-    return f"nearest known: {', '.join(lower[name] for name in near)}"
+    """``; nearest known: a, b``, or where none is near all that are known, if they are few."""
+    known = list(known)
+    if found := near(word, known):
+        return f"; nearest known: {', '.join(found)}"
+    return f"; known are {', '.join(map(str, known))}" if len(known) <= _FEW else ""
 
 
-def suggest(word: str, known: Iterable[str], limit: int = 3) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
-    lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), lower, n=limit, cutoff=0.6)
-    near = near or [name for name in lower if len(word) > 2 and word.lower() in name][:limit]
-    return f" (did you mean {' or '.join(lower[name] for name in near)}?)" if near else ""
+    found = near(word, known)
+    return f" (did you mean {' or '.join(found)}?)" if found else ""

@@ -66,7 +66,7 @@ def test_config_files_and_the_default_folder(tiny: Path, tmp_path: Path, monkeyp
         (["-m", "FPARec", "-d", "ml-100k", "--train_only=[learned]"], "init_from"),
         (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {LS: [1]}}"], "valid_and_test"),
         (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {RS: [a, 1, 1]}}"], "three ratios"),
-        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {RS: [8, 1, .inf]}}"], "three"),
+        (["-m", "FPARec", "-d", "ml-100k", "--eval_args={split: {RS: [8, 1, .inf]}}"], "finite"),
         (["-m", "FPARec", "-d", "ml-100k", "--eval_args={mode: [full]}"], "eval_args.mode"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

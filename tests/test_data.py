@@ -258,7 +258,7 @@ def test_interaction_matrix_holds_the_training_events(experiment) -> None:
         ({"TIME_FIELD": "when"}, "when"),
         ({"window_stride": 3}, "only read under train_windows: sliding"),
         ({"ITEM_LIST_LENGTH_FIELD": "item_id"}, "exist already: item_id"),
-        ({"LIST_SUFFIX": ""}, "exist already"),
+        ({"LIST_SUFFIX": ""}, "LIST_SUFFIX: expected text"),
         ({"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -319,7 +319,7 @@ def test_more_cutoffs_than_items_is_an_error(tmp_path: Path, experiment) -> None
 
 
 def test_a_model_without_its_attribute_says_so(experiment) -> None:
-    with pytest.raises(UsageError, match="SASRecF needs 'class'.*selected_features"):
+    with pytest.raises(UsageError, match="selected_features: field 'class' is not loaded"):
         experiment("SASRecF")
 
 

@@ -150,7 +150,7 @@ def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -
     shop = [word if word != "tiny" else "toyshop" for word in command if "data_path" not in word]
     assert main([*shop, "-m", "AttrFormer", f"--data_path={TOYSHOP}"]) == 2
     assert "AttrFormer read each other" in capsys.readouterr().err
-    nan = ["-m", "FPARec", "--learner=sgd", "--learning_rate=1e38", "--train_batch_size=8"]
+    nan = ["-m", "FPARec", "--learner=sgd", "--learning_rate=1e12", "--train_batch_size=8"]
     assert main([*command, *nan, "--hidden_size=16", "--inner_size=16"]) == 1
     error = capsys.readouterr().err
     assert "loss is" in error and "learning_rate" in error and "Traceback" not in error

@@ -228,7 +228,7 @@ def test_top_differences_by_brute_force(
         ([{"field": "price", "scales": [0]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": [True]}], "scales: expected numbers above 0"),
         ([{"field": "price", "scales": []}], "scales: expected numbers above 0"),
-        ([{"field": "price", "scales": [float("inf")]}], "scales: expected numbers above 0"),
+        ([{"field": "price", "scales": [float("inf")]}], "scales must be finite"),
         ([{"field": "price", "within": "weight"}], "within: 'weight' must be a token or token_seq"),
         ([{"field": "price", "within": "country"}], "'country' must be .* field of the item table"),
         ([{"field": "stars", "within": "channel"}], "only a field of the item or user table"),

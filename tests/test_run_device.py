@@ -14,6 +14,7 @@ from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.device import describe_device, device_line, require_device
 from recbole_pos.errors import UsageError
+from recbole_pos.options import RANGES
 
 
 @pytest.fixture
@@ -59,9 +60,11 @@ def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, n
     run = tmp_path / "run"
     recbole_pos.run("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny)}, run_dir=run)
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("gpu_id: '0'", "gpu_id: '7'"))
-    assert "gpu_id: '7'" in (run / "config.yaml").read_text()
-    recbole_pos.load(run)
+    for here, there in (("gpu_id: '0'", "gpu_id: '7'"), ("worker: 0", "worker: 640")):
+        assert here in text
+        text = text.replace(here, there)
+    (run / "config.yaml").write_text(text)
+    assert recbole_pos.load(run).config["worker"] == RANGES["worker"][1]
     recbole_pos.run(resume=run, verbose=False)
 
 

@@ -21,7 +21,7 @@ from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import best_of, collect
 from recbole_pos.tune.progress import Progress
 from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.trial import EARLIER, FAILURE
+from recbole_pos.tune.trial import EARLIER, FAILURE, reason
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
@@ -206,6 +206,18 @@ def test_a_reason_is_printed_as_it_is(ray_says, capsys) -> None:
     trial.last_result = {FAILURE: reason, "config": {"number": trial.config["number"]}}
     Progress("ndcg@10", "max", 2).on_trial_complete(0, [trial], trial)
     assert f"failed: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_memory_that_is_not_there_is_said_to_be(error: Exception) -> None:
+    assert reason(error).startswith("out of memory")
 
 
 def test_a_lost_report_is_told_again_by_the_resumed_trial() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,30 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
             return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
     near = suggest(field, known)
     return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
+
+
+def check_selected(dataset: Any, fields: Sequence[str]) -> None:
+    """Whether RecBole's models can embed the fields of ``selected_features``.
+
+    RecBole counts every field in the width of a layer, but embeds numbers only where
+    ``numerical_features`` names them.
+
+    Raises:
+        UsageError: naming the field and what to do.
+    """
+    if not fields:
+        raise UsageError("selected_features: expected at least one field of items")
+    for field in fields:
+        if field not in loaded_fields(dataset):
+            raise UsageError(f"selected_features: {not_loaded(field, dataset)}")
+        if table_of(field, dataset) != "item" or field == dataset.iid_field:
+            raise UsageError(f"selected_features: {field!r} is no attribute of items")
+        ftype = dataset.field2type[field].value
+        if ftype.startswith("float") and field not in dataset.config["numerical_features"]:
+            raise UsageError(
+                f"selected_features: {field!r} holds numbers, which RecBole embeds only if "
+                f"numerical_features names them; add numerical_features: [{field}], or leave it out"
+            )
 
 
 def item_attribute(dataset: Any, field: str) -> Tensor:

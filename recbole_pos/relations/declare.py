@@ -73,7 +73,7 @@ def _read(entry: Any, dataset: Any) -> Relation:
     where = f"relations: {field}" if isinstance(field, str) else f"relations: {dict(entry)}"
     for key in entry:
         if key not in KEYS:
-            raise UsageError(f"{where}: unknown key {key!r}; {nearest(str(key), KEYS)}")
+            raise UsageError(f"{where}: unknown key {key!r}{nearest(str(key), KEYS)}")
     if not isinstance(field, str):
         raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
     table = _table(field, dataset)

@@ -145,9 +145,11 @@ def _recbole(path: Path, text: str) -> Space:
                 f"{where}: {name}: unknown kind {kind!r}; RecBole's are choice, uniform, "
                 "loguniform, quniform"
             )
-        values = parse_scalar(written if written.startswith("[") else f"[{written}]")
+        values = parse_scalar(
+            written if written.startswith("[") else f"[{written}]", f"{where}: {name}"
+        )
         if isinstance(values, list) and kind == "choice":
-            values = [_written(value) for value in values]
+            values = [_written(value, f"{where}: {name}") for value in values]
         if kind == "loguniform" and isinstance(values, list):
             if not all(isinstance(value, (int, float)) for value in values):
                 raise UsageError(f"{where}: {name}: loguniform takes low,high, found {written!r}")
@@ -156,8 +158,9 @@ def _recbole(path: Path, text: str) -> Space:
     return Space(parameters, {}, lines)
 
 
-def _written(value: Any) -> Any:
+def _written(value: Any, where: str) -> Any:
     """One of RecBole's choices: what is no plain value stands there as text, for its eval."""
     if value == "None":
         return None
-    return parse_scalar(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+    begun = isinstance(value, str) and value[:1] in ("[", "{")
+    return parse_scalar(value, where) if begun else value

@@ -89,11 +89,11 @@ class Parameter:
 
     def ends(self) -> list[Any]:
         """Values whose validity stands for that of all: every choice, or both ends."""
-        if self.kind == "choice":
-            return self.values
-        return (
-            [self.on_grid(0), self.on_grid(self.steps)] if self.kind == "quniform" else self.values
-        )
+        if self.kind == "quniform":
+            return [self.on_grid(0), self.on_grid(self.steps)]
+        if self.kind in ("uniform", "loguniform"):
+            return [float(value) for value in self.values]  # as all between are
+        return self.values
 
     def all_values(self) -> list[Any]:
         """Every value, for a grid.
@@ -225,7 +225,7 @@ class Space:
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
         """Each parameter at each of its ends, with values of others under which it exists."""
         for parameter in self.parameters:
-            base = self._making(parameter)
+            base = self.making(parameter)
             if base is None:
                 raise UsageError(
                     f"{parameter.where}: {parameter.name}: its condition "
@@ -234,14 +234,14 @@ class Space:
             for value in parameter.ends():
                 yield parameter, {**base, parameter.name: value}
 
-    def _making(self, parameter: Parameter) -> dict[str, Any] | None:
-        """Values of other parameters under which this one exists; None if there are none.
+    def making(self, *parameters: Parameter) -> dict[str, Any] | None:
+        """Values of other parameters under which these exist; None if there are none.
 
-        All that its condition names exist as well, and so do those of their conditions.
+        All that their conditions name exist as well, and so do those of their conditions.
         """
         searched = {p.name: p for p in self.parameters}
         wanted: dict[str, list[Any]] = {}
-        left = [parameter]
+        left = list(parameters)
         while left:
             for name, allowed in left.pop().when.items():
                 if name not in searched:

@@ -1,0 +1,132 @@
+"""Absurd values for every option of every model, and a process to try them in."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import option_worker
+import shop
+
+from recbole_pos.config import DERIVED_KEYS, EXTRA_KEYS, PosConfig
+from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, SCHEMES
+
+Case = tuple[str, dict[str, Any], str]  # model, options, the one that is absurd
+
+NAMES = [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+VALUES: list[Any] = [
+    *(None, True, False, "", " ", "1e-3", "ünï✓", "a" * 20_000, "nul\0"),
+    *(0, 1, -1, 10**6, 2**31, 2**63, 10**40),
+    *(0.5, -0.5, 1e-320, 1e300, math.nan, math.inf),
+    *([], [None], [1, "a"], [[1]], [2**63]),
+    *({}, {"a": {"b": []}}, {1: None}, datetime.date(2026, 1, 2), b"bytes"),
+]
+# keys within options, by the option
+INNER = {
+    "eval_args": "split order group_by mode target cold_items".split(),
+    "train_neg_sample_args": "distribution sample_num alpha dynamic candidate_num".split(),
+    "clip_grad_norm": "max_norm norm_type error_if_nonfinite".split(),
+    "session_filter": "item session".split(),
+    "load_col": "inter item user".split(),
+    "unused_col": "inter item".split(),
+    "unload_col": "inter item".split(),
+    "threshold": "stars".split(),
+    "val_interval": "stars price".split(),
+    "seq_len": "tags item_id_list".split(),
+    "preload_weight": "brand".split(),
+    "discretization": "price".split(),
+}
+SMALL = {
+    **dict.fromkeys(("hidden_size", "inner_size", "embedding_size", "difsr_size"), 8),
+    **{"n_layers": 1, "n_heads": 2, "MAX_ITEM_LIST_LENGTH": 5, "topk": [3], "epochs": 1},
+    **{"valid_metric": "NDCG@3", "show_progress": False, "eval_batch_size": 64},
+    **{"selected_features": ["brand", "tags"], "load_col": shop.LOAD, "train_batch_size": 64},
+    "filter_inter_by_user_or_item": False,
+}
+
+
+def known(model: str, data_path: str, **options: Any) -> list[str]:
+    """The options that a model reads, with given ones."""
+    config = PosConfig(model, "shop", None, {"data_path": data_path, **options})
+    return sorted({*config.internal_config_dict} - DERIVED_KEYS - EXTRA_KEYS)
+
+
+def cases(data_path: str) -> list[Case]:
+    """Every option of every model with every value; what all models have, each value once."""
+    keys = {model: known(model, data_path) for model in NAMES}
+    common = sorted(set.intersection(*map(set, keys.values())))
+    pairs = [(model, key) for model in NAMES for key in keys[model] if key not in common]
+    found = [make_case(model, keys[model], key, v) for model, key in pairs for v in VALUES]
+    for number, (key, value) in enumerate((k, v) for k in common for v in VALUES):
+        model = NAMES[number % len(NAMES)]
+        found.append(make_case(model, keys[model], key, value))
+    smallest = ("train_batch_size", "eval_batch_size", "MAX_ITEM_LIST_LENGTH")
+    found += [make_case(model, keys[model], key, 1) for model in NAMES for key in smallest]
+    inner = ((key, name) for key, names in INNER.items() for name in names)
+    for number, (key, name, value) in enumerate((*pair, v) for pair in inner for v in VALUES):
+        model = NAMES[number % len(NAMES)]
+        given = {"numerical_features": ["price"]} if key == "discretization" else {}
+        found.append(make_case(model, keys[model], key, {name: value}, given))
+    more = [{"position": [scheme]} for scheme in SCHEMES] + [{"loss_type": "SCE"}]
+    for given in more:
+        name = given.get("position", ["SCE"])[0]
+        folder = "position" if "position" in given else "loss"
+        for key in read_yaml(ROOT / folder / f"{name}.yaml"):
+            found += [
+                make_case("PosSASRec", [*keys["PosSASRec"], key], key, v, given) for v in VALUES
+            ]
+    return found
+
+
+def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | None = None) -> Case:
+    """A model with small sizes and one option changed."""
+    small = {k: v for k, v in SMALL.items() if k in keys}
+    if model == "FEARec":
+        small["n_layers"] = 2
+    if key == "data_path":
+        return model, {**small, "given_path": value}, key
+    return model, {**small, **(given or {}), key: value}, key
+
+
+class Limited:
+    """A process in which cases run; replaced when one takes it down."""
+
+    PATIENCE = 300  # seconds without an answer, on a machine that has other things to do
+
+    def __init__(self, data_path: str, folder: Path) -> None:
+        self.given, self.process = (data_path, str(folder)), None
+
+    def try_out(self, case: Case) -> tuple[str, str]:
+        """What came of a case, and what was said."""
+        if self.process is None:
+            self._start()
+        try:
+            self.pipe.send(case)
+            if self.pipe.poll(self.PATIENCE):
+                return self.pipe.recv()
+            found = "hangs", "nothing is heard of the process"
+        except (EOFError, OSError):
+            self.process.join(10)
+            found = "crashed", f"exit code {self.process.exitcode}"
+        self.close()
+        return found
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, end = context.Pipe()
+        self.process = context.Process(target=option_worker.work, args=(end, *self.given))
+        self.process.start()
+        end.close()
+        assert self.pipe.recv() == "ready"
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.pipe.close()
+        self.process = None

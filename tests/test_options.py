@@ -1,0 +1,323 @@
+"""The table of options: every number is bounded, and what options need of each other is said."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shop
+import torch
+from absurd_options import NAMES
+from recbole.data.interaction import Interaction
+
+from recbole_pos import allocation
+from recbole_pos.allocation import Allocations, memory
+from recbole_pos.cli import main, parse_overrides
+from recbole_pos.config import DERIVED_KEYS, PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.options import EXAMPLES, NESTED, RANGES, cores
+from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.quick_start import prepare
+from recbole_pos.values import nearest, suggest
+
+CHECKED = ("session_filter", "train_fraction")  # where they are read, see data/sessions.py
+
+
+def every_option() -> dict[str, list[Any]]:
+    """Option -> examples of its values, of all models, schemes and losses; inner ones by a dot."""
+    found: dict[str, list[Any]] = {}
+    defaults = [PosConfig(name, "ml-100k").internal_config_dict for name in NAMES]
+    defaults += [read_yaml(f) for f in (ROOT / "position").iterdir()]
+    defaults += [read_yaml(f) for f in (ROOT / "loss").iterdir()]
+    for options in defaults:
+        for key in options.keys() - DERIVED_KEYS - NESTED.keys():
+            found.setdefault(key, []).append(EXAMPLES.get(key, options[key]))
+    for key, inner in NESTED.items():
+        found |= {f"{key}.{name}": [example] for name, example in inner.items()}
+    return found
+
+
+def leaves(example: Any) -> list[Any]:
+    """What stands in lists and mappings."""
+    if isinstance(example, dict):
+        example = list(example.values())
+    return sum(map(leaves, example), []) if isinstance(example, (list, tuple)) else [example]
+
+
+def is_bounded(key: str, number: float) -> bool:
+    if "dropout" in key:
+        return True
+    high = RANGES.get(key, (0, math.inf))[1]
+    return high < math.inf or (isinstance(number, float) and key in RANGES)
+
+
+def test_every_number_has_bounds() -> None:
+    """An option whose default is a number, and which the table leaves out, fails here."""
+    options = every_option()
+    assert options.keys() >= {"hidden_size", "nh", "dilations", "clip_grad_norm.max_norm"}
+    numbers = {
+        key: number
+        for key, examples in options.items()
+        for number in sum(map(leaves, examples), [])
+        if isinstance(number, (int, float)) and not isinstance(number, bool)
+    }
+    own = ("threshold", *CHECKED)  # values of the data, of any size
+    left = [key for key, n in numbers.items() if key not in own and not is_bounded(key, n)]
+    assert left == [] and not is_bounded("new_size", 3)
+
+
+def test_every_empty_option_says_what_it_takes() -> None:
+    """Where the default is None nothing else tells a number from a text."""
+    ignored = ("benchmark_filename", "dataset_save_path", "dataloaders_save_path", "transform")
+    untold = [
+        key
+        for key, examples in every_option().items()
+        if all(e is None or e == [] for e in examples) and not key.startswith("eval_args.")
+    ]
+    assert set(untold) <= {*ignored, *CHECKED}
+
+
+@pytest.mark.parametrize("workers", [1_000_000, 2 * cores() + 1])
+def test_more_workers_than_cores_are_refused(workers: int, monkeypatch: Any) -> None:
+    import multiprocessing
+
+    monkeypatch.setattr(multiprocessing.Process, "start", lambda *_: pytest.fail("started"))
+    with pytest.raises(UsageError, match=f"worker must be at most {2 * cores()} here, twice the"):
+        PosConfig("FPARec", "ml-100k", None, {"worker": workers})
+    assert PosConfig("FPARec", "ml-100k", None, {"worker": 2 * cores()})["worker"] == 2 * cores()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("PosSASRec", {"position": ["difsr"], "difsr_size": 2**63}, "difsr_size.* 64 bits"),
+        ("PosSASRec", {"position": ["difsr"], "difsr_size": 2**62}, "difsr_size must be at most"),
+        ("SASRec", {"discretization": 1e-320}, "discretization: 1e-320 is too small"),
+        ("SASRec", {"discretization": {"a": 3}}, "discretization.a: expected {method"),
+        ("SASRec", {"discretization": {"a": {"method": "ED"}}}, "a.bucket: expected a whole"),
+        ("SASRec", {"layer_norm_eps": 1e-320}, "layer_norm_eps: 1e-320 is too small"),
+        ("SASRec", {"reg_weight": 3}, "unknown key"),
+        ("Caser", {"reg_weight": 1e300}, "reg_weight must be at most 1e"),
+        ("HGN", {"reg_weight": [0.0, "a"]}, r"reg_weight: expected a number .*found 'a'"),
+        ("NARM", {"dropout_probs": [0.1, 1.5]}, r"dropout_probs must be in \[0, 1\)"),
+        ("NARM", {"dropout_probs": [0.1]}, "dropout_probs: expected two numbers"),
+        ("NextItNet", {"dilations": [1, 10**9]}, "dilations must be at most"),
+        ("SASRec", {"hidden_size": 10, "n_heads": 4}, "10 is not a multiple of n_heads 4"),
+        ("CORE", {"embedding_size": 10, "n_heads": 4}, "10 is not a multiple of n_heads 4"),
+        ("FEARec", {"n_layers": 1}, "n_layers: FEARec needs at least 2, found 1"),
+        ("FEARec", {"topk_factor": 1000}, "topk_factor: FEARec takes"),
+        ("FOSSIL", {"order_len": 60}, "order_len: 60 is more than MAX_ITEM_LIST_LENGTH"),
+        ("SINE", {"interest_size": 60}, "interest_size: 60 is more than prototype_size"),
+        ("PosRec", {"messages": None}, "messages: None is not one of"),
+        ("SASRec", {"wandb_project": None}, "wandb_project: expected text"),
+        ("SASRec", {"gpu_id": {"a": 1}}, "gpu_id: expected numbers of GPUs"),
+        ("SASRec", {"user_inter_num_interval": "text"}, "expected an interval such as"),
+        ("SASRec", {"val_interval": {"rating": "[5,3]"}}, "val_interval.rating: expected an inter"),
+        ("SASRec", {"seq_len": 3}, "seq_len: expected a mapping"),
+        ("SASRec", {"seq_len": {"a": -3}}, "seq_len.a must be at least 1"),
+        ("SASRec", {"alias_of_user_id": 3}, "alias_of_user_id: expected a list"),
+        ("SASRec", {"clip_grad_norm": {"norm_type": 2}}, "needs max_norm"),
+        ("SASRec", {"clip_grad_norm": {"max_norm": math.nan}}, "max_norm must be finite"),
+        ("BPR", {"train_neg_sample_args": {"sample_num": 2**40}}, "sample_num must be at most"),
+        ("BPR", {"topk": [10**9]}, "topk must be at most"),
+        ("BPR", {"wandb_project": "a\0b"}, "zero byte"),
+        ("BPR", {"threshold": {1: 2}}, "threshold: names must be text"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, dict) else "",
+)
+def test_what_is_absurd_is_named(model: str, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PosConfig(model, "ml-100k", None, options)
+
+
+def test_lists_within_themselves_are_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(UsageError, match="metrics: more than 8 lists"):
+        PosConfig("FPARec", "ml-100k", None, {"metrics": endless})
+
+
+def test_the_largest_gradient_is_a_norm() -> None:
+    given = {"clip_grad_norm": {"max_norm": 1.0, "norm_type": math.inf}}
+    assert PosConfig("FPARec", "ml-100k", None, given)["clip_grad_norm"] == given["clip_grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        ("PosSASRec", {"hidden_size": 65_536}, "hidden_size 65,536"),
+        ("SASRec", {"inner_size": 65_536, "n_layers": 1000}, "n_layers 1,000"),
+        ("FPARec", {"MAX_ITEM_LIST_LENGTH": 16_384, "positional_rank": 65_536}, "positional_rank"),
+        ("GRU4Rec", {"hidden_size": 65_536}, "hidden_size 65,536"),
+        ("FEARec", {"train_batch_size": 10**6}, "train_batch_size 1,000,000"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_fit_is_refused_before_it_is_there(
+    tiny: Path, monkeypatch: Any, model: str, options: dict, named: str
+) -> None:
+    monkeypatch.setattr(allocation, "memory", lambda: 2**28)
+    largest = 0
+    zeros = torch.Tensor.normal_
+
+    def noted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, tensor.nbytes)
+        return zeros(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "normal_", noted)
+    config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
+    with pytest.raises(UsageError, match=f"{model} needs .* GiB or more.*Large here are .*{named}"):
+        prepare(config)
+    assert largest <= 2**28
+
+
+def test_scores_of_a_batch_must_fit(tiny: Path, monkeypatch: Any) -> None:
+    config = PosConfig("Pop", "tiny", None, {"data_path": str(tiny)})
+    prepare(config)
+    monkeypatch.setattr(allocation, "memory", lambda: 1000)
+    with pytest.raises(UsageError, match="eval_batch_size: .* rows of scores for 41 items"):
+        prepare(config)
+
+
+def test_memory_is_that_of_the_process(monkeypatch: Any) -> None:
+    """The limit of the shell counts, where there is one."""
+    import resource
+
+    assert 2**28 < memory() < 2**50
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (12_345, resource.RLIM_INFINITY))
+    assert memory() == 12_345
+
+
+def test_models_are_built_as_without_the_guard(tiny: Path) -> None:
+    """It watches, and changes nothing."""
+    config = PosConfig("SASRec", "tiny", None, {"data_path": str(tiny)})
+    made = prepare(config)
+    torch.manual_seed(0)
+    plain = config.model_class(config, made.loaders["train"]._dataset).state_dict()
+    torch.manual_seed(0)
+    with Allocations(config, made.dataset) as seen:
+        watched = config.model_class(config, made.loaders["train"]._dataset)
+    assert all(torch.equal(watched.state_dict()[name], plain[name]) for name in plain)
+    counted, weights = seen.bytes, 16 * sum(p.numel() for p in watched.parameters())  # with Adam
+    assert weights <= counted < 2 * weights  # RecBole copies a layer and throws it away
+    torch.nn.Linear(2, 2)
+    assert seen.bytes == counted
+
+
+FEATURES = {
+    "selected_features": ["brand", "tags", "price"],
+    "load_col": shop.LOAD,
+    "topk": [3],
+    "valid_metric": "NDCG@3",
+    "show_progress": False,
+    "filter_inter_by_user_or_item": False,
+    "epochs": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory: Any) -> Path:
+    return shop.write(tmp_path_factory.mktemp("shops"), shop.tables())
+
+
+@pytest.mark.parametrize("augmentation", ["prefix", "all_positions"])
+@pytest.mark.parametrize("model", ["SASRecF", "GRU4RecF", "FDSA"])
+def test_features_that_are_numbers_must_be_numerical(
+    shops: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, model: str, augmentation: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {**FEATURES, "data_path": str(shops), "augmentation": augmentation}
+    arguments = [f"--{key}={value}" for key, value in given.items() if key != "load_col"]
+    arguments.append(f"--load_col={shop.LOAD}")
+    assert main(["run", "-m", model, "-d", "shop", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert "selected_features: 'price' holds numbers" in error
+    assert "add numerical_features: [price]" in error and list(tmp_path.iterdir()) == []
+    made = prepare(PosConfig(model, "shop", None, {**given, "numerical_features": ["price"]}))
+    made.trainer.fit(made.loaders["train"], None, saved=False, verbose=False)
+    assert math.isfinite(made.trainer.progress.history[0]["loss"])
+    rows = next(iter(made.loaders["test"]))[0]
+    assert isinstance(rows, Interaction)
+    assert made.model.full_sort_predict(rows).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([], "expected at least one field"),
+        (["brnd"], "'brnd' is not loaded .*did you mean brand"),
+        (["country"], "'country' is no attribute of items"),
+        (["item_id"], "'item_id' is no attribute of items"),
+    ],
+)
+def test_features_are_fields_of_items(shops: Path, fields: list[str], message: str) -> None:
+    given = {**FEATURES, "data_path": str(shops), "selected_features": fields}
+    with pytest.raises(UsageError, match=f"selected_features: .*{message}"):
+        prepare(PosConfig("SASRecF", "shop", None, given))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[rope", "a list"),
+        ("  [rope, [kernel]", "a list"),
+        ("[a] b", "a list"),
+        ("{", "a mapping"),
+        ("{LS: [1, 2}", "a mapping"),
+        ("{a: 1, a: 2}", "a mapping"),
+        ("'rope", "a text in quotes"),
+        ('"rope', "a text in quotes"),
+        ("[" * 1500, "a list"),
+    ],
+)
+def test_what_is_opened_and_not_closed_is_said(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=f"--position: .* begins like {what}, but is none") as said:
+        parse_overrides([f"--position={text}"])
+    assert text[:20].strip()[:5] in str(said.value) and len(str(said.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "x]", "@home", "*.csv", "C:\\data", "a [b", "`x`"])
+def test_other_text_is_text(text: str) -> None:
+    assert parse_overrides([f"--wandb_project={text}"]) == {"wandb_project": text}
+
+
+@pytest.mark.parametrize("text", ["a: 2020-13-45", f"a: {'9' * 5000}", "a: " + "[" * 1500])
+def test_files_that_python_cannot_read_are_no_yaml(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UsageError, match="a.yaml is not valid yaml"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_a_missing_wandb_says_what_to_install(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["run", "-m", "FPARec", "-d", "ml-100k", "--log_wandb=True"]) == 2
+    assert "log_wandb: the package wandb is not installed; `pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "wanted"),
+    [
+        ("LightGCN", NAMES, ""),
+        ("MultiVAE", NAMES, ""),
+        ("FPARek", NAMES, "FPARec"),
+        ("sasrec", NAMES, "SASRec"),
+        ("learing_rate", ["learning_rate", "epochs"], "learning_rate"),
+        ("dropout", ["hidden_dropout_prob", "epochs"], "hidden_dropout_prob"),
+    ],
+)
+def test_only_what_is_near_is_suggested(word: str, known: list[str], wanted: str) -> None:
+    hint = suggest(word, known)
+    assert hint.startswith(f" (did you mean {wanted}") if wanted else hint == ""
+    assert not wanted or nearest(word, known).startswith(f"; nearest known: {wanted}")
+
+
+def test_where_nothing_is_near_a_few_are_listed() -> None:
+    assert nearest("zzz", ["max_norm", "norm_type"]) == "; known are max_norm, norm_type"
+    assert nearest("zzz", [f"name_{n}" for n in range(100)]) == ""
+    with pytest.raises(UsageError, match=r"unknown key 'zzz'\. FPARec on ml-100k does not read"):
+        PosConfig("FPARec", "ml-100k", None, {"zzz": 1})
