@@ -1,13 +1,78 @@
-"""From configuration and data to a model: what does not fit together is said before it fails."""
+"""From a configuration to an experiment; what does not fit together is said before it fails."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Any
 
+from recbole.utils import ModelType, init_seed
+
+from recbole_pos import parallel
 from recbole_pos.allocation import Allocations, check_scores
 from recbole_pos.config import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.loaders import build_loaders
 from recbole_pos.errors import UsageError
+from recbole_pos.parallel_trainer import ParallelTrainer
+from recbole_pos.report import RunFolder
+from recbole_pos.trainer import PosTrainer
+from recbole_pos.warm_start import start_from
+
+
+@dataclass
+class Experiment:
+    """A configured model with its data: loaders by phase, trainer, dataset before the split."""
+
+    config: PosConfig
+    dataset: PosDataset | PosSequentialDataset
+    loaders: dict[str, Any]
+    model: Any
+    trainer: PosTrainer
+    data_seconds: float
+
+
+def prepare(
+    config: PosConfig, folder: RunFolder | None = None, fresh: bool = True, dataset: Any = None
+) -> Experiment:
+    """Data, model and trainer for a configuration, seeded.
+
+    ``fresh`` is false where weights come from a checkpoint anyhow, so ``init_from`` is not read.
+    ``dataset`` is one that was built before, for this configuration; read from files when None.
+    """
+    started = time.perf_counter()
+    init_seed(config["seed"], config["reproducibility"])
+    try:
+        if dataset is None:
+            dataset = read_dataset(config)
+        loaders = build_loaders(config, dataset)
+    except UsageError:
+        raise
+    except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
+        raise UsageError(f"data: {error}") from error
+    except KeyError as error:  # alias_of_item_id and others name fields
+        raise UsageError(f"data: an option names a field that is not loaded: {error}") from error
+    if max(config["topk"]) >= dataset.item_num:
+        raise UsageError(
+            f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
+            f"{config['dataset']!r}; give smaller cutoffs and a valid_metric among them"
+        )
+    data_seconds = time.perf_counter() - started
+    init_seed(config["seed"], config["reproducibility"])
+    model = build_model(config, dataset, loaders["train"]._dataset)
+    start_from(model, config, dataset.identity, weights=fresh)
+    kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
+    trainer = kind(config, model, folder)
+    trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
+    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
+
+
+def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
+    """The events from their files, before ``build``."""
+    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    return (PosSequentialDataset if sequential else PosDataset)(config)
+
 
 # How RecBole's models refuse options they cannot work with.
 _REFUSALS = (

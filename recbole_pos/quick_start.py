@@ -10,27 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recbole.utils import ModelType, init_seed
-
 from recbole_pos import parallel, report
-from recbole_pos.building import build_model
+from recbole_pos.building import Experiment, prepare, read_dataset
 from recbole_pos.config import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.loaders import build_loaders
 from recbole_pos.data.targets import describe
 from recbole_pos.device import describe_device, device_line, require_device
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.options import RANGES
-from recbole_pos.parallel_trainer import ParallelTrainer
 from recbole_pos.properties import read_yaml
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
-from recbole_pos.trainer import PosTrainer
 from recbole_pos.training_state import load_best
 from recbole_pos.values import is_whole
-from recbole_pos.warm_start import start_from
 
 
 @dataclass
@@ -63,59 +56,6 @@ class Result:
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Experiment:
-    """A configured model with its data: loaders by phase, trainer, dataset before the split."""
-
-    config: PosConfig
-    dataset: PosDataset | PosSequentialDataset
-    loaders: dict[str, Any]
-    model: Any
-    trainer: PosTrainer
-    data_seconds: float
-
-
-def prepare(
-    config: PosConfig, folder: RunFolder | None = None, fresh: bool = True, dataset: Any = None
-) -> Experiment:
-    """Data, model and trainer for a configuration, seeded.
-
-    ``fresh`` is false where weights come from a checkpoint anyhow, so ``init_from`` is not read.
-    ``dataset`` is one that was built before, for this configuration; read from files when None.
-    """
-    started = time.perf_counter()
-    init_seed(config["seed"], config["reproducibility"])
-    try:
-        if dataset is None:
-            dataset = read_dataset(config)
-        loaders = build_loaders(config, dataset)
-    except UsageError:
-        raise
-    except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
-        raise UsageError(f"data: {error}") from error
-    except KeyError as error:  # alias_of_item_id and others name fields
-        raise UsageError(f"data: an option names a field that is not loaded: {error}") from error
-    if max(config["topk"]) >= dataset.item_num:
-        raise UsageError(
-            f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
-            f"{config['dataset']!r}; give smaller cutoffs and a valid_metric among them"
-        )
-    data_seconds = time.perf_counter() - started
-    init_seed(config["seed"], config["reproducibility"])
-    model = build_model(config, dataset, loaders["train"]._dataset)
-    start_from(model, config, dataset.identity, weights=fresh)
-    kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
-    trainer = kind(config, model, folder)
-    trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
-    return Experiment(config, dataset, loaders, model, trainer, data_seconds)
-
-
-def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``."""
-    sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return (PosSequentialDataset if sequential else PosDataset)(config)
 
 
 def run(

@@ -22,8 +22,8 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported wit
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
 
 import recbole_pos  # noqa: E402
+from recbole_pos.building import Experiment, prepare  # noqa: E402
 from recbole_pos.config import PosConfig  # noqa: E402
-from recbole_pos.quick_start import Experiment, prepare  # noqa: E402
 
 SMALL = {
     "hidden_size": 16,

@@ -22,10 +22,10 @@ from shop import (
 )
 from torch import Tensor
 
+from recbole_pos.building import Experiment
 from recbole_pos.data.splits import TEST
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.model import attrformer
-from recbole_pos.quick_start import Experiment
 from recbole_pos.relations.lookup import Rows
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
+from recbole_pos.building import prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.properties import ROOT, overall_defaults, parse_scalar, read_yaml
-from recbole_pos.quick_start import prepare
 from recbole_pos.registry import BASELINES, MODELS, SCHEMES
 from recbole_pos.values import suggest
 

@@ -142,7 +142,7 @@ def test_prefix_rows_against_brute_force(tiny: Path) -> None:
 def targets_of(model: str, tiny: Path, **options) -> dict[str, list[tuple[str, str]]]:
     """(user, item) a model is evaluated on, read from the loaders it is evaluated with."""
     config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
-    from recbole_pos.quick_start import prepare
+    from recbole_pos.building import prepare
 
     experiment = prepare(config)
     tokens = experiment.dataset.field2id_token

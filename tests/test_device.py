@@ -12,6 +12,7 @@ from conftest import SMALL
 from elsewhere import ELSEWHERE, Far, elsewhere
 from shop import RELATIONS, shop_options, tables, write
 
+from recbole_pos.building import Experiment, prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.distance import measure_attention, sample_histories
@@ -20,7 +21,6 @@ from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.periods import learned_periods
 from recbole_pos.inspect.relations import measure_relations
 from recbole_pos.position.time_rotary import FUSIONS
-from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.registry import BASELINES, CAUSAL_BUILTINS, MODELS, SCHEMES
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -13,9 +13,9 @@ from recbole.model.sequential_recommender import BERT4Rec
 from test_builtins import shop  # noqa: F401
 
 from recbole_pos.augmentation import loss_function
+from recbole_pos.building import Experiment, prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.model.masked_events import masked_event_loss
-from recbole_pos.quick_start import Experiment, prepare
 
 
 @pytest.fixture(autouse=True)

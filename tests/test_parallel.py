@@ -12,11 +12,11 @@ import torch
 
 import recbole_pos
 from recbole_pos import checkpoint, parallel
+from recbole_pos.building import prepare
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.parallel import Plan, Share
-from recbole_pos.quick_start import prepare
 
 # dropout is drawn in each process; without it a step is that of one process, up to rounding
 TOYSHOP = Path(__file__).parent.parent / "dataset"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from recbole_pos import properties
+from recbole_pos.building import prepare
 from recbole_pos.config import PosConfig
-from recbole_pos.quick_start import prepare
 from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, SCHEMES
 from recbole_pos.tune.check import check_space
 from recbole_pos.tune.files import read_space

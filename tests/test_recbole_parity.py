@@ -10,9 +10,9 @@ from recbole.data import create_dataset, data_preparation
 from recbole.trainer import Trainer
 from recbole.utils import init_seed
 
+from recbole_pos.building import prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.quick_start import prepare
 
 AS_RECBOLE = {
     "norm": "post",

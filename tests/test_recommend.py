@@ -16,11 +16,11 @@ from conftest import CROSS_ENTROPY, SMALL
 from recbole.data.interaction import Interaction
 
 import recbole_pos
+from recbole_pos.building import prepare, read_dataset
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.errors import UsageError
-from recbole_pos.quick_start import prepare, read_dataset
 from recbole_pos.registry import BASELINES, MODELS
 from recbole_pos.training_state import weights_of
 

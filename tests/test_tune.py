@@ -20,11 +20,11 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import recbole_pos
 from recbole_pos import checkpoint
+from recbole_pos.building import prepare
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
-from recbole_pos.quick_start import prepare
 from recbole_pos.tune import Found, search
 from recbole_pos.tune.data import SharedData
 

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import shop
 
+from recbole_pos.building import prepare
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.quick_start import prepare
 from recbole_pos.tune import outcome, search
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import best_of, collect

@@ -10,10 +10,11 @@ from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
 from recbole_pos import checkpoint
+from recbole_pos.building import prepare
 from recbole_pos.cli import main
 from recbole_pos.config import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.quick_start import load, prepare
+from recbole_pos.quick_start import load
 
 SCHEMES = [["cape"], ["rope"], ["learned", "rope"]]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from recbole_pos.building import Experiment
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.properties import scheme_names
-from recbole_pos.quick_start import Experiment, load
+from recbole_pos.quick_start import load
 from recbole_pos.report import RunFolder
 from recbole_pos.training_state import load_best
 

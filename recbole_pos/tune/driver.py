@@ -15,11 +15,11 @@ import ray
 from ray import tune
 
 from recbole_pos import report
+from recbole_pos.building import Experiment, prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.quick_start import Experiment, prepare
 from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
 from recbole_pos.training_state import load_best

@@ -20,10 +20,10 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from recbole_pos.building import prepare
 from recbole_pos.config import PosConfig
 from recbole_pos.memory import keep_freed_memory
 from recbole_pos.parallel import Plan
-from recbole_pos.quick_start import prepare
 from recbole_pos.report import RunFolder
 
 # Not what a process of the team raised, but that it is gone.
