@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.files import writing
 
 WIDE = 200  # columns where there is no terminal whose width a table must fit
 
@@ -75,7 +76,7 @@ class Screen:
         log: a file to which the lines are added too, printed or not.
 
     Raises:
-        UsageError: if the log cannot be opened.
+        UsageError: if the log cannot be opened; StorageError, later, if it cannot be written.
     """
 
     every = 60.0  # seconds between two lines about the same task
@@ -87,6 +88,7 @@ class Screen:
         self.console = Console(quiet=not enabled or as_json, highlight=False)
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._log: Console | None = None
+        self._path = log
         if log is not None:
             try:
                 file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
@@ -103,13 +105,23 @@ class Screen:
 
     def line(self, text: str) -> None:
         """One line of text."""
-        for console in self._texts:
-            console.print(text, soft_wrap=True, markup=False)  # [a] is text here
+        self._print(self._texts, text)
+
+    def _print(self, consoles: list[Console], what: str | Table) -> None:
+        table = {} if isinstance(what, Table) else {"soft_wrap": True, "markup": False}
+        for console in consoles:  # [a] is text here
+            with self._logging(console is self._log):
+                console.print(what, **table)
+
+    def _logging(self, to_log: bool) -> AbstractContextManager[None]:
+        """Within, a log that cannot be written is told as such."""
+        return writing(self._path) if to_log and self._path is not None else nullcontext()
 
     def event(self, name: str, content: dict[str, Any]) -> None:
         """One json object, where json is wanted."""
         for file in self._files:
-            print(json.dumps({"event": name, **content}), file=file, flush=True)
+            with self._logging(file is not sys.stdout):
+                print(json.dumps({"event": name, **content}), file=file, flush=True)
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
@@ -141,8 +153,8 @@ class Screen:
 
     def _tell(self, task: Task, consoles: list[Console], over: threading.Event) -> None:
         while not over.wait(self.every):
-            for console in consoles:
-                console.print(str(task), soft_wrap=True, markup=False)
+            with suppress(StorageError):  # the next line of the run itself says so
+                self._print(consoles, str(task))
 
     def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
         """Iterate over a loader behind :meth:`task`."""
@@ -171,8 +183,7 @@ class Screen:
         for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
         self.line(title)
-        for console in self._texts:
-            console.print(table)
+        self._print(self._texts, table)
 
 
 class _Bar(Progress):

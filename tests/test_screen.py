@@ -12,7 +12,7 @@ from conftest import SMALL, wait
 
 import recbole_pos
 from recbole_pos.cli import main
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.screen import Screen, Task
 
 
@@ -131,3 +131,7 @@ def test_a_log_that_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> Non
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="log: cannot write"):
         Screen(log=tmp_path)
+    for as_json in (False, True):
+        full = Screen(False, as_json, "/dev/full")
+        with pytest.raises(StorageError, match="cannot write /dev/full: No space left"):
+            full.event("start", {}) if as_json else full.line("start")
