@@ -11,6 +11,7 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.data.sessions import read_fraction, read_session_filter
+from recbole_pos.device import cores
 from recbole_pos.errors import UsageError
 from recbole_pos.options import (
     ALONE,
@@ -25,7 +26,6 @@ from recbole_pos.options import (
     NESTED,
     PAIRS,
     RANGES,
-    cores,
 )
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 

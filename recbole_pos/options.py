@@ -7,11 +7,11 @@ what is said of a list holds for what is in it.
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.data.windows import TRAIN_WINDOWS
+from recbole_pos.device import cores
 from recbole_pos.layers.attention import ACTIVATIONS, NORMS
 from recbole_pos.layers.graph import MESSAGES, OVERLAPS
 from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
@@ -30,13 +30,6 @@ _ABOVE_0 = math.nextafter(0, 1)
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
 _LENGTH = 16_384  # of histories, of which attention holds pairs
 _WEIGHT = 1e6  # of a part of a loss or a sum
-
-
-def cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # Smallest and largest value allowed. Sizes are also checked against the memory of the machine, see

@@ -22,8 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recbole_pos.device import cores
 from recbole_pos.errors import PosError, TrainingError, UsageError
 
+MOST = 8  # processes of one run that any machine may try
 PORT = 5678  # where several machines meet, as in RecBole
 
 
@@ -126,6 +128,12 @@ class Plan:
                 raise UsageError(
                     f"--{name}: expected a whole number of at least {low}, found {value}"
                 )
+        most = max(MOST, 2 * cores())
+        if nproc > most:
+            raise UsageError(
+                f"--nproc: {nproc:,} processes on {cores()} cores, each with all the data; at most "
+                f"{most}"
+            )
         if not 0 <= offset <= world_size - nproc:
             raise UsageError(
                 f"--group_offset: processes of this machine are {offset} to {offset + nproc - 1}, "

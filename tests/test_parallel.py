@@ -179,6 +179,7 @@ def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, mo
     ("arguments", "message"),
     [
         ((0, -1, "localhost", None, 0), "--nproc"),
+        ((1_000_000, -1, "localhost", None, 0), "--nproc: 1,000,000 processes on .* at most"),
         ((4, 2, "localhost", None, 0), "--world_size"),
         ((2, 4, "localhost", None, 3), "--group_offset"),
     ],
