@@ -144,7 +144,9 @@ def _check_discretization(where: str, value: dict[str, Any]) -> None:
                 f"distances) or {{method: LD}} (logarithms), found {shown(how)}"
             )
         if how["method"] == "ED" or how.get("bucket") is not None:
-            _check_kind(where, "discretization", f"{field}.bucket", how.get("bucket"), 10)
+            _check_kind(
+                where, "discretization", f"discretization.{field}.bucket", how.get("bucket"), 10
+            )
 
 
 def _check_range(where: str, key: str, name: str, value: float) -> None:

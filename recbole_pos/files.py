@@ -109,7 +109,7 @@ def _refusal(path: Path, error: OSError) -> PosError:
     if path.is_dir():
         return UsageError(f"cannot write {path}: it is a folder")
     room = ""
-    if error.errno in _FULL:
+    if error.errno in _FULL and (path.is_file() or not path.exists()):
         room = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
     return StorageError(f"cannot write {path}: {error.strerror or error}{room}")
 

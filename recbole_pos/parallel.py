@@ -141,6 +141,8 @@ class Plan:
             )
         if port is None:
             port = _free_port() if world_size == nproc else PORT
+        if not (str(port).isdigit() and 1 <= int(port) <= 65535):
+            raise UsageError(f"--port: expected a number from 1 to 65535, found {port!r}")
         return cls(nproc, world_size, ip, int(port), offset)
 
     def join(self, local_rank: int, on_gpu: bool) -> None:

@@ -28,9 +28,20 @@ RUNNABLE = [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 
 
 def preset_or_file(name: str | Path) -> Path:
-    """A config file as given or, if there is none, the preset of that name (fparec/ml-1m.yaml)."""
-    preset = ROOT / "presets" / name
-    return preset if not Path(name).exists() and preset.is_file() else Path(name)
+    """A config file as given or, if there is none, the preset of that name (fparec/ml-1m.yaml).
+
+    Raises:
+        UsageError: if there is neither, but a preset of almost that name.
+    """
+    presets = ROOT / "presets"
+    if Path(name).exists():
+        return Path(name)
+    if (presets / name).is_file():
+        return presets / name
+    known = [str(file.relative_to(presets)) for file in sorted(presets.glob("*/*.yaml"))]
+    if hint := suggest(str(name), known):
+        raise UsageError(f"there is no config file and no preset {name}{hint}")
+    return Path(name)
 
 
 def parts_for(

@@ -54,6 +54,8 @@ def parse_scalar(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if _INTERVALS.fullmatch(text.strip()):
+            return text
         begun = next((what for mark, what in _BEGUN.items() if text.lstrip().startswith(mark)), "")
         if not begun:
             return text
@@ -64,6 +66,9 @@ def parse_scalar(text: str, where: str) -> Any:
         ) from error
 
 
+# Numbers between two, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
+_END = r"\s*[-+]?(?:inf|[\d.]+(?:e[-+]?\d+)?)\s*"
+_INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
 # How values begin that are no plain text.
 _BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
 
@@ -139,8 +144,10 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
         raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
+            bracket = isinstance(name, str) and any(mark in name for mark in "[],")
+            hint = "; a list is written [rope, kernel], with both brackets" if bracket else ""
             raise UsageError(
-                f"{key}: unknown scheme {shown(name)}{suggest(str(name), SCHEMES)}; "
+                f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}"
             )
         if names.count(name) > 1:

@@ -250,7 +250,12 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    worker = read_yaml(folder.config).get("worker", 0)
+    kept = read_yaml(folder.config)
+    if missing := {"model", "dataset"} - set(kept):
+        raise UsageError(
+            f"{folder.config} is damaged: it names no {' and no '.join(sorted(missing))}"
+        )
+    worker = kept.get("worker", 0)
     most = RANGES["worker"][1]
     fitted = {"worker": most} if is_whole(worker) and worker > most else {}
     return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})

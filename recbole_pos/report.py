@@ -38,6 +38,8 @@ class RunFolder:
         """
         if path is None:
             path = unused_path(dataset, model)
+        if not str(path):
+            raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
         folder.require_unused()
         make_folder(folder.path)

@@ -21,6 +21,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     for folder in ("dataset/toyshop", "more/toyshop", "flat"):
         shutil.copy(SHOP / "toyshop.inter", tmp_path / folder)
+    (tmp_path / "dataset" / "agetext").mkdir()
+    shutil.copy(SHOP / "toyshop.inter", tmp_path / "dataset" / "agetext" / "agetext.inter")
     (tmp_path / "orders.csv").write_text("a,b\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,6 +39,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("dataset/toyshop/toyshop.item", "`-d toyshop --data_path=dataset`"),
         ("more/toyshop", "`-d toyshop --data_path=more`"),
         ("more", "`-d toyshop --data_path=more`"),
+        ("dataset", "`-d NAME --data_path=dataset`"),
+        ("toyshop.inter", "`-d toyshop --data_path=dataset`"),
         ("flat", "Move toyshop.* to flat/toyshop/ and type `-d toyshop --data_path=flat`"),
         ("flat/toyshop.inter", "Move toyshop.* to flat/toyshop/"),
         ("orders.csv", "docs/data.md"),

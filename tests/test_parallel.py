@@ -181,6 +181,8 @@ def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, mo
         ((0, -1, "localhost", None, 0), "--nproc"),
         ((1_000_000, -1, "localhost", None, 0), "--nproc: 1,000,000 processes on .* at most"),
         ((4, 2, "localhost", None, 0), "--world_size"),
+        ((2, -1, "localhost", 99999999, 0), "--port: expected a number from 1 to 65535"),
+        ((2, -1, "localhost", "", 0), "--port"),
         ((2, 4, "localhost", None, 3), "--group_offset"),
     ],
 )

@@ -90,7 +90,7 @@ class AtomicFile:
         if not rows:
             raise UsageError(
                 f"{self.path} has a first line with the names of its columns, but no line of data; "
-                "fill it, or remove it if it is no .inter file"
+                "fill it; a .user or .item file may also be removed"
             )
         return pd.DataFrame(
             {name: self._joined(name, parts.pop(name)) for name in kinds}, copy=False

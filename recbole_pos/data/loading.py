@@ -12,6 +12,18 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole_pos.data.atomic import AtomicFile
 from recbole_pos.data.location import require_dataset
 from recbole_pos.errors import UsageError
+from recbole_pos.values import suggest
+
+# Options that name fields, and whether these must be numbers.
+NAMING_FIELDS = {
+    "numerical_features": True,
+    "normalize_field": True,
+    "discretization": True,
+    "val_interval": False,
+    "threshold": False,
+    "unused_col": False,
+    "preload_weight": False,
+}
 
 
 class AtomicTables:
@@ -20,6 +32,13 @@ class AtomicTables:
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []
         require_dataset(token, Path(dataset_path), ["inter", "user", "item", *more])
+        for table in ("user", "item"):
+            file = Path(dataset_path) / f"{token}.{table}"
+            if (self.config["load_col"] or {}).get(table) and not file.is_file():
+                raise UsageError(
+                    f"load_col: {table}: there is no file {file}; add it, or leave {table} out of "
+                    "load_col"
+                )
         try:
             super()._load_data(token, dataset_path)
         except UsageError:
@@ -38,6 +57,28 @@ class AtomicTables:
                     f"{twice}: is loaded from {token}.{one} and from {token}.{other}. Take one of "
                     "them by load_col, or give the columns different names"
                 )
+        self._require_named()
+
+    def _require_named(self) -> None:
+        """Every field that an option names must be loaded, as numbers where these are needed."""
+        for option, numbers in NAMING_FIELDS.items():
+            given = self.config[option] or ()
+            names = given
+            if option == "unused_col":  # lists of fields, by table
+                names = itertools.chain(*given.values()) if given else ()
+            elif option == "preload_weight":  # a field of ids and one of vectors
+                names = itertools.chain(*given.items()) if given else ()
+            for name in names:
+                kind = self.field2type.get(name)
+                if kind is None:
+                    raise UsageError(
+                        f"{option}: field {name!r} is not loaded{suggest(name, self.field2type)}; "
+                        f"loaded are {', '.join(self.field2type)}; see load_col"
+                    )
+                if numbers and not kind.value.startswith("float"):
+                    raise UsageError(
+                        f"{option}: field {name!r} is of type {kind.value}; float is needed"
+                    )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         super()._load_inter_feat(token, dataset_path)
@@ -67,10 +108,19 @@ class AtomicTables:
             if (load_col is None or name in load_col) and name not in (unload_col or ())
         }
         self._require_fields(file, source, wanted)
+        for option, names in (("load_col", load_col), ("unload_col", unload_col)):
+            for name in sorted(set(names or ()) - set(file.columns)):
+                raise UsageError(
+                    f"{option}: {file.path} has no column {name!r}"
+                    f"{suggest(name, file.columns)}; it has {', '.join(file.columns)}"
+                )
         if not wanted:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
         table = file.read(wanted)
+        ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
+        if source in ids:
+            self._require_one_line_each(file, table, ids[source])
         lengths = self.config["seq_len"] or {}
         for name, kind in wanted.items():
             seqlen = 1
@@ -85,6 +135,19 @@ class AtomicTables:
                 if "float" in kind:
                     self.field2bucketnum[name] = 2
         return table
+
+    def _require_one_line_each(self, file: AtomicFile, table: pd.DataFrame, key: str) -> None:
+        """RecBole keeps the first line of a user or item, whatever the others say."""
+        twice = table[table[key].duplicated(keep=False)]
+        for name, lines in twice.groupby(key, sort=False):
+            for field in table.columns:
+                values = list(dict.fromkeys(str(value) for value in lines[field]))
+                if len(values) > 1:
+                    raise UsageError(
+                        f"{file.path}: {len(lines)} lines are about {key} {name!r}, and {field} is "
+                        f"{values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
+                        "line (docs/data.md takes the first value that is not missing)"
+                    )
 
     def _require_fields(
         self, file: AtomicFile, source: FeatureSource | str, wanted: dict[str, str]

@@ -39,6 +39,7 @@ def _instead(name: str, folder: Path) -> str:
             "-d takes the name of a folder with atomic files. Make them of your file first; "
             "docs/data.md has the script for a csv"
         )
+    stem = given.stem
     if given.suffix in _ATOMIC and not given.is_dir():
         given, folder = given.parent, folder.parent
     if given.name in ("", ".."):
@@ -53,7 +54,11 @@ def _instead(name: str, folder: Path) -> str:
                 f"{first}.* to {place / first}/ and type `-d {first} --data_path={place}`"
             )
         if inside := _datasets(place):
-            return f"type `-d {inside[0]} --data_path={place}` for a dataset that {place} holds"
+            only = inside[0] if len(inside) == 1 else "NAME"
+            meant = stem if stem in inside else only
+            there = f"{place} holds the datasets {', '.join(inside[:8])}"
+            more = ", ..." if len(inside) > 8 else ""
+            return f"{there}{more}; type `-d {meant} --data_path={place}`"
     place = given if len(given.parts) > 1 else folder  # a path was meant as one from here
     near = suggest(given.name, _datasets(place.parent))
     return (

@@ -42,7 +42,7 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
     if len(lines) > 1 and not _is_whole(lines[-1]):  # a line that is written has its end
         lines.pop()
         note = HALF_A_LINE
-        logging.getLogger(__name__).warning("%s: %s", file, note)
+        logging.getLogger(__name__).warning("%s: %s", file.parent, note)
     history: list[dict[str, Any]] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():

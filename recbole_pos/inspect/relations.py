@@ -32,7 +32,8 @@ MEANING = {
     "others": "share of them that lead to other users",
     "adds": "size of what a layer adds by it, self-attention = 1; of users: how far aggregation "
     "moves the state, state = 1 (root mean square over events)",
-    "gate": "weight of Norm(R^U) H, the states of like users and the own (section 3.1.3)",
+    "gate": "weight of Norm(R^U) H, the states of like users and the own (AttrFormer, section "
+    "3.1.3)",
 }
 
 

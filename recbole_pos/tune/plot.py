@@ -144,7 +144,7 @@ def _parallel(
     panel.set(yticks=[], xlim=(-0.2, len(axes) + 0.5), ylim=(-0.06, 1.06))
     for side in ("top", "left", "right", "bottom"):
         panel.spines[side].set_visible(False)
-    told = f"a line per trial, darker where better ({_direction(mode)}); thick and red: the best"
+    told = f"a line per trial, darker where better ({_direction(mode)}); thick and orange: the best"
     set_title(figure, f"{what}: options of {len(scored)} trials", told)
     return write(figure, file)
 

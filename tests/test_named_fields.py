@@ -1,0 +1,90 @@
+"""Fields that options name, columns that load_col names, items that two lines tell of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recbole_pos.building import read_dataset
+from recbole_pos.cli import parse_overrides
+from recbole_pos.config import PosConfig
+from recbole_pos.data.loading import NAMING_FIELDS
+from recbole_pos.errors import UsageError
+
+TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
+
+
+def read(folder: Path, **options: Any) -> Any:
+    return read_dataset(PosConfig("FPARec", "toyshop", None, {"data_path": str(folder), **options}))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A copy of toyshop that may be spoilt."""
+    shutil.copytree(TOYSHOP, tmp_path / "toyshop")
+    return tmp_path
+
+
+GIVEN = {
+    "numerical_features": ["prise"],
+    "normalize_field": ["prise"],
+    "discretization": {"prise": {"method": "LD"}},
+    "val_interval": {"prise": "[3,inf)"},
+    "threshold": {"prise": 3},
+    "unused_col": {"item": ["prise"]},
+    "preload_weight": {"item_id": "prise"},
+}
+
+
+@pytest.mark.parametrize("option", NAMING_FIELDS)
+def test_a_field_that_is_not_loaded(shop: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=rf"{option}: field 'prise' is not loaded \(did you mean"):
+        read(shop, **{option: GIVEN[option]})
+
+
+@pytest.mark.parametrize("option", [name for name, numbers in NAMING_FIELDS.items() if numbers])
+def test_a_field_that_is_no_number(shop: Path, option: str) -> None:
+    given = GIVEN[option]
+    wrong = ["brand"] if isinstance(given, list) else {"brand": given["prise"]}
+    with pytest.raises(UsageError, match=f"{option}: field 'brand' is of type token; float is"):
+        read(shop, **{option: wrong})
+
+
+def test_columns_and_files_that_load_col_names(shop: Path) -> None:
+    inter = ["user_id", "item_id", "timestamp"]
+    with pytest.raises(UsageError, match=r"load_col: .*toyshop.inter has no column 'stars'"):
+        read(shop, load_col={"inter": [*inter, "stars"]})
+    (shop / "toyshop" / "toyshop.item").unlink()
+    with pytest.raises(UsageError, match=r"load_col: item: there is no file .*toyshop.item"):
+        read(shop, load_col={"inter": inter, "item": ["item_id", "brand"]})
+    assert read(shop, load_col={"inter": inter}).item_num == 121
+
+
+@pytest.mark.parametrize("table", ["item", "user"])
+def test_two_lines_about_one(shop: Path, table: str) -> None:
+    file = shop / "toyshop" / f"toyshop.{table}"
+    header, first, second, *rest = file.read_text().splitlines()
+    same = [header, first, second, first, *rest]
+    file.write_text("\n".join(same) + "\n")
+    read(shop)  # what is said twice is no contradiction
+    name, tab, _ = first.partition("\t")
+    other = name + tab + second.partition("\t")[2]
+    file.write_text("\n".join([header, first, second, other, *rest]) + "\n")
+    with pytest.raises(UsageError, match=f"toyshop.{table}: 2 lines are about {table}_id '{name}'"):
+        read(shop)
+
+
+@pytest.mark.parametrize("text", ["[5,inf)", "(5,30]", "[0, 3);[7,9)", "(1e2,inf)"])
+def test_an_interval_on_the_command_line_is_text(text: str) -> None:
+    given = parse_overrides([f"--user_inter_num_interval={text}"])
+    assert given == {"user_inter_num_interval": text}
+    assert PosConfig("FPARec", "toyshop", None, {"data_path": str(TOYSHOP.parent), **given})
+
+
+@pytest.mark.parametrize("text", ["[rope", "[rope, kernel)", "{a: b", '"text'])
+def test_what_is_begun_and_not_closed_is_no_interval(text: str) -> None:
+    with pytest.raises(UsageError, match="--position: .* begins like"):
+        parse_overrides([f"--position={text}"])
