@@ -30,7 +30,7 @@ from recbole_pos.expected import (
     Vector,
     difference,
 )
-from recbole_pos.files import whole, writing
+from recbole_pos.files import whole
 
 FORMAT = "recbole-pos/1"
 
@@ -51,7 +51,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-_COUNT, _SECONDS, _METRICS = Number(0, whole=True), Number(0), Each(str, 0.0)
+_COUNT, _SECONDS, _METRICS = Number(0, 2**53, whole=True), Number(0), Each(str, 0.0)
 _MT19937 = Number(0, 624, whole=True)  # how much of its words is used; numpy would read beyond
 _BYTES = Vector(torch.uint8)
 _WEIGHTS = {"state_dict": Each(str, Anything()), "other": Each(str, Anything())}
@@ -89,7 +89,7 @@ LAYOUT: dict[str, Any] = {
     "random": {
         "torch": _BYTES,
         "cuda": Many(_BYTES),
-        "numpy": ("MT19937", Vector(torch.int64), _MT19937, _COUNT, Number()),
+        "numpy": ("MT19937", Vector(torch.int64, 624), _MT19937, _COUNT, Number()),
         "python": (_COUNT, Many(_COUNT), Maybe(Number())),
     },
     "loader": Maybe(_BYTES),
@@ -106,11 +106,9 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
     Raises:
         TypeError: for anything else, which would have to be pickled.
+        UsageError: if its folder is not there.
         StorageError: if there is no room for it.
     """
-    path = Path(path)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 

@@ -68,9 +68,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Vector:
-    """A tensor of one dimension and any length."""
+    """A tensor of one dimension, which has all its numbers in memory."""
 
     dtype: torch.dtype
+    length: int | None = None  # any
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Sparse:
     """A sparse matrix, as its parts."""
 
     shape: tuple[int, int]
+    dtype: torch.dtype
 
 
 def difference(found: Any, expected: Any, path: str) -> str | None:
@@ -131,15 +133,18 @@ def _differences(found: Any, expected: Any, path: str) -> Iterator[str]:
                 high = f" and at most {expected.high:g}" if expected.high < math.inf else ""
                 yield _wanted(path, kind + low + high, found)
         case Vector():
-            if not isinstance(found, Tensor) or found.dim() != 1 or found.dtype != expected.dtype:
-                yield _wanted(path, f"a vector of {expected.dtype}", found)
+            fits = isinstance(found, Tensor) and found.dim() == 1 and _is_plain(found)
+            long = len(found) if fits else None
+            if not fits or found.dtype != expected.dtype or expected.length not in (None, long):
+                size = "" if expected.length is None else f"{expected.length} "
+                yield _wanted(path, f"a vector of {size}{expected.dtype}", found)
         case AtLeast():
             wrong = list(_tensor(found, expected.example, path))
             if not wrong and bool((found < expected.low).any()):
                 wrong = [f"{path} holds a value below {expected.low:g}"]
             yield from wrong
         case Sparse():
-            yield from _sparse(found, expected.shape, path)
+            yield from _sparse(found, expected, path)
         case Tensor():
             yield from _tensor(found, expected, path)
         case dict():
@@ -151,7 +156,7 @@ def _differences(found: Any, expected: Any, path: str) -> Iterator[str]:
             for i, (value, like) in enumerate(zip(found, expected, strict=True)):
                 yield from _differences(value, like, f"{path}.{i}")
         case float():
-            if isinstance(found, bool) or not isinstance(found, (int, float)):
+            if not isinstance(found, float) and not is_number(found):  # nan is a float
                 yield _wanted(path, "a number", found)
         case _:
             if type(found) is not type(expected):
@@ -177,7 +182,7 @@ def _more(names: Sequence[Any]) -> str:
 
 def _tensor(found: Any, expected: Tensor, path: str) -> Iterator[str]:
     wanted = f"a tensor {list(expected.shape)} of {expected.dtype}"
-    strided = isinstance(found, Tensor) and found.layout == torch.strided
+    strided = isinstance(found, Tensor) and found.layout == torch.strided and not found.is_neg()
     if not strided or found.shape != expected.shape or found.dtype != expected.dtype:
         yield _wanted(path, wanted, found)
         return
@@ -195,15 +200,24 @@ def _tensor(found: Any, expected: Tensor, path: str) -> Iterator[str]:
         yield f"{path} cannot be read: {error}"
 
 
-def _sparse(found: Any, shape: tuple[int, int], path: str) -> Iterator[str]:
-    integer = (torch.int32, torch.int64)
+def _is_plain(x: Tensor) -> bool:
+    """Whether numpy can have it as it is, and every number of it is there."""
+    odd = x.is_neg() or x.is_conj() or x.requires_grad or x.is_meta
+    return x.layout == torch.strided and not odd and x.is_contiguous()
+
+
+def _sparse(found: Any, expected: Sparse, path: str) -> Iterator[str]:
+    integer, shape = (torch.int32, torch.int64), tuple(expected.shape)
     parts = [found.get(k) for k in ("data", "indices", "indptr")] if isinstance(found, dict) else []
-    vectors = [part for part in parts if isinstance(part, Tensor) and part.dim() == 1]
+    vectors = [p for p in parts if isinstance(p, Tensor) and p.dim() == 1 and _is_plain(p)]
     if len(vectors) < 3 or any(part.dtype not in integer for part in vectors[1:]):
         yield _wanted(path, "a sparse matrix", found)
         return
-    if found.get("kind") != SPARSE or found.get("shape") != tuple(shape):
+    if found.get("kind") != SPARSE or found.get("shape") != shape:
         yield _wanted(path, f"a sparse matrix {list(shape)}", found.get("shape"))
+        return
+    if vectors[0].dtype != expected.dtype:
+        yield _wanted(f"{path}.data", str(expected.dtype), vectors[0])
         return
     try:
         matrix = scipy.sparse.csr_matrix(tuple(part.numpy() for part in vectors), shape=shape)

@@ -27,14 +27,17 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that remembers why it could not be written: torch.save tells of its own source."""
+    """A file that remembers what ended its writing: torch.save raises something of its own then.
 
-    failure: OSError | None = None
+    Not only a full disk: Ctrl-C is raised here, too, if it comes while torch writes.
+    """
+
+    failure: BaseException | None = None
 
     def write(self, data: bytes) -> int:
         try:
             return super().write(data)
-        except OSError as error:
+        except BaseException as error:
             self.failure = error
             raise
 
@@ -69,8 +72,10 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
                 os.replace(place, target)
                 _sync_folder(target.parent)
     except Exception as error:
-        if raw.failure is not None and not isinstance(error, StorageError):
+        if isinstance(raw.failure, OSError) and not isinstance(error, StorageError):
             raise _refusal(given, raw.failure) from error
+        if raw.failure is not None and not isinstance(raw.failure, OSError):
+            raise raw.failure from None
         raise
     finally:
         with suppress(OSError):  # what is buffered still would be written once more
@@ -119,7 +124,8 @@ def _sync_folder(path: Path) -> None:
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path, os.O_DIRECTORY)
         try:
-            os.fsync(folder)
+            with suppress(OSError):  # some file systems refuse; the file itself is there
+                os.fsync(folder)
         finally:
             os.close(folder)
 

@@ -10,9 +10,11 @@ divides evenly, and train on those twice.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recbole_pos.device import cores
-from recbole_pos.errors import PosError, TrainingError, UsageError
+from recbole_pos.errors import CheckpointError, PosError, StorageError, TrainingError, UsageError
 
 MOST = 8  # processes of one run that any machine may try
 PORT = 5678  # where several machines meet, as in RecBole
@@ -217,17 +219,24 @@ def launch(plan: Plan, target: Callable[..., None], arguments: Sequence[Any], gp
 
 
 def _first(errors: Any, codes: list[int | None]) -> PosError:
-    kind, text = errors.get() if not errors.empty() else ("", "")
+    name, text = errors.get() if not errors.empty() else ("", "")
     if not text:
         lost = [f"{rank} with code {code}" for rank, code in enumerate(codes) if code]
         text = f"a process of the group ended: {', '.join(lost)}; memory may have run out"
-    return UsageError(text) if kind == "usage" else TrainingError(text)
+    known = {kind.__name__: kind for kind in (UsageError, CheckpointError, StorageError)}
+    return known.get(name, TrainingError)(text)
+
+
+def _follow_parent() -> None:
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _member(
     plan: Plan, rank: int, target: Any, arguments: Sequence[Any], gpus: list, errors: Any
 ) -> None:
-    """One process: joins, runs, says what went wrong."""
+    """One process: joins, runs, says what went wrong; it does not outlive its parent."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
     elif "OMP_NUM_THREADS" not in os.environ:  # the processes of a machine share its cores
@@ -239,7 +248,6 @@ def _member(
     except KeyboardInterrupt:
         os._exit(130)
     except BaseException as error:
-        kind = "usage" if isinstance(error, UsageError) else ""
         text = str(error) if isinstance(error, PosError) else f"{type(error).__name__}: {error}"
-        errors.put((kind, text))
+        errors.put((type(error).__name__, text))
         os._exit(1)  # at once: others may hold on to the group

@@ -170,23 +170,27 @@ def _train(
             experiment = prepare(config, folder, fresh=folder is None)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
-        if folder is not None:
-            trainer.use_folder(folder if first else None)
-            trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
-        else:
+        resumed = folder is not None
+        if folder is None:
             trainer.training_loader(loaders["train"])  # wrong options leave no folder behind
             if first:
                 folder = RunFolder.create(run_dir, config["dataset"], config["model"])
                 held.enter_context(folder.held())
                 folder.require_unused()  # another process may have been faster
-                trainer.use_folder(folder)
         if not first:
+            if resumed:
+                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
+        trainer.use_folder(folder)
         try:
+            if resumed:
+                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
             return _to_result(experiment, folder, screen)
         except KeyboardInterrupt:
+            if not folder.checkpoint.is_file():
+                raise  # nothing to continue
             raise Interrupted(str(folder.path)) from None
         except StorageError as error:
             raise StorageError(f"{error}; {_what_is_left(folder)}") from error

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -76,7 +76,8 @@ class Screen:
         log: a file to which the lines are added too, printed or not.
 
     Raises:
-        UsageError: if the log cannot be opened; StorageError, later, if it cannot be written.
+        UsageError: if the log cannot be opened; StorageError, later, if it or standard output
+            cannot be written.
     """
 
     every = 60.0  # seconds between two lines about the same task
@@ -85,7 +86,7 @@ class Screen:
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
         self.as_json = as_json
-        self.console = Console(quiet=not enabled or as_json, highlight=False)
+        self.console = _Console(quiet=not enabled or as_json, highlight=False)
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._log: Console | None = None
         self._path = log
@@ -110,17 +111,16 @@ class Screen:
     def _print(self, consoles: list[Console], what: str | Table) -> None:
         table = {} if isinstance(what, Table) else {"soft_wrap": True, "markup": False}
         for console in consoles:  # [a] is text here
-            with self._logging(console is self._log):
+            with writing(self._name(console is self._log)):
                 console.print(what, **table)
 
-    def _logging(self, to_log: bool) -> AbstractContextManager[None]:
-        """Within, a log that cannot be written is told as such."""
-        return writing(self._path) if to_log and self._path is not None else nullcontext()
+    def _name(self, is_log: bool) -> str | Path:
+        return self._path if is_log and self._path is not None else "standard output"
 
     def event(self, name: str, content: dict[str, Any]) -> None:
         """One json object, where json is wanted."""
         for file in self._files:
-            with self._logging(file is not sys.stdout):
+            with writing(self._name(file is not sys.stdout)):
                 print(json.dumps({"event": name, **content}), file=file, flush=True)
 
     @contextmanager
@@ -184,6 +184,14 @@ class Screen:
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
         self.line(title)
         self._print(self._texts, table)
+
+
+class _Console(Console):
+    """Rich's, which would end the process, and say nothing, where nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich's hook, within the handling of the error."""
+        raise  # noqa: PLE0704
 
 
 class _Bar(Progress):

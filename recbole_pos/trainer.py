@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,8 @@ class PosTrainer(Trainer):
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.screen = self.screen or Screen(verbose)
         state = self.progress
+        if saved and self.run is None:
+            Path(self.saved_model_file).parent.mkdir(parents=True, exist_ok=True)
         if state.next_epoch == 0:
             tell_notices(self.model)
             if saved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     trainer.best_weights = state["best_weights"]
     # options of the optimiser follow from the configuration and the epoch; its state does not
     groups = trainer.optimizer.state_dict()["param_groups"]
-    trainer.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
+    kept = {  # copies: tensors that share memory in the file must not when they are written to
+        number: {name: copy.deepcopy(value) for name, value in of.items()}
+        for number, of in state["optimizer"]["state"].items()
+    }
+    trainer.optimizer.load_state_dict({"state": kept, "param_groups": groups})
     trainer.scaler.load_state_dict(state["scaler"])
     checkpoint.set_random_state(state["random"])
     if state["loader"] is not None and train_data is not None:
@@ -145,7 +150,7 @@ def _like(value: Any) -> Any:
     if value is None:  # it comes with training
         return Anything()
     if scipy.sparse.issparse(value):
-        return Sparse(value.shape)
+        return Sparse(value.shape, checkpoint.to_plain(value)["data"].dtype)
     return checkpoint.to_plain(value)
 
 
@@ -187,12 +192,20 @@ def _expected_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
 
 def _require_story(progress: dict[str, Any], best: Any, file: str | Path) -> None:
     """Numbers of a training that agree with each other."""
-    done, wrong = progress["next_epoch"], ""
-    if [line["epoch"] for line in progress["history"]] != list(range(done)):
+    done, best_epoch, history = (progress[k] for k in ("next_epoch", "best_epoch", "history"))
+    wrong = ""
+    if len(history) != done or any(line["epoch"] != i for i, line in enumerate(history)):
         wrong = f"progress.history: expected one line for each of {done} epochs, in order"
-    elif progress["best_epoch"] is not None and not progress["best_epoch"] < done:
-        wrong = f"progress.best_epoch: {progress['best_epoch']} of {done} epochs"
-    elif (progress["best_epoch"] is None) != (best is None):
+    elif (best_epoch is None) != (best is None):
         wrong = "best_weights and progress.best_epoch: expected both or neither"
+    elif best_epoch is not None and not best_epoch < done:
+        wrong = f"progress.best_epoch: {best_epoch} of {done} epochs"
+    else:
+        valid = None if best_epoch is None else history[best_epoch]["valid"]
+        found = progress["best_result"]
+        if (found and found.keys()) != (valid and valid.keys()):
+            wrong = "progress.best_result: expected the metrics of the best epoch"
+        elif (progress["best_score"] is None) != (valid is None):
+            wrong = "progress.best_score: expected a score if the best epoch was validated"
     if wrong:
         raise CheckpointError(f"{file} cannot be used: {wrong}")

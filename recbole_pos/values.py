@@ -13,8 +13,12 @@ _FEW = 12  # names that a message can list
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number; yaml's true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number of at most 64 bits; yaml's true and false are none."""
+    try:
+        plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return plain and math.isfinite(value)
+    except OverflowError:  # Python's whole numbers have no end
+        return False
 
 
 def is_whole(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from recbole_pos import checkpoint
 from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.expected import difference
 from recbole_pos.position.base import ComposeInput, InputPosition
 from recbole_pos.properties import ROOT, plugin_defaults, read_yaml, scheme_names
 from recbole_pos.registry import MODELS, SCHEMES
@@ -77,11 +78,11 @@ def _load_weights(model: nn.Module, source: RunFolder, config: Any, data: dict[s
     weights = _renamed(state["best_weights"]["state_dict"], present, model)
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
     new = tuple(f"{name}." for name, module in model.named_modules() if type(module) in added)
-    try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1:2] or [error]
-        raise UsageError(f"init_from: {source.path} does not fit: {reason[0]}") from error
+    own = model.state_dict()
+    both = {name: own[name] for name in weights if name in own}
+    if wrong := difference({name: weights[name] for name in both}, both, "best_weights"):
+        raise UsageError(f"init_from: {source.path} does not fit: {wrong}")
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     wrong = [*unexpected, *(key for key in missing if not key.startswith(new))]
     if wrong:
         raise UsageError(

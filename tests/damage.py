@@ -54,7 +54,7 @@ def changed(state: dict[str, Any], seed: int) -> tuple[dict[str, Any], str]:
 
 
 def _nonsense(draw: random.Random, value: Any) -> Any:
-    any_kind = [None, 7, -1, 0, 2**70, True, {}, [], (), "text", math.nan, math.inf, -1.5,
+    any_kind = [None, 7, -1, 0, 2**70, 2**2000, True, {}, [], (), "text", math.nan, math.inf, -1.5,
                 torch.zeros(2), torch.zeros(0), torch.tensor(-1.0)]  # fmt: skip
     if isinstance(value, Tensor) and draw.random() < 0.7:
         wide = value.shape if value.dim() else (3,)

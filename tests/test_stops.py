@@ -6,20 +6,22 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from conftest import wait
 from test_trainer import OPTIONS, assert_same, outcome, run
 
 import recbole_pos
-from recbole_pos import checkpoint
-from recbole_pos.errors import CheckpointError, StorageError, UsageError
+from recbole_pos import checkpoint, files
+from recbole_pos.errors import CheckpointError, Interrupted, StorageError, UsageError
 from recbole_pos.report import RunFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -73,11 +75,6 @@ def _epochs(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def _epochs(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
-
-
 @pytest.mark.parametrize(
     ("number", "code", "more"),
     [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGTERM, 143, ("--nproc=2",))],
@@ -100,6 +97,90 @@ def test_a_signal_says_how_to_go_on(
     result = recbole_pos.run(resume=folder, config_dict={"epochs": done + 2}, verbose=False)
     assert result.epochs == done + 2
     assert f"epochs: {done + 2}\n" in (folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_ctrl_c_while_a_checkpoint_is_written(tmp_path: Path, nth: int) -> None:
+    """torch ends its file after an exception, and raises one of its own."""
+    file, writes = tmp_path / "c.pt", 0
+    checkpoint.save(file, {"x": 1})
+
+    def interrupt(frame: Any, event: str, what: Any) -> None:
+        nonlocal writes
+        if event == "c_call" and what.__name__ == "write" and frame.f_code is raw_write:
+            writes += 1
+            if writes == nth:
+                signal.raise_signal(signal.SIGINT)
+
+    raw_write = files._Raw.write.__code__
+    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(file, {"x": torch.zeros(300_000), "y": torch.ones(300_000)})
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, heed)
+    assert checkpoint.load(file)["x"] == 1 and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_signal_before_anything_was_kept(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """It does not say that there is something to continue."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run(tiny, tmp_path / "run")
+    assert not isinstance(stop.value, Interrupted)
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    folder, save, saved = tmp_path / "run", checkpoint.save, []
+
+    def removed(path: Path, state: dict[str, Any]) -> None:
+        saved.append(path)
+        if len(saved) == 3:
+            shutil.rmtree(folder)
+        save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", removed)
+    with pytest.raises(UsageError, match=f"there is no folder {folder}"):
+        run(tiny, folder)
+    assert not folder.exists()
+
+
+def test_processes_do_not_outlive_their_parent(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(tiny, folder, "--nproc=2")
+    members = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert len(members) >= 2
+    process.kill()
+    process.communicate()
+    wait(lambda: not any(_runs(pid) for pid in members))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_standard_output_that_nobody_reads(tiny: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "data_path": tiny, "epochs": 3}
+    command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny"]
+    command += [f"--{k}={v}" for k, v in options.items()]
+    for number, more in enumerate(([], ["--json"])):
+        folder = tmp_path / f"run{number}"
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [*command, *more, f"--run_dir={folder}"],
+                stdout=full, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        assert ended.returncode == 1
+        assert "error: cannot write standard output: No space left on device" in ended.stderr
 
 
 def test_sigterm_where_ctrl_c_is_ignored(tiny: Path, tmp_path: Path) -> None:
