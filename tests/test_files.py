@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text
+from recbole_pos.files import LOCK, only_writer, remove_unfinished, whole, write_text
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     )
     assert other.stdout.readline() == b"held\n"
     with (
-        pytest.raises(UsageError, match=f"is being trained by process {other.pid} on"),
+        pytest.raises(UsageError, match=f"^{tmp_path} is being trained by process {other.pid} on"),
         only_writer(tmp_path, "trained"),
     ):
         pytest.fail("two at once")
     other.kill()
     other.wait()
     with only_writer(tmp_path, "trained"):  # the system let go of it
-        pass
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
     with pytest.raises(FileNotFoundError, match="of the body"), only_writer(tmp_path, "trained"):
         raise FileNotFoundError("of the body")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ def test_an_exception_within_ends_the_teller() -> None:
     with pytest.raises(ZeroDivisionError), Screen().task("x"):
         raise ZeroDivisionError
     assert threading.active_count() == before
+
+
+def test_how_much_is_left() -> None:
+    task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
+    assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
 
 
 def test_a_task_of_no_step_yet() -> None:
