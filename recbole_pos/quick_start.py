@@ -167,7 +167,7 @@ def _train(
         if folder is not None and first:  # before the checkpoint is read
             held.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
-            experiment = prepare(config, folder, fresh=folder is None)
+            experiment = prepare(config, fresh=folder is None)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
         resumed = folder is not None

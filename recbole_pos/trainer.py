@@ -133,8 +133,6 @@ class PosTrainer(Trainer):
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.screen = self.screen or Screen(verbose)
         state = self.progress
-        if saved and self.run is None:
-            Path(self.saved_model_file).parent.mkdir(parents=True, exist_ok=True)
         if state.next_epoch == 0:
             tell_notices(self.model)
             if saved:
@@ -267,6 +265,8 @@ class PosTrainer(Trainer):
         load_weights(self.model, weights)
 
     def _save_checkpoint(self) -> None:
+        if self.run is None:  # RecBole's folder; that of a run is there, or was taken away
+            Path(self.saved_model_file).parent.mkdir(parents=True, exist_ok=True)
         checkpoint.save(self.saved_model_file, capture(self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:

@@ -56,6 +56,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", action="store_true", help="every generated case, not a sample")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long first, so that no process is left with it while the others have nothing."""
+    slow = ("test_tune", "test_stops", "test_fuzz", "test_parallel", "test_wheel")
+    items.sort(key=lambda item: not item.path.name.startswith(slow))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What fuzz tests counted: ``record_property("fuzz", "500 flips: 500 CheckpointError")``."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]

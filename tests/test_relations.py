@@ -327,9 +327,7 @@ def test_a_field_that_an_option_leaves_out_says_which(shop: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     made = tables()
     del made["user"]
-    with pytest.raises(
-        UsageError, match=r"load_col names it in user, but there is no .*shop\.user"
-    ):
+    with pytest.raises(UsageError, match=r"load_col: user: there is no file .*shop\.user"):
         open_shop(write(tmp_path, made))
 
 

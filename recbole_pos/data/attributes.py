@@ -49,8 +49,6 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
                 return f"{text}; {key} leaves it out: take it from {key}: {table}"
         file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
         if not file.is_file():
-            if field in ((dataset.config["load_col"] or {}).get(table) or ()):
-                return f"{text}; load_col names it in {table}, but there is no file {file}"
             continue
         if field in AtomicFile(file, dataset.config).columns:
             key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
