@@ -213,8 +213,10 @@ def _sparse(found: Any, expected: Sparse, path: str) -> Iterator[str]:
     if len(vectors) < 3 or any(part.dtype not in integer for part in vectors[1:]):
         yield _wanted(path, "a sparse matrix", found)
         return
-    if found.get("kind") != SPARSE or found.get("shape") != shape:
-        yield _wanted(path, f"a sparse matrix {list(shape)}", found.get("shape"))
+    kind, size = found.get("kind"), found.get("shape")
+    whole = isinstance(size, (tuple, list)) and all(is_whole(n) for n in size)
+    if not (isinstance(kind, str) and kind == SPARSE and whole and tuple(size) == shape):
+        yield _wanted(path, f"a sparse matrix {list(shape)}", size)
         return
     if vectors[0].dtype != expected.dtype:
         yield _wanted(f"{path}.data", str(expected.dtype), vectors[0])

@@ -86,6 +86,8 @@ SPARSE = [
     ("weights.other.w.data", lambda x: x.bool(), "weights.other.w.data: expected"),
     ("weights.other.w.data", lambda x: x.requires_grad_(), "expected a sparse matrix"),
     ("weights.other.w.shape", (3, 3), "expected a sparse matrix"),
+    ("weights.other.w.shape.0", torch.zeros(2), "expected a sparse matrix"),
+    ("weights.other.w.shape.0", torch.zeros(0), "expected a sparse matrix"),
     ("weights.other.w.kind", 7, "expected a sparse matrix"),
 ]
 
