@@ -12,7 +12,7 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
 
 test: lint  ## lint, then all tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)

@@ -58,8 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first, so that no process is left with it while the others have nothing."""
-    slow = ("test_tune", "test_stops", "test_fuzz", "test_parallel", "test_wheel")
-    items.sort(key=lambda item: not item.path.name.startswith(slow))
+    slow = ("test_tune_f", "test_tune", "test_parallel", "test_wheel", "test_stops", "test_fuzz")
+    items.sort(
+        key=lambda item: next(
+            (n for n, name in enumerate(slow) if item.path.name.startswith(name)), len(slow)
+        )
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.recover import require_state
+from recbole_pos.tune import recover
+from recbole_pos.tune.recover import mend_searcher, require_state
 from recbole_pos.tune.searchers import BEST, SEARCHERS
 from recbole_pos.tune.space import Parameter, Space
 
@@ -60,3 +62,36 @@ def test_a_state_that_was_cut_off_is_told(tmp_path: Path, cut: str) -> None:
         (tmp_path / cut).write_bytes(whole[:size])
         with pytest.raises(UsageError, match=f"{cut} was cut off .* start a new search"):
             require_state(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", list(SEARCHERS))
+def test_a_state_older_than_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of two places both were taken by trials that had ended: Ray waited for ever."""
+    space = GRID if name == "grid" else SPACE
+    searcher = SEARCHERS[name](space, "max", 3)
+    trials = []
+    for number in range(3):
+        config = searcher.suggest(f"t{number}")
+        ended = {"is_finished": lambda ended=number < 2: ended, "last_result": {BEST: 0.5}}
+        trials.append(
+            SimpleNamespace(trial_id=f"t{number}", config=config, status="TERMINATED", **ended)
+        )
+    searcher.save(str(tmp_path / "searcher-state-1.pkl"))  # of before any of them ended
+    limiter = {"max_concurrent": 2, "live_trials": {"t0", "t1"}, "num_unfinished_live_trials": 2}
+    state = {"counter": 2, "total_samples": 6, "name:ConcurrencyLimiter": limiter}
+    (tmp_path / "search_gen_state-1.json").write_bytes(pickle.dumps(state))
+    analysis = SimpleNamespace(trials=trials)
+    monkeypatch.setattr(recover.tune, "ExperimentAnalysis", lambda path: analysis)
+    for _ in range(2):  # what is mended stays as it is
+        mend_searcher(str(tmp_path), SEARCHERS[name](space, "max", 3))
+        mended = pickle.loads((tmp_path / "search_gen_state-1.json").read_bytes())
+        assert mended["name:ConcurrencyLimiter"]["live_trials"] == {"t2"}
+        assert mended["name:ConcurrencyLimiter"]["num_unfinished_live_trials"] == 1
+        assert mended["counter"] == 3 and mended["total_samples"] == 6
+        again = SEARCHERS[name](space, "max", 3)
+        again.restore(str(tmp_path / "searcher-state-1.pkl"))
+        assert set(again.numbers) == {"t0", "t1", "t2"}
+        if name == "optuna":
+            assert set(again.asked) == {"t2"}

@@ -19,26 +19,51 @@ from recbole_pos.tune.searchers import NumberedSearcher
 
 
 def mend_searcher(path: str, searcher: NumberedSearcher) -> None:
-    """Make the state of the searcher anew if its file was cut off.
+    """Make what Ray kept of the searcher agree with the trials that there are.
 
-    Ray copies it in place, so a driver killed in between leaves a part of it or nothing, and Ray
-    would wait for the next trial for ever. What was asked and told is known from the trials.
+    Ray copies three files one after another, each in place. A driver killed in between leaves one
+    cut off, or older than the others: trials that have ended take the places of those that run, and
+    Ray would wait for the next trial for ever. What was asked and told is known from the trials.
 
     Args:
         path: folder or URI of Ray's part of the search.
         searcher: a new one, as the search began with.
     """
+    trials = sorted(tune.ExperimentAnalysis(path).trials, key=lambda one: one.config["number"])
+    live = {trial.trial_id for trial in trials if not trial.is_finished()}
+    _mend_generator(path, len(trials), live)
     storage, file = _newest(path, "searcher-state-")
-    if file is None or _can_be_read(storage, file, pickle.loads):
+    if file is None:
         return
-    trials = tune.ExperimentAnalysis(path).trials
-    for trial in sorted(trials, key=lambda one: one.config["number"]):
+    state = _read(storage, file, pickle.loads) or {}
+    known = set(state.get("numbers", ())) == {one.trial_id for one in trials}
+    if known and set(state.get("asked", live)) == live:
+        return
+    for trial in trials:
         searcher.recall(trial.trial_id, trial.config["options"])
         if trial.is_finished():
             searcher.on_trial_complete(trial.trial_id, trial.last_result, trial.status == "ERROR")
     with tempfile.TemporaryDirectory() as local, storage.open_output_stream(file) as stream:
         searcher.save(f"{local}/state")
         stream.write(Path(f"{local}/state").read_bytes())
+
+
+def _mend_generator(path: str, trials: int, live: set[str]) -> None:
+    """How many trials were made, and which of them take places of ``max_concurrent``."""
+    storage, file = _newest(path, "search_gen_state-")
+    if file is None:
+        return
+    state = _read(storage, file, pickle.loads)
+    places = {"live_trials": live, "num_unfinished_live_trials": len(live)}
+    limiters = {
+        name: {**kept, **places}
+        for name, kept in state.items()
+        if isinstance(kept, dict) and "live_trials" in kept
+    }
+    mended = {**state, **limiters, "counter": trials}
+    if limiters != {name: state[name] for name in limiters} or state["counter"] != trials:
+        with storage.open_output_stream(file) as stream:
+            stream.write(pickle.dumps(mended))
 
 
 def require_state(path: str) -> None:
@@ -49,7 +74,7 @@ def require_state(path: str) -> None:
     """
     for name, read in (("experiment_state-", json.loads), ("search_gen_state-", pickle.loads)):
         storage, file = _newest(path, name)
-        if file is not None and not _can_be_read(storage, file, read):
+        if file is not None and _read(storage, file, read) is None:
             raise UsageError(
                 f"--resume: {file} was cut off when its driver was killed, so the search cannot be "
                 "continued. Its trials are in the folders beside that file; start a new search"
@@ -64,14 +89,14 @@ def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
     return storage, max((p for p in found if p.rsplit("/", 1)[-1].startswith(name)), default=None)
 
 
-def _can_be_read(storage: fs.FileSystem, path: str, read: Callable[[bytes], Any]) -> bool:
+def _read(storage: fs.FileSystem, path: str, read: Callable[[bytes], Any]) -> Any:
+    """What is in a file, read as Ray will; None if it was cut off."""
     with storage.open_input_stream(path) as file:
         content = file.read()
     try:
-        read(content)  # as Ray will
+        return read(content)
     except Exception:  # a file that was cut off raises whatever it stumbles upon
-        return False
-    return True
+        return None
 
 
 def mend_checkpoints(path: str) -> None:
