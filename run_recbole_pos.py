@@ -2,7 +2,7 @@
 
 import sys
 
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

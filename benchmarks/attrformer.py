@@ -24,10 +24,10 @@ import torch
 from data import short_histories, write_atomic
 from study import ROOT, replace_section
 
-from recbole_pos.config import PosConfig
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import Experiment, prepare
-from recbole_pos.report import peak_rss_mb
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import Experiment, prepare
 
 PAGE = ROOT / "results" / "speed_attrformer.md"
 GOALS = {"seconds": 4.6, "memory": 3.0}  # Table 4: 6.5 s to 1.4 s

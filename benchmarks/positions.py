@@ -26,15 +26,15 @@ from study import replace_section
 from torch import Tensor
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers import triangular
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.position.base import Compose
+from recbole_pos.position.compose import Compose
 from recbole_pos.position.kernel import PositionalKernel
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.quick_start import Experiment, prepare
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 PAGE = Path(__file__).parent.parent / "results" / "speed_positions.md"
 ROUNDS, EPOCHS = 3, 5

@@ -25,7 +25,7 @@ from study import (
     shared_options,
 )
 
-from recbole_pos.properties import read_yaml
+from recbole_pos.yaml_files import read_yaml
 
 PRESETS = ROOT / "properties" / "presets"
 PAGE = ROOT / "results" / "kernel_attention.md"

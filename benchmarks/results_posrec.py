@@ -22,7 +22,7 @@ from typing import Any
 from study import ROOT, Study, own_options, replace_section, result, score, shared_options
 
 from recbole_pos.inspect.encoding import inspect_encoding
-from recbole_pos.properties import read_yaml
+from recbole_pos.yaml_files import read_yaml
 
 PAGE = ROOT / "results" / "posrec.md"
 PRESETS = ROOT / "properties" / "presets" / "posrec"

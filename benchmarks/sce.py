@@ -21,11 +21,11 @@ from speed import Report
 from torch import Tensor
 from torch.nn import functional as F
 
+from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sce import scalable_cross_entropy
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.report import peak_rss_mb
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 ITEMS, D, POSITIONS = 500_000, 64, 2_000
 ROUNDS = 2

@@ -24,12 +24,12 @@ from data import write_atomic
 from rich.console import Console
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import Experiment, prepare
-from recbole_pos.report import peak_rss_mb
 
 BATCH, D, L, ROUNDS = 100, 100, 50, 3
 console = Console()

@@ -17,11 +17,11 @@ import torch
 from data import short_histories, write_atomic
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
-from recbole_pos.augmentation import loss_function
-from recbole_pos.config import PosConfig
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import prepare
-from recbole_pos.report import peak_rss_mb
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import prepare
+from recbole_pos.model.training import loss_function
 
 D, INNER, LAYERS = 64, 256, 2
 SAME = {

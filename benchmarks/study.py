@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 
-from recbole_pos.presets import FOR, parts_for
+from recbole_pos.config.presets import FOR, parts_for
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import recbole_pos
-from recbole_pos.config import PosConfig
-from recbole_pos.quick_start import prepare
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.run import prepare
 from recbole_pos.tune import search
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.progress import show_options

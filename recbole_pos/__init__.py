@@ -1,20 +1,43 @@
 """recbole-pos: position-aware sequential recommendation for RecBole.
 
-Importing the package applies the fixes RecBole needs today (``compat.py``) and makes RecBole find
-the plugin's models by name (``plug.py``).
+Importing the package makes sure that, whenever RecBole is imported, it gets the fixes it needs
+(``compat.py``) and finds the plugin's models by name (``plug.py``). Nothing else is imported before
+it is asked for.
 """
 
-from recbole_pos import compat
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from recbole_pos import compat, plug
+
+if TYPE_CHECKING:
+    from recbole_pos.experiment.attach import attach
+    from recbole_pos.experiment.run import Result, load, run
+    from recbole_pos.serve.recommend import recommend
+    from recbole_pos.tune import search
+
+__version__ = "0.2.0"
+__all__ = ["Result", "__version__", "attach", "load", "recommend", "run", "search"]
 
 compat.apply()
-
-from recbole_pos import plug  # noqa: E402  (RecBole can only be imported after the fixes)
-
 plug.into_recbole()
 
-from recbole_pos.quick_start import Result, load, run  # noqa: E402
-from recbole_pos.recommendation import recommend  # noqa: E402
-from recbole_pos.version import __version__  # noqa: E402
-from recbole_pos.warm_start import attach  # noqa: E402
+_PLACES = {
+    "attach": "recbole_pos.experiment.attach",
+    **dict.fromkeys(("Result", "load", "run"), "recbole_pos.experiment.run"),
+    "recommend": "recbole_pos.serve.recommend",
+    "search": "recbole_pos.tune",
+}
 
-__all__ = ["Result", "__version__", "attach", "load", "recommend", "run"]
+
+def __getattr__(name: str) -> Any:
+    """What users import, from its place (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'recbole_pos' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

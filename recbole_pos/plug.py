@@ -2,43 +2,102 @@
 
 RecBole looks four things up by a model's name: the module ``recbole.model.*.<name in lower case>``,
 ``<name>Dataset`` in ``recbole.data.dataset``, ``<name>Trainer`` in ``recbole.trainer``, and a yaml
-file among its own properties. The first three are filled in below; the last becomes one wrapper
-around ``Config._load_internal_config_dict``. No function of RecBole is replaced by a copy.
+file among its own properties. The first three are answered below when RecBole asks; the last is one
+wrapper around ``Config._load_internal_config_dict``. No function of RecBole is replaced by a copy.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
-import recbole.data.dataset
-import recbole.trainer
-from recbole.config import Config
+from recbole_pos.on_import import after, when_imported
 
-from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.properties import plugin_defaults, with_time_field
-from recbole_pos.registry import BASELINES, MODELS
-from recbole_pos.trainer import PosTrainer
+_PLACE = "recbole.model.sequential_recommender."
 
 
 def into_recbole() -> None:
     """Register every model of the plugin with RecBole. Safe to call twice."""
-    for name, model in {**MODELS, **BASELINES}.items():
-        sys.modules[f"recbole.model.sequential_recommender.{name.lower()}"] = sys.modules[
-            model.__module__
-        ]
-        setattr(recbole.data.dataset, f"{name}Dataset", PosSequentialDataset)
-        setattr(recbole.trainer, f"{name}Trainer", PosTrainer)
-    if not hasattr(Config._load_internal_config_dict, "__wrapped__"):
-        Config._load_internal_config_dict = _with_plugin_defaults(Config._load_internal_config_dict)
+    if not any(isinstance(finder, _Models) for finder in sys.meta_path):
+        sys.meta_path.append(_Models())
+    when_imported("recbole.data.dataset", after(functools.partial(_answer, "Dataset", _dataset)))
+    when_imported("recbole.trainer", after(functools.partial(_answer, "Trainer", _trainer)))
+    when_imported("recbole.config.configurator", after(_add_defaults))
+
+
+def _ours(name: str) -> bool:
+    from recbole_pos.model.models import OURS
+
+    return name in OURS
+
+
+def _dataset() -> type:
+    from recbole_pos.data.dataset import PosSequentialDataset
+
+    return PosSequentialDataset
+
+
+def _trainer() -> type:
+    from recbole_pos.experiment.trainer import PosTrainer
+
+    return PosTrainer
+
+
+def _answer(suffix: str, found: Callable[[], type], module: ModuleType) -> None:
+    """Make a module have ``<model><suffix>`` for the plugin's models."""
+
+    def attribute(name: str) -> type:
+        if name.endswith(suffix) and _ours(name.removesuffix(suffix)):
+            return found()
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    module.__getattr__ = attribute
+
+
+class _Models(MetaPathFinder, Loader):
+    """Modules with the plugin's models, where RecBole looks for models."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith(_PLACE) or self._model(name) is None:
+            return None
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        from recbole_pos.model.models import OURS
+
+        model = self._model(module.__name__)
+        setattr(module, model, OURS[model])
+
+    def _model(self, name: str) -> Any:
+        from recbole_pos.model.models import OURS
+
+        wanted = name.removeprefix(_PLACE)
+        return next((model for model in OURS if model.lower() == wanted), None)
+
+
+def _add_defaults(configurator: ModuleType) -> None:
+    load = configurator.Config._load_internal_config_dict
+    if not hasattr(load, "__wrapped__"):
+        configurator.Config._load_internal_config_dict = _with_plugin_defaults(load)
 
 
 def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load)
-    def wrapper(self: Config, model: str, model_class: type, dataset: str) -> None:
+    def wrapper(self: Any, model: str, model_class: type, dataset: str) -> None:
+        from recbole_pos.config.defaults import plugin_defaults, with_time_field
+
         load(self, model, model_class, dataset)
-        if model in MODELS or model in BASELINES:
+        if _ours(model):
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)

@@ -10,6 +10,8 @@ from typing import Any
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
+# Units of time that options may name.
+SECONDS = {"milliseconds": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 
 def is_number(value: Any) -> bool:

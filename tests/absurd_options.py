@@ -11,9 +11,10 @@ from typing import Any
 import option_worker
 import shop
 
-from recbole_pos.config import DERIVED_KEYS, EXTRA_KEYS, PosConfig
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, SCHEMES
+from recbole_pos.config.posconfig import DERIVED_KEYS, EXTRA_KEYS, PosConfig
+from recbole_pos.model.models import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 Case = tuple[str, dict[str, Any], str]  # model, options, the one that is absurd
 

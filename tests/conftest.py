@@ -22,8 +22,8 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported wit
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
 
 import recbole_pos  # noqa: E402
-from recbole_pos.building import Experiment, prepare  # noqa: E402
-from recbole_pos.config import PosConfig  # noqa: E402
+from recbole_pos.config.posconfig import PosConfig  # noqa: E402
+from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
 
 SMALL = {
     "hidden_size": 16,
@@ -112,7 +112,7 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
 
     def build(model: str, dataset: str = "tiny", **options: Any) -> Experiment:
         given = {**SMALL, "data_path": str(tiny), **options}
-        if model not in recbole_pos.registry.MODELS:
+        if model not in recbole_pos.model.models.MODELS:
             for key in ("hidden_size", "inner_size"):
                 given.pop(key, None) if key not in options else None
         return prepare(PosConfig(model, dataset, None, given))

@@ -101,10 +101,11 @@ def _with(value: Any, path: tuple, new: Any) -> Any:
 
 def main(run_dir: str, kind: str, first: int, last: int) -> None:
     """Try to resume from the cases of a kind, in this process."""
-    from recbole_pos import checkpoint, training_state
-    from recbole_pos.building import prepare
-    from recbole_pos.config import PosConfig
+    from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.errors import CheckpointError, UsageError
+    from recbole_pos.experiment import checkpoint
+    from recbole_pos.experiment import state as training_state
+    from recbole_pos.experiment.build import prepare
 
     def fresh() -> tuple[Any, Any]:
         made = prepare(PosConfig(None, None, [f"{run_dir}/config.yaml"], {"epochs": 1000}))

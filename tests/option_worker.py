@@ -89,8 +89,8 @@ class _Trials:
         return ("trained", "") if math.isfinite(loss) else ("failed", f"loss {loss}")
 
     def _train(self, model: str, options: dict[str, Any], changed: str) -> float:
-        from recbole_pos.building import prepare, read_dataset
-        from recbole_pos.config import PosConfig
+        from recbole_pos.config.posconfig import PosConfig
+        from recbole_pos.experiment.build import prepare, read_dataset
         from recbole_pos.tune.check import SHARED
 
         if changed in FAULTS:

@@ -8,9 +8,9 @@ from torch import Tensor
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.position.base import AttentionPosition, Dimensions
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import SCHEMES
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 N, D = 9, 8
 LENGTHS = [4, 9, 1, 6]

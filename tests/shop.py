@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import torch
 
 import recbole_pos
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.relations import tables as relation_tables
 from recbole_pos.relations.lookup import Rows
 from recbole_pos.relations.search import Edges, EventOrder

@@ -14,7 +14,7 @@ from atomic_reader import Reader, compare
 from pandas._libs.parsers import STR_NA_VALUES
 from recbole.utils import FeatureSource
 
-from recbole_pos.config import WHEEL_DATASETS
+from recbole_pos.config.posconfig import WHEEL_DATASETS
 from recbole_pos.data import atomic
 from recbole_pos.data.atomic import MISSING, AtomicFile
 from recbole_pos.errors import UsageError

@@ -13,11 +13,11 @@ from shop import all_windows, find, open_shop, places, shaken, tables, train, wr
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos import checkpoint
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.layers import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
@@ -157,7 +157,7 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     given |= {"norm": norm, "load_col": made.config["load_col"], "topk": [3]}
     given |= {"valid_metric": "NDCG@3", "filter_inter_by_user_or_item": False}
     given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0, "length_pool": 1}
-    base = recbole_pos.quick_start.prepare(PosConfig("PosSASRec", "shop", None, given))
+    base = recbole_pos.experiment.run.prepare(PosConfig("PosSASRec", "shop", None, given))
     base.model.double().eval().load_state_dict(model.state_dict())
     rows = made.loaders["test"]._dataset[np.arange(10)]
     torch.testing.assert_close(
@@ -321,7 +321,7 @@ def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) ->
 
 def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None:
     """An interrupted run ends with the same bits, clocks of batches included."""
-    from recbole_pos.trainer import PosTrainer
+    from recbole_pos.experiment.trainer import PosTrainer
 
     step, stop_at = PosTrainer._step, None
 

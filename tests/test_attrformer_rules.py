@@ -22,9 +22,9 @@ from shop import (
 )
 from torch import Tensor
 
-from recbole_pos.building import Experiment
 from recbole_pos.data.splits import TEST
 from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.model import attrformer
 from recbole_pos.relations.lookup import Rows
 

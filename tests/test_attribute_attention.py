@@ -12,9 +12,9 @@ import torch
 from schemes import LENGTHS, D, N, attend, context, qkv, rows_of, scheme, shake
 from shop import LOAD, SIZES, tables, write
 
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import prepare
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -11,7 +11,7 @@ import torch
 from shop import shop_options, tables, train, write
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 
 ATTENTION = ["inspect", "attention", "--min_events", "5", "--checkpoint"]
 RELATIONS = ["inspect", "relations", "--batches", "1", "--checkpoint"]

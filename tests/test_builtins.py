@@ -10,7 +10,7 @@ import pytest
 from conftest import make_log, write_atomic
 
 import recbole_pos
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
 
 # models that embed attributes of items
 WITH_FEATURES = ("SASRecF", "GRU4RecF", "FDSA")

@@ -13,10 +13,11 @@ from conftest import SMALL
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos import checkpoint, training_state
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment import state as training_state
+from recbole_pos.experiment.build import Experiment, prepare
 
 HUGE = 2**2000
 ADAM = "optimizer.state.0.exp_avg"

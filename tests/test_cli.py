@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import recbole_pos
-from recbole_pos.cli import _files, main, parse_overrides
+from recbole_pos.cli.main import _files, main, parse_overrides
 from recbole_pos.errors import UsageError
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -88,7 +88,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_unexpected_errors_are_one_message_too(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("recbole_pos.experiment.run.run", lambda *a, **k: 1 / 0)
     assert main(["run", "-m", "FPARec", "-d", "ml-100k"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_version(capsys) -> None:
 def test_values_with_spaces_may_follow_lists(tmp_path: Path, monkeypatch) -> None:
     """argparse would take such a value for one more file."""
     seen = {}
-    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: seen.update(given=a))
+    monkeypatch.setattr("recbole_pos.experiment.run.run", lambda *a, **k: seen.update(given=a))
     files = ["--config_files", "a.yaml", "b.yaml", "--eval_args={target: last}"]
     assert main(["-m", "Pop", "-d", "x", *files]) == 0
     assert seen["given"][2:] == (["a.yaml", "b.yaml"], {"eval_args": {"target": "last"}})

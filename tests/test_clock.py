@@ -10,11 +10,11 @@ import torch
 from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.clock import check_clock
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import prepare
 from recbole_pos.inspect.report import inspect_attention
 
 DAY = 86400.0

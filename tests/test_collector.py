@@ -12,9 +12,9 @@ from conftest import SMALL
 from recbole.evaluator import Collector
 
 import recbole_pos
-from recbole_pos.building import prepare
-from recbole_pos.collector import TOPK, TargetCollector
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.collector import TOPK, TargetCollector
 
 
 @pytest.mark.parametrize("metrics", [["Recall", "MRR", "NDCG"], ["GAUC"], ["Hit", "ItemCoverage"]])

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import ROOT, overall_defaults, parse_scalar, read_yaml
-from recbole_pos.registry import BASELINES, MODELS, SCHEMES
+from recbole_pos.experiment.build import prepare
+from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
+from recbole_pos.yaml_files import ROOT, overall_defaults, parse_scalar, read_yaml
 
 
 def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:

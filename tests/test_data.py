@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.loaders import build_loaders
@@ -142,7 +142,7 @@ def test_prefix_rows_against_brute_force(tiny: Path) -> None:
 def targets_of(model: str, tiny: Path, **options) -> dict[str, list[tuple[str, str]]]:
     """(user, item) a model is evaluated on, read from the loaders it is evaluated with."""
     config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
-    from recbole_pos.building import prepare
+    from recbole_pos.experiment.build import prepare
 
     experiment = prepare(config)
     tokens = experiment.dataset.field2id_token

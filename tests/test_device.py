@@ -12,16 +12,17 @@ from conftest import SMALL
 from elsewhere import ELSEWHERE, Far, elsewhere
 from shop import RELATIONS, shop_options, tables, write
 
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.encoding import learned_encodings, session_vectors
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.periods import learned_periods
 from recbole_pos.inspect.relations import measure_relations
+from recbole_pos.model.models import BASELINES, CAUSAL_BUILTINS, MODELS
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.position.time_rotary import FUSIONS
-from recbole_pos.registry import BASELINES, CAUSAL_BUILTINS, MODELS, SCHEMES
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((model, {}) for model in [*MODELS, *BASELINES]),

@@ -11,6 +11,7 @@ from schemes import LENGTHS, D, context, rows_of
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.awareness import (
     backward_columns,
@@ -22,8 +23,7 @@ from recbole_pos.position.awareness import (
     is_forward_aware,
     is_unique,
 )
-from recbole_pos.position.base import Dimensions
-from recbole_pos.registry import SCHEMES
+from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
 N = 20

@@ -13,13 +13,13 @@ import torch
 from test_builtins import WITH_FEATURES, shop  # noqa: F401
 
 import recbole_pos
-from recbole_pos.augmentation import loss_function, training_loader
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.every_position import every_state
-from recbole_pos.registry import BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
+from recbole_pos.model.models import BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
+from recbole_pos.model.training import loss_function, training_loader
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_no_room(tmp_path: Path, small_disk, size: int) -> None:
 def test_a_library_that_hides_why_it_cannot_write(tmp_path: Path, small_disk) -> None:
     import torch
 
-    from recbole_pos import checkpoint
+    from recbole_pos.experiment import checkpoint
 
     checkpoint.save(tmp_path / "c.pt", {"x": 1})
     with pytest.raises(StorageError, match=r"c\.pt: File too large"):

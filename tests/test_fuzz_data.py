@@ -15,10 +15,10 @@ import pytest
 import torch
 from damages import FILES, damage
 
-from recbole_pos.building import read_dataset
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.atomic import KINDS, MISSING
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 
 
 def parse(data: bytes) -> tuple[list[tuple[str, str]], list[list[str]]]:

@@ -61,7 +61,7 @@ def problem(case: Case, outcome: str, text: str, default: Any) -> str:
 
 def try_out(limited: Limited, chosen: list[Case]) -> tuple[Counter[str], list[str]]:
     """Counts of outcomes, and what should not have been."""
-    from recbole_pos.config import PosConfig
+    from recbole_pos.config.posconfig import PosConfig
 
     data = {"data_path": limited.given[0]}
     defaults = {m: PosConfig(m, "shop", None, data).internal_config_dict for m in NAMES}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.layers.context import SequenceContext

@@ -14,7 +14,7 @@ from schemes import LENGTHS, rows_of, shake
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.inspect import distance, periods
 from recbole_pos.inspect.attention import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure, measure_attention, sample_histories

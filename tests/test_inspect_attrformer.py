@@ -11,7 +11,7 @@ import torch
 from shop import Cells, all_windows, find, open_shop, shaken, shop_options, tables, train, write
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.inspect.attention import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.relations import measure_relations

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.inspect import encoding
 from recbole_pos.inspect.encoding import fixed_encodings, inspect_encoding, session_vectors
 from recbole_pos.inspect.figures import draw_encoding

@@ -10,13 +10,15 @@ import torch
 from schemes import LENGTHS, D, N, block, compare, context, dot_product, qkv, scheme, shake
 from torch import Tensor
 
+from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.layers import triangular
 from recbole_pos.layers.attention import TransformerEncoder
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
-from recbole_pos.position.base import Compose, Dimensions
 from recbole_pos.position.build import build_schemes, describe
+from recbole_pos.position.compose import Compose
 from recbole_pos.position.kernel import FullFactor, ToeplitzFactor
-from recbole_pos.properties import ROOT, plugin_defaults, read_yaml
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 pytestmark = pytest.mark.usefixtures("double")
 KINDS = ["toeplitz", "full", "identity"]

@@ -11,7 +11,8 @@ from schemes import LENGTHS, D, N, block, context, scheme, shake
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import ACTIVATIONS, FeedForward, MultiHeadAttention
-from recbole_pos.position.base import AttentionPosition, Compose
+from recbole_pos.layers.hooks import AttentionPosition
+from recbole_pos.position.compose import Compose
 
 pytestmark = pytest.mark.usefixtures("double")
 

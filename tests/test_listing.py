@@ -9,10 +9,11 @@ import sys
 import pytest
 from recbole.utils import get_model
 
-from recbole_pos import recbole_models
-from recbole_pos.cli import main
-from recbole_pos.listing import summary
-from recbole_pos.registry import BASELINES, MODELS, SCHEMES
+from recbole_pos.cli.listing import summary
+from recbole_pos.cli.main import main
+from recbole_pos.model import recbole_models
+from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.position.schemes import SCHEMES
 
 OURS = {name: summary(model) for name, model in {**MODELS, **BASELINES}.items()}
 THEIRS = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}

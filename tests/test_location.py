@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recbole_pos.building import read_dataset
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 
 SHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 

@@ -12,10 +12,10 @@ import torch
 from recbole.model.sequential_recommender import BERT4Rec
 from test_builtins import shop  # noqa: F401
 
-from recbole_pos.augmentation import loss_function
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.masked_events import masked_event_loss
+from recbole_pos.model.training import loss_function
 
 
 @pytest.fixture(autouse=True)

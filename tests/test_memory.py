@@ -10,7 +10,7 @@ import pytest
 from conftest import SMALL
 
 import recbole_pos
-from recbole_pos import memory
+from recbole_pos.experiment import memory
 
 
 def resident() -> float:
@@ -35,7 +35,7 @@ def test_other_c_libraries_do_without(monkeypatch) -> None:
 
 def test_after_every_epoch(tiny: Path, tmp_path: Path, monkeypatch) -> None:
     calls = []
-    monkeypatch.setattr("recbole_pos.trainer.give_back", lambda: calls.append(1))
+    monkeypatch.setattr("recbole_pos.experiment.trainer.give_back", lambda: calls.append(1))
     given = {**SMALL, "data_path": str(tiny), "epochs": 2}
     recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=tmp_path / "run", verbose=False)
     assert len(calls) == 4  # after training and after validation

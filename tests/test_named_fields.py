@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.building import read_dataset
-from recbole_pos.cli import parse_overrides
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import parse_overrides
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loading import NAMING_FIELDS
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 
 TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 

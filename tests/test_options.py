@@ -13,15 +13,15 @@ import torch
 from absurd_options import NAMES
 from recbole.data.interaction import Interaction
 
-from recbole_pos import allocation
-from recbole_pos.allocation import Allocations, memory
-from recbole_pos.building import prepare
-from recbole_pos.cli import main, parse_overrides
-from recbole_pos.config import DERIVED_KEYS, PosConfig
+from recbole_pos.cli.main import main, parse_overrides
+from recbole_pos.config.options import EXAMPLES, NESTED, RANGES, cores
+from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.options import EXAMPLES, NESTED, RANGES, cores
-from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.experiment import allocation
+from recbole_pos.experiment.allocation import Allocations, memory
+from recbole_pos.experiment.build import prepare
 from recbole_pos.values import nearest, suggest
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 CHECKED = ("session_filter", "train_fraction")  # where they are read, see data/sessions.py
 

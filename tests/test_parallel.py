@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos import checkpoint, parallel
-from recbole_pos.building import prepare
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos import distributed
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.distributed import Share
 from recbole_pos.errors import Interrupted, UsageError
-from recbole_pos.parallel import Plan, Share
+from recbole_pos.experiment import checkpoint, processes
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.processes import Plan
 
 # dropout is drawn in each process; without it a step is that of one process, up to rounding
 TOYSHOP = Path(__file__).parent.parent / "dataset"
@@ -34,7 +36,7 @@ OPTIONS = {
 
 def run(tiny: Path, folder: Path, nproc: int, model: str = "FPARec", **options):
     given = {**OPTIONS, "data_path": str(tiny), **options}
-    if model not in recbole_pos.registry.MODELS:
+    if model not in recbole_pos.model.models.MODELS:
         given = {
             key: value for key, value in given.items() if "_size" not in key and "drop" not in key
         }
@@ -89,7 +91,7 @@ def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int
         else:
             collate = loader.collate_fn
             loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]
-            parallel.divide(loader, share)
+            distributed.divide(loader, share)
         for batch in loader:
             assert len(batch) >= 1
             own += share.own
@@ -169,7 +171,7 @@ def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, mo
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parallel, "launch", interrupt)
+    monkeypatch.setattr(processes, "launch", interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         run(tiny, tmp_path / "run", 2)
     assert not isinstance(caught.value, Interrupted)
@@ -192,8 +194,8 @@ def test_a_plan_that_does_not_fit(arguments: tuple, message: str) -> None:
 
 
 def test_gpus_of_processes(monkeypatch) -> None:
-    assert parallel.gpus_of("0", 2) == []  # none here
+    assert processes.gpus_of("0", 2) == []  # none here
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert parallel.gpus_of("2, 3,5", 2) == ["2", "3"] and parallel.gpus_of("", 2) == []
+    assert processes.gpus_of("2, 3,5", 2) == ["2", "3"] and processes.gpus_of("", 2) == []
     with pytest.raises(UsageError, match="gpu_id: names 1 GPUs for 2 processes"):
-        parallel.gpus_of("0", 2)
+        processes.gpus_of("0", 2)

@@ -22,9 +22,9 @@ from recbole_pos.inspect.figures import (
 )
 from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
 from recbole_pos.inspect.periods import Periods
+from recbole_pos.inspect.pictures import VERMILION, new_figure, write
 from recbole_pos.inspect.plot import draw_curves
 from recbole_pos.inspect.relations import RelationUse
-from recbole_pos.pictures import VERMILION, new_figure, write
 from recbole_pos.tune.outcome import Trial
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.space import Parameter, Space

@@ -13,11 +13,12 @@ from torch import Tensor
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Compose, Dimensions, InputPosition
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.position.build import build_schemes
+from recbole_pos.position.compose import Compose
 from recbole_pos.position.positional_attention import PositionalAttention
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import SCHEMES
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 pytestmark = pytest.mark.usefixtures("double")
 ATTENTION = [n for n, c in SCHEMES.items() if issubclass(c, AttentionPosition)]

@@ -10,8 +10,8 @@ import reference_graph as reference
 import torch
 
 import recbole_pos
-from recbole_pos import checkpoint
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.layers.context import SequenceContext
 
 SESSIONS = [[3, 5, 3, 7, 5, 3, 9], [2], [4, 4, 4], [1, 2, 3, 4, 5, 1], [8, 6], [6, 6, 8, 6, 1]]
@@ -206,7 +206,7 @@ def run(tiny: Path, folder: Path, **options):
 def test_runs_and_resumes_with_the_learning_rate_of_the_epoch(
     tiny: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    from recbole_pos.trainer import PosTrainer
+    from recbole_pos.experiment.trainer import PosTrainer
 
     rates: list[tuple[int, float]] = []
     step = PosTrainer._step
@@ -278,7 +278,7 @@ def test_windows_with_several_targets_are_refused(experiment) -> None:
 
 @pytest.mark.parametrize(("name", "lambda_2"), [("diginetica", 1.0), ("yoochoose", 0.5)])
 def test_presets_are_those_of_the_paper(name: str, lambda_2: float) -> None:
-    config = recbole_pos.config.PosConfig(None, "ml-100k", [f"posrec/{name}.yaml"])
+    config = recbole_pos.config.posconfig.PosConfig(None, "ml-100k", [f"posrec/{name}.yaml"])
     assert config["model"] == "PosRec" and config["lambda_2"] == lambda_2
     assert config["train_batch_size"] == config["hidden_size"] == 100
     assert (config["learning_rate"], config["lr_decay_rate"]) == (1e-3, 0.1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.presets import FOR, parts_for, preset_or_file
 from recbole_pos.errors import UsageError
-from recbole_pos.presets import FOR, parts_for, preset_or_file
-from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 PRESETS = sorted(str(p.relative_to(ROOT / "presets")) for p in (ROOT / "presets").rglob("*.yaml"))
 SESSIONS = "Pop SPop SessionKNN SessionBPR SessionFPMC GRU4Rec NARM STAMP SRGNN GCSAN SASRec FGNN"

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from recbole_pos import properties
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, SCHEMES
+from recbole_pos.config import defaults as properties
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import prepare
+from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tune.check import check_space
 from recbole_pos.tune.files import read_space
 

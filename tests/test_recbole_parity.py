@@ -10,8 +10,8 @@ from recbole.data import create_dataset, data_preparation
 from recbole.trainer import Trainer
 from recbole.utils import init_seed
 
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import prepare
 from recbole_pos.model.sasrec import PosSASRec
 
 AS_RECBOLE = {

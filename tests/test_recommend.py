@@ -16,13 +16,13 @@ from conftest import CROSS_ENTROPY, SMALL
 from recbole.data.interaction import Interaction
 
 import recbole_pos
-from recbole_pos.building import prepare, read_dataset
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import BASELINES, MODELS
-from recbole_pos.training_state import weights_of
+from recbole_pos.experiment.build import prepare, read_dataset
+from recbole_pos.experiment.state import weights_of
+from recbole_pos.model.models import BASELINES, MODELS
 
 
 def options(model: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_command(tiny: Path, tmp_path: Path, capsys) -> None:
 def test_recommendations_through_a_pipe(tiny: Path, tmp_path: Path) -> None:
     """Nothing but the table goes through it."""
     run_dir = trained("PosSASRec", tiny, tmp_path / "run")
-    command = [sys.executable, "-m", "recbole_pos.cli", "recommend", str(run_dir), "-k", "2"]
+    command = [sys.executable, "-m", "recbole_pos.cli.main", "recommend", str(run_dir), "-k", "2"]
     found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
     table = pd.read_csv(io.StringIO(found.stdout))
     assert len(table) == 2 * table["user_id"].nunique() > 0 and set(table["rank"]) == {1, 2}

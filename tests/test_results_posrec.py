@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.config import PosConfig
-from recbole_pos.properties import read_yaml
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.yaml_files import read_yaml
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

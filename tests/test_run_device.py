@@ -10,11 +10,11 @@ import torch
 from conftest import SMALL
 
 import recbole_pos
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
-from recbole_pos.device import describe_device, device_line, require_device
+from recbole_pos.cli.main import main
+from recbole_pos.config.options import RANGES
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.options import RANGES
+from recbole_pos.experiment.device import describe_device, device_line, require_device
 
 
 @pytest.fixture

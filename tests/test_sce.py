@@ -14,11 +14,11 @@ from conftest import CROSS_ENTROPY
 from recbole.data.interaction import Interaction
 
 import recbole_pos
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
-from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
 
@@ -236,7 +236,7 @@ def test_training_lowers_the_loss(experiment) -> None:
 
 
 def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
-    for model in recbole_pos.registry.MODELS:
+    for model in recbole_pos.model.models.MODELS:
         plain = CROSS_ENTROPY.get(model, {})
         sizes = {"bucket_size_x": 10**6, "bucket_size_y": 10**6}
         made = experiment(model, loss_type="SCE", **sizes, **plain)

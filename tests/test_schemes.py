@@ -14,8 +14,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Compose, Dimensions
-from recbole_pos.registry import SCHEMES
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.position.compose import Compose
+from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import SMALL, wait
 
 import recbole_pos
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.screen import Screen, Task
 

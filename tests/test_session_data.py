@@ -10,10 +10,10 @@ import pytest
 from conftest import write_atomic
 from session_logs import session_log
 
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import prepare
 
 
 @pytest.mark.parametrize("name", ["diginetica", "yoochoose"])

@@ -16,9 +16,9 @@ from scipy.sparse import csr_matrix
 from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
+from recbole_pos.model.models import BASELINES
 from recbole_pos.model.session_baselines import nearest_items
 from recbole_pos.model.session_pop import exact_float
-from recbole_pos.registry import BASELINES
 
 
 @pytest.fixture(scope="module")

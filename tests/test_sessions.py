@@ -23,14 +23,14 @@ from test_splits_time import ITEMS, LONGEST, Event, rows_of
 from test_successive import targets_of, trained_items
 
 import recbole_pos
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.sessions import read_fraction, session_time
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS, Split, describe, make_split
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import BUILTIN_GENERAL
+from recbole_pos.model.models import BUILTIN_GENERAL
 
 
 def eval_args(value: Any, target: str = "all", cold_items: str = "keep") -> dict[str, Any]:

@@ -20,9 +20,10 @@ from conftest import wait
 from test_trainer import OPTIONS, assert_same, outcome, run
 
 import recbole_pos
-from recbole_pos import checkpoint, files
+from recbole_pos import files
 from recbole_pos.errors import CheckpointError, Interrupted, StorageError, UsageError
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 

@@ -19,7 +19,7 @@ import recbole_pos
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
 
 NUMBERS = [0.7, 0.85]
 GT = {"split": {"GT": NUMBERS}}
@@ -366,7 +366,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         "data_path": str(write_atomic(frame, tmp_path)),
         "eval_args": {"split": {"GT": [0.5]}},
     }
-    config = recbole_pos.config.PosConfig("BPR", "tiny", None, {**options, **POPULAR})
+    config = recbole_pos.config.posconfig.PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all 3 items that occur in training"):
         build_loaders(config, PosDataset(config))
 

@@ -23,15 +23,18 @@ from schemes import (
 )
 from torch import Tensor
 
+from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder, TransformerLayer
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions, replaces_attention
 from recbole_pos.layers.hstu import HSTULayer, PointwiseAttention, pointwise_attention
+from recbole_pos.model.models import MODELS
 from recbole_pos.position import time_buckets
-from recbole_pos.position.base import AttentionPosition, Compose, Dimensions, replaces_attention
 from recbole_pos.position.build import build_schemes
-from recbole_pos.properties import ROOT, plugin_defaults, read_yaml
-from recbole_pos.registry import MODELS, SCHEMES
+from recbole_pos.position.compose import Compose
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 pytestmark = pytest.mark.usefixtures("double")
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}

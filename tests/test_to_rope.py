@@ -16,10 +16,10 @@ from schemes import LENGTHS, N, context, rows_of, shake
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import Dimensions
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
-from recbole_pos.properties import ROOT, read_yaml
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 DAY = 86400.0
 YEARS = 10 * 365.25 * DAY

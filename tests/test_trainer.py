@@ -13,10 +13,10 @@ import torch
 from conftest import CROSS_ENTROPY
 
 import recbole_pos
-from recbole_pos import checkpoint
-from recbole_pos.diagnosis import explain_loss
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.training_state import weights_of
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.diagnosis import explain_loss
+from recbole_pos.experiment.state import weights_of
 
 OPTIONS = {
     "hidden_size": 16,
@@ -30,7 +30,7 @@ TIMING = ("seconds", "targets_per_second")
 
 def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
     given = {**OPTIONS, "data_path": str(tiny), **options}
-    if model not in recbole_pos.registry.MODELS:
+    if model not in recbole_pos.model.models.MODELS:
         given = {k: v for k, v in given.items() if k not in ("hidden_size", "inner_size")}
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
@@ -69,7 +69,7 @@ def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
 def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, model: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(tiny, whole, model)
-    from recbole_pos.trainer import PosTrainer
+    from recbole_pos.experiment.trainer import PosTrainer
 
     step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (3, 2)
 
@@ -144,7 +144,7 @@ def test_run_folder_is_complete(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
-    for model in recbole_pos.registry.MODELS:
+    for model in recbole_pos.model.models.MODELS:
         given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "learning_rate": 0.02}
         made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
         loader = made.trainer.training_loader(made.loaders["train"])

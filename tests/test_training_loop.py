@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos import checkpoint
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
 
 
 def fit(made: Any, **given: Any) -> Any:

@@ -19,12 +19,12 @@ from conftest import write_atomic
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import recbole_pos
-from recbole_pos import checkpoint
-from recbole_pos.building import prepare
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.build import prepare
 from recbole_pos.tune import Found, search
 from recbole_pos.tune.data import SharedData
 
@@ -51,7 +51,7 @@ def install_spy(file: str) -> Callable[[], None]:
         import recbole_pos  # noqa: F401
         from recbole_pos.data.dataset import PosSequentialDataset
         from recbole_pos.data.loaders import TargetLoader
-        from recbole_pos.trainer import PosTrainer
+        from recbole_pos.experiment.trainer import PosTrainer
 
         def note(*words: Any) -> None:
             with open(file, "a") as stream:

@@ -23,7 +23,7 @@ import ray
 from conftest import PATIENCE, wait
 from ray.cluster_utils import Cluster
 
-from recbole_pos.cli import main
+from recbole_pos.cli.main import main
 from recbole_pos.tune import search
 from recbole_pos.tune.cluster import _no_stacks
 from recbole_pos.tune.settings import SearchFolder
@@ -49,7 +49,7 @@ def slow_epochs(file: str, seconds: float) -> Callable[[], None]:
         import ray
 
         import recbole_pos  # noqa: F401
-        from recbole_pos.trainer import PosTrainer
+        from recbole_pos.experiment.trainer import PosTrainer
 
         train = PosTrainer._train_epoch
 
@@ -75,7 +75,7 @@ def dies(file: str) -> Callable[[], None]:
         import signal
 
         import recbole_pos  # noqa: F401
-        from recbole_pos.trainer import PosTrainer
+        from recbole_pos.experiment.trainer import PosTrainer
 
         train = PosTrainer._train_epoch
 
@@ -101,7 +101,7 @@ def second_dies(flag: str, log: str) -> Callable[[], None]:
         import torch.distributed as dist
 
         import recbole_pos  # noqa: F401
-        from recbole_pos.trainer import PosTrainer
+        from recbole_pos.experiment.trainer import PosTrainer
 
         train = PosTrainer._train_epoch
 

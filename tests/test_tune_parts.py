@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import shop
 
-from recbole_pos.building import prepare
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment.build import prepare
 from recbole_pos.tune import outcome, search
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import best_of, collect
@@ -54,7 +54,7 @@ def test_the_seed_of_the_command_is_that_of_the_search(seed: list[str], monkeypa
 
 def test_the_seed_of_a_run_is_that_of_training(monkeypatch) -> None:
     called: list[dict[str, Any]] = []
-    monkeypatch.setattr("recbole_pos.quick_start.run", lambda *a, **k: called.append(a[3]))
+    monkeypatch.setattr("recbole_pos.experiment.run.run", lambda *a, **k: called.append(a[3]))
     assert main(["run", "-m", "FPARec", "-d", "tiny", "--seed=5"]) == 0
     assert called == [{"seed": 5}]
 

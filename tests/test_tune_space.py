@@ -13,15 +13,15 @@ import pytest
 import shop
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.model.models import MODELS
 from recbole_pos.position.time_rotary import _share
-from recbole_pos.properties import ROOT, parse_scalar
-from recbole_pos.registry import MODELS
-from recbole_pos.report import RunFolder
 from recbole_pos.tune.driver import _prepare
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.space import Space
+from recbole_pos.yaml_files import ROOT, parse_scalar
 
 OTHERS = {
     "num_samples": None,

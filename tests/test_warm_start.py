@@ -9,12 +9,12 @@ import torch
 from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
-from recbole_pos import checkpoint
-from recbole_pos.building import prepare
-from recbole_pos.cli import main
-from recbole_pos.config import PosConfig
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.quick_start import load
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.run import load
 
 SCHEMES = [["cape"], ["rope"], ["learned", "rope"]]
 

@@ -9,8 +9,8 @@ from data import write_atomic
 from peer_workers.common import Clock, Job, check_targets, report, versions
 
 from recbole_pos import __version__
-from recbole_pos.config import PosConfig
-from recbole_pos.quick_start import prepare
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.run import prepare
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.units import SECONDS
+from recbole_pos.values import SECONDS
 
 _YEAR = 365.25 * 86400
 SCHEMES_WITHOUT = "take a scheme without time such as rope or learned"

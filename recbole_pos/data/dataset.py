@@ -23,7 +23,7 @@ from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import overall_defaults
+from recbole_pos.yaml_files import overall_defaults
 
 
 class _ExactTimeMixin(AtomicTables):

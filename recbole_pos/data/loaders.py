@@ -17,8 +17,8 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
+from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
-from recbole_pos.parallel import Share, this_share
 
 
 class WindowLoader:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention, weighs_pairs
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import AttentionPosition, replaces_attention, weighs_pairs
 from recbole_pos.position.positional_attention import PositionalAttention
 
 

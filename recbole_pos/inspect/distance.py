@@ -21,7 +21,7 @@ from recbole_pos.inspect.attention import (
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.units import SECONDS
+from recbole_pos.values import SECONDS
 
 MEASURES = ("distance", "entropy", "hours")
 QUERIES = ("all", "last")

@@ -14,16 +14,16 @@ from rich.table import Table
 from torch import nn
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import make_folder
 from recbole_pos.inspect.figures import draw_encoding
 from recbole_pos.inspect.periods import spans
 from recbole_pos.inspect.trained import open_run
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
-from recbole_pos.position.base import Dimensions
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import SCHEMES
-from recbole_pos.report import make_folder
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
 SIZE_OF_THE_PAPER = 100

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from recbole_pos.inspect.distance import Measured
+from recbole_pos.inspect.found import RelationUse
 from recbole_pos.inspect.heatmaps import scale
 from recbole_pos.inspect.periods import HOURS, MARKED, Periods, near
-from recbole_pos.pictures import (
+from recbole_pos.inspect.pictures import (
     BLUE,
     GRAY,
     GREEN,
@@ -26,9 +27,6 @@ from recbole_pos.pictures import (
     whole_numbers,
     write,
 )
-
-if TYPE_CHECKING:
-    from recbole_pos.inspect.relations import RelationUse
 
 AXES = ("attention distance (events)", "attention entropy (nats)", "attention distance (hours)")
 COLORS = {"all queries": BLUE, "last query": VERMILION}

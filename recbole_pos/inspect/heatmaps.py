@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.pictures import new_figure, set_title, whole_numbers, write
+from recbole_pos.inspect.pictures import new_figure, set_title, whole_numbers, write
 
 ABREAST = 4  # panels of one kind in a row
 

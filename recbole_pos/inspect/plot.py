@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.metrics import best_epoch, read_metrics
+from recbole_pos.inspect.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
 from recbole_pos.inspect.trained import name_of, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
-from recbole_pos.report import RunFolder
 
 FEW = 30  # epochs, of which each has a mark
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.figures import draw_relations
+from recbole_pos.inspect.found import RelationUse
 from recbole_pos.inspect.trained import open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -35,29 +36,6 @@ MEANING = {
     "gate": "weight of Norm(R^U) H, the states of like users and the own (AttrFormer, section "
     "3.1.3)",
 }
-
-
-@dataclass(frozen=True)
-class RelationUse:
-    """What one attribute does in the batches looked at; see ``MEANING``.
-
-    Attributes:
-        field: of the relation; for users all their fields, which act as one.
-        source: item, behaviour or user.
-        known, read, others: as in ``MEANING``; others is NaN where nothing is read.
-        adds: one number a layer; of users, NaN in layers that do not aggregate.
-        heads: [layers, M'] W^R of equation 8; none for users.
-        gate: one number a layer, of users alone; NaN where there is no gate.
-    """
-
-    field: str
-    source: str
-    known: float
-    read: float
-    others: float
-    adds: list[float]
-    heads: list[list[float]]
-    gate: list[float]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from recbole_pos.inspect.distance import (
 from recbole_pos.inspect.figures import draw_measures, draw_periods
 from recbole_pos.inspect.periods import Periods, learned_periods, near, spans
 from recbole_pos.inspect.trained import full_name, load_trained, require_finite
-from recbole_pos.properties import scheme_names
+from recbole_pos.position.schemes import scheme_names
 
 MEANING = {
     "distance": "sum_j a_ij (i - j), events",

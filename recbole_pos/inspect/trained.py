@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from recbole_pos.building import Experiment
 from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.run import load
+from recbole_pos.experiment.state import load_best
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.properties import scheme_names
-from recbole_pos.quick_start import load
-from recbole_pos.report import RunFolder
-from recbole_pos.training_state import load_best
+from recbole_pos.position.schemes import scheme_names
 
 
 def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:

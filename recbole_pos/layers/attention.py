@@ -1,6 +1,6 @@
 """Self-attention with the places where order may enter, and the blocks around it.
 
-One equation carries all schemes; a scheme fills some of its places (see ``position/base.py``):
+One equation carries all schemes; a scheme fills some of its places (see ``hooks.py``):
 
     x0 = x + P                                       once per model   (InputPosition)
     o  = softmax( M + B( R q . U^T (R k) ) ) . L v   in every layer   (AttentionPosition)
@@ -23,7 +23,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.biased_attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.position.base import AttentionPosition
+from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.values import check_choice
 
 NORMS = ("pre", "post")

@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext, future_mask
-from recbole_pos.position.base import AttentionPosition, Compose, replaces_attention
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 
 
 class PointwiseAttention(MultiHeadAttention):
@@ -41,9 +41,7 @@ class PointwiseAttention(MultiHeadAttention):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        own = {type(position).__name__: position}
-        schemes = position.schemes if isinstance(position, Compose) else own
-        for name, scheme in schemes.items():
+        for name, scheme in position.parts().items():
             if replaces_attention(type(scheme)):
                 raise UsageError(
                     f"block: hstu has an attention of its own, and {name} replaces attention; use "

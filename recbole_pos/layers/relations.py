@@ -28,7 +28,7 @@ from recbole_pos.layers.attention import (
     TransformerLayer,
 )
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition
+from recbole_pos.layers.hooks import AttentionPosition
 
 
 @dataclass(frozen=True)

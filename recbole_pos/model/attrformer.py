@@ -44,10 +44,10 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.position.base import AttentionPosition
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
 from recbole_pos.values import check_choice, is_number

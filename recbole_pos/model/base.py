@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sce import scalable_cross_entropy
-from recbole_pos.units import SECONDS
+from recbole_pos.values import SECONDS
 
 
 def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

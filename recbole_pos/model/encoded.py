@@ -22,7 +22,7 @@ from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
 from recbole_pos.layers.context import trimmed
-from recbole_pos.position.base import Dimensions
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.build import row_encodings
 
 

@@ -36,9 +36,10 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import Compose, Dimensions
 from recbole_pos.position.build import row_encodings
+from recbole_pos.position.compose import Compose
 
 
 class PosRec(PosRecommender):

@@ -21,10 +21,11 @@ from recbole_pos.layers.attention import (
 )
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.position.base import AttentionPosition, Dimensions, shortest_period
 from recbole_pos.position.build import build_schemes
+from recbole_pos.position.compose import shortest_period
 from recbole_pos.values import check_choice
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import Dimensions, InputPosition
+from recbole_pos.layers.hooks import Dimensions, InputPosition
 from recbole_pos.values import check_choice
 
 POSITION_FROM = ("newest", "oldest")

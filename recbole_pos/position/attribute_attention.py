@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.additive import learned_table
-from recbole_pos.position.base import AttentionPosition, Dimensions
 
 
 class TimeIntervalAttention(AttentionPosition):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.values import check_choice
 
 KERPLE_KINDS = ("log", "power")

@@ -9,16 +9,17 @@ from typing import Any
 from torch import nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.position.base import (
+from recbole_pos.layers.hooks import (
     AttentionPosition,
-    Compose,
-    ComposeInput,
     Dimensions,
     InputPosition,
     PositionScheme,
     replaces_attention,
 )
+from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.contextual import NoPosition
+from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,6 @@ def build_schemes(
     Raises:
         UsageError: for an unknown name, a bad option, or schemes that cannot share a layer.
     """
-    from recbole_pos.properties import scheme_names
-    from recbole_pos.registry import SCHEMES
-
     classes = {name: SCHEMES[name] for name in scheme_names(position)}
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
@@ -116,9 +114,6 @@ def describe(name: str, n_layers: int = 2) -> Description:
 
     A scheme that replaces attention also saves projections of the layer, which are not counted.
     """
-    from recbole_pos.properties import ROOT, read_yaml
-    from recbole_pos.registry import SCHEMES
-
     cls = SCHEMES[name]
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers

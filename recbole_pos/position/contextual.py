@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
 
 class NoPosition(AttentionPosition):

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding, learned_table, sinusoids
-from recbole_pos.position.base import Dimensions
 
 
 class CountedEncoding(PositionEncoding):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.units import SECONDS
+from recbole_pos.values import SECONDS
 
 LEARN = ("fixed", "ladder", "free")
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
-from recbole_pos.position.base import AttentionPosition, Dimensions
 from recbole_pos.values import check_choice
 
 FACTORS = ("toeplitz", "full", "identity")

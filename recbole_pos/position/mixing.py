@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
 CHUNK = 64
 

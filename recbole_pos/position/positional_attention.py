@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.values import check_choice
 
 POSITIONAL_MASKS = ("before_softmax", "after_softmax")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import base_form
 
 

@@ -12,8 +12,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.triangular import toeplitz_matrix
-from recbole_pos.position.base import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.values import check_choice
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)

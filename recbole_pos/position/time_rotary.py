@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.position.base import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import order_bank, radians, time_bank
 from recbole_pos.position.rotary import planes_of, rotate_pairs
-from recbole_pos.units import SECONDS
-from recbole_pos.values import check_choice
+from recbole_pos.values import SECONDS, check_choice
 
 FUSIONS = ("early", "split_dim", "split_head", "split_layer", "effective")
 GATES = ("fixed", "sigmoid", "hard")

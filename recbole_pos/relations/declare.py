@@ -8,8 +8,7 @@ from typing import Any
 
 from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
 from recbole_pos.errors import UsageError
-from recbole_pos.units import SECONDS
-from recbole_pos.values import check_choice, is_number, nearest
+from recbole_pos.values import SECONDS, check_choice, is_number, nearest
 
 KINDS = ("categorical", "numerical")
 SOURCES = ("item", "behaviour", "user")

@@ -8,8 +8,8 @@ from typing import Any
 
 from recbole.utils.argument_list import dataset_arguments, evaluation_arguments
 
+from recbole_pos.config.options import DIVIDES
 from recbole_pos.errors import UsageError
-from recbole_pos.options import DIVIDES
 from recbole_pos.tune.space import Space
 
 # Data are prepared once for all trials, and all are judged alike.

@@ -14,15 +14,15 @@ from typing import Any
 import ray
 from ray import tune
 
-from recbole_pos import report
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import folder as folders
+from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.state import load_best
 from recbole_pos.screen import Screen
-from recbole_pos.training_state import load_best
 from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.outcome import (
@@ -317,7 +317,7 @@ def _finish(
                 "options": best.options,
             },
             "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
-            "versions": {**report.versions(), "ray": ray.__version__},
+            "versions": {**folders.versions(), "ray": ray.__version__},
         },
         folder.result,
     )

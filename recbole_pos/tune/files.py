@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import ROOT, YamlLoader, parse_scalar
 from recbole_pos.tune.space import KINDS, Parameter, Space
 from recbole_pos.values import suggest
+from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar
 
 RECBOLE_SUFFIXES = (".hyper", ".test")
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import Normalize
 
-from recbole_pos.pictures import (
+from recbole_pos.inspect.pictures import (
     BLUE,
     GRAY,
     PINK,

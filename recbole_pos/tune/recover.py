@@ -12,9 +12,9 @@ from typing import Any
 from pyarrow import fs
 from ray import tune
 
-from recbole_pos import checkpoint
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.tune.searchers import NumberedSearcher
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 
-from recbole_pos import report
-from recbole_pos.checkpoint import to_plain
-from recbole_pos.config import EXTRA_KEYS, PosConfig
+from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import folder as folders
 from recbole_pos.files import only_writer
+from recbole_pos.plain import to_plain
 from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
@@ -200,7 +200,7 @@ class SearchFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.settings = self.path / report.SEARCH
+        self.settings = self.path / folders.SEARCH
         self.trials = self.path / "trials.csv"
         self.result = self.path / "tune.json"
         self.test = self.path / "test.json"
@@ -216,7 +216,7 @@ class SearchFolder:
             UsageError: if it holds a search already.
         """
         if path is None:
-            path = report.unused_path(settings.dataset, settings.model, "tune-")
+            path = folders.unused_path(settings.dataset, settings.model, "tune-")
         folder = cls(path)
         if folder.begun or (folder.path / _RAY).exists():
             raise UsageError(
@@ -225,7 +225,7 @@ class SearchFolder:
             )
         if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
             raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-        report.make_folder(folder.path)
+        folders.make_folder(folder.path)
         if settings.storage:  # two searches in one storage must not meet
             settings.storage = f"{settings.storage.rstrip('/')}/{folder.path.resolve().name}"
             if "://" not in settings.storage:

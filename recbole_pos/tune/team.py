@@ -20,11 +20,11 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from recbole_pos.building import prepare
-from recbole_pos.config import PosConfig
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.parallel import Plan
-from recbole_pos.report import RunFolder
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.processes import Plan
 
 # Not what a process of the team raised, but that it is gone.
 LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)

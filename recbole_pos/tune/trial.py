@@ -15,12 +15,12 @@ import ray
 import torch
 from ray import tune
 
-from recbole_pos.building import Experiment, prepare
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import PosError
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import parameters
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import parameters
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.team import LOST, gpu_of_ray, team

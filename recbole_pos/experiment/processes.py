@@ -22,89 +22,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from recbole_pos.device import cores
+from recbole_pos.distributed import cores
 from recbole_pos.errors import CheckpointError, PosError, StorageError, TrainingError, UsageError
 
 MOST = 8  # processes of one run that any machine may try
 PORT = 5678  # where several machines meet, as in RecBole
-
-
-@dataclass
-class Share:
-    """The part of every batch that is this process's.
-
-    ``own`` and ``whole`` count the targets of the current batch, here and in all processes. A batch
-    with fewer rows than processes lends its first row to those left without, as ``own = 0``.
-    """
-
-    rank: int = 0
-    size: int = 1
-    own: int = 1
-    whole: int = 1
-
-    @property
-    def alone(self) -> bool:
-        return self.size == 1
-
-    def of(self, rows: Any, counts: Any = None) -> Any:
-        """This process's rows of a batch, ``counts`` being their numbers of targets (1 if None)."""
-        if self.alone:
-            return rows
-        mine = rows[self.rank :: self.size]
-        self.whole = len(rows) if counts is None else int(counts.sum())
-        self.own = len(mine) if counts is None else int(counts[self.rank :: self.size].sum())
-        return mine if len(mine) else rows[:1]
-
-    @property
-    def weight(self) -> float:
-        """Of this process's mean loss in the mean of the whole batch."""
-        return self.own / self.whole
-
-
-def this_share() -> Share:
-    """What is this process's part; everything unless a group was joined."""
-    joined = dist.is_available() and dist.is_initialized()
-    return Share(dist.get_rank(), dist.get_world_size()) if joined else Share()
-
-
-def divide(loader: Any, share: Share) -> None:
-    """Make one of RecBole's loaders collate this process's part of its batches."""
-    if share.alone or getattr(loader, "divided", False):
-        return
-    if loader.num_workers:
-        raise UsageError("worker: with nproc batches are made in each process; expected 0")
-    collate = loader.collate_fn
-    loader.collate_fn = lambda index: collate(share.of(index))
-    loader.divided = True
-
-
-def sum_gradients(model: nn.Module) -> None:
-    """Replace every gradient by the sum over all processes, in one message."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:  # not used in this process's part of the batch
-            parameter.grad = torch.zeros_like(parameter)
-    flat = torch.cat([p.grad.reshape(-1) for p in trained])
-    dist.all_reduce(flat)
-    for parameter, total in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        parameter.grad.copy_(total.view_as(parameter))
-
-
-def total(value: float, device: torch.device) -> float:
-    """Sum of a number over all processes."""
-    found = torch.tensor([value], dtype=torch.float64).to(device)
-    dist.all_reduce(found)
-    return float(found)
-
-
-def gather_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of all processes, one after another; a process without rows has none of them."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found)
-    names = dict.fromkeys(name for part in everyone for name in part)
-    return {name: torch.cat([part[name] for part in everyone if name in part]) for name in names}
 
 
 @dataclass(frozen=True)

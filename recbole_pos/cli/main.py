@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from recbole_pos import __version__
+from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.errors import Interrupted, PosError, UsageError
-from recbole_pos.inspect.commands import add_inspect
-from recbole_pos.version import __version__
 
 # Options of `tune` alone; no option of any model has one of these names.
 TUNE_OPTIONS = (
@@ -250,7 +250,7 @@ def _add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.quick_start import run
+    from recbole_pos.experiment.run import run
 
     run(
         args.model,
@@ -288,7 +288,7 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: for anything of another form, or a key given twice with different values.
     """
-    from recbole_pos.properties import parse_scalar
+    from recbole_pos.yaml_files import parse_scalar
 
     found: dict[str, Any] = {}
     for argument in arguments:
@@ -303,28 +303,28 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.listing import list_models
+    from recbole_pos.cli.listing import list_models
 
     list_models()
     return 0
 
 
 def _attach(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.warm_start import attach
+    from recbole_pos.experiment.attach import attach
 
     attach(args.trained, args.schemes, parse_overrides(rest), run_dir=args.run_dir, **_told(args))
     return 0
 
 
 def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.recommendation import write_recommendations
+    from recbole_pos.serve.recommend import write_recommendations
 
     write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out)
     return 0
 
 
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.listing import list_schemes
+    from recbole_pos.cli.listing import list_schemes
 
     list_schemes()
     return 0

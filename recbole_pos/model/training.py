@@ -11,7 +11,7 @@ from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.errors import UsageError
 from recbole_pos.model.every_position import every_position_loss
 from recbole_pos.model.masked_events import masked_event_loss
-from recbole_pos.registry import CAUSAL_BUILTINS, trains_all_positions
+from recbole_pos.model.models import CAUSAL_BUILTINS, trains_all_positions
 
 
 def training_loader(config: Any, model: Any, rows: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 
@@ -83,6 +82,10 @@ class AttentionPosition(PositionScheme):
     projections: tuple[str, ...] = PROJECTIONS
     fresh_periods: Tensor | None = None
 
+    def parts(self) -> Mapping[str, Any]:
+        """The schemes that this one stands for, by name: itself, unless it is made of several."""
+        return {type(self).__name__: self}
+
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         """Query and key turned alike; packed [m, h, e] both, to the same shapes."""
         return q, k
@@ -131,81 +134,6 @@ class AttentionPosition(PositionScheme):
         return None
 
 
-def shortest_period(model: nn.Module) -> float | None:
-    """Seconds in which the fastest plane of a model turns by time; None if none does."""
-    schemes = (m for m in model.modules() if isinstance(m, AttentionPosition))
-    periods = [p.min().item() for p in (s.time_periods() for s in schemes) if p is not None]
-    return min(periods, default=None)
-
-
-class Compose(AttentionPosition):
-    """Several attention schemes as one: hooks run in the order given, biases add up.
-
-    Args:
-        schemes: by their registered names.
-
-    Raises:
-        UsageError: if more than one of the schemes replaces attention, or one that does is combined
-            with a scheme whose places (rotate, mix, bias) it would silently ignore.
-    """
-
-    def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        super().__init__()
-        self.schemes = nn.ModuleDict(schemes)
-        replacing = [n for n, s in schemes.items() if replaces_attention(type(s))]
-        if replacing and len(schemes) > 1:
-            raise UsageError(
-                f"position: {replacing[0]} replaces attention and cannot share a layer with other "
-                f"attention schemes (found {', '.join(schemes)})"
-            )
-        self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
-
-    def share_with(self, first: Compose) -> None:
-        for name, scheme in self.schemes.items():
-            scheme.share_with(first.schemes[name])
-
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        for scheme in self.schemes.values():
-            q, k = scheme.rotate(q, k, ctx)
-        return q, k
-
-    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes.values():
-            k = scheme.mix_keys(k, ctx)
-        return k
-
-    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes.values():
-            v = scheme.mix_values(v, ctx)
-        return v
-
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes.values()]
-        biases = [bias for bias in biases if bias is not None]
-        return sum(biases[1:], biases[0]) if biases else None
-
-    def attend(
-        self,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor | None,
-        ctx: SequenceContext,
-        dropout: Dropout,
-    ) -> Tensor | None:
-        for scheme in self.schemes.values():
-            out = scheme.attend(query, key, value, ctx, dropout)
-            if out is not None:
-                return out
-        return None
-
-    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor | None:
-        for scheme in self.schemes.values():
-            weights = scheme.pair_weights(query, key, ctx)
-            if weights is not None:
-                return weights
-        return None
-
-
 def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
     """Whether a scheme that replaces attention has weights to look at, see ``pair_weights``."""
     return scheme.pair_weights is not AttentionPosition.pair_weights
@@ -214,16 +142,3 @@ def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
     """Whether a scheme stands in for dot-product attention as a whole."""
     return scheme.attend is not AttentionPosition.attend
-
-
-class ComposeInput(InputPosition):
-    """Several input encodings, applied in the order given."""
-
-    def __init__(self, schemes: Mapping[str, InputPosition]) -> None:
-        super().__init__()
-        self.schemes = nn.ModuleDict(schemes)
-
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes.values():
-            x = scheme(x, ctx)
-        return x

@@ -8,17 +8,17 @@ from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
-from recbole_pos import parallel
-from recbole_pos.allocation import Allocations, check_scores
-from recbole_pos.config import PosConfig
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import build_loaders
+from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
-from recbole_pos.parallel_trainer import ParallelTrainer
-from recbole_pos.report import RunFolder
-from recbole_pos.trainer import PosTrainer
-from recbole_pos.warm_start import start_from
+from recbole_pos.experiment.allocation import Allocations, check_scores
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.parallel_trainer import ParallelTrainer
+from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.experiment.warm_start import start_from
 
 
 @dataclass
@@ -62,7 +62,7 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, loaders["train"]._dataset)
     start_from(model, config, dataset.identity, weights=fresh)
-    kind = PosTrainer if parallel.this_share().alone else ParallelTrainer
+    kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)

@@ -18,9 +18,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from recbole_pos.plain import SPARSE
 from recbole_pos.values import is_number, is_whole, shown
-
-SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.properties import ROOT, read_yaml
-from recbole_pos.registry import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS, SCHEMES
+from recbole_pos.model.models import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 FOR = "for"
 # What decides which parts a run takes stands outside of them.

@@ -10,20 +10,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recbole_pos import parallel, report
-from recbole_pos.building import Experiment, prepare, read_dataset
-from recbole_pos.config import PosConfig
+from recbole_pos.config.options import RANGES
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe
-from recbole_pos.device import describe_device, device_line, require_device
+from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError, UsageError
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.options import RANGES
-from recbole_pos.properties import read_yaml
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import processes
+from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.device import describe_device, device_line, require_device
+from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.state import load_best
 from recbole_pos.screen import Screen
-from recbole_pos.training_state import load_best
 from recbole_pos.values import is_whole
+from recbole_pos.yaml_files import read_yaml
 
 
 @dataclass
@@ -114,25 +115,25 @@ def run(
         require_device(config)
         folder = None
     told = {"enabled": verbose, "as_json": as_json, "log": log}
-    plan = parallel.Plan.of(nproc, world_size, ip, port, group_offset)
+    plan = processes.Plan.of(nproc, world_size, ip, port, group_offset)
     if plan.world_size > 1:
         return _run_in_parallel(plan, config, run_dir, resume, told)
     return _train(config, folder, run_dir, Screen(**told))
 
 
 def _run_in_parallel(
-    plan: parallel.Plan,
+    plan: processes.Plan,
     config: PosConfig,
     run_dir: str | Path | None,
     resume: str | Path | None,
     told: dict[str, Any],
 ) -> Result | None:
-    gpus = parallel.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
+    gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
     path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
     try:
-        parallel.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
+        processes.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
@@ -152,7 +153,7 @@ def _member(
     """What each process of a group runs; the first one writes and prints."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
-    first = parallel.this_share().rank == 0
+    first = this_share().rank == 0
     folder = RunFolder(path) if resumed and path else None
     _train(config, folder, path, Screen(**told) if first else Screen(False))
 
@@ -161,7 +162,7 @@ def _train(
     config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, screen: Screen
 ) -> Result | None:
     """One experiment in this process, from a folder on if it is given."""
-    first = parallel.this_share().rank == 0
+    first = this_share().rank == 0
     keep_freed_memory()
     with ExitStack() as held:
         if folder is not None and first:  # before the checkpoint is read
@@ -326,8 +327,8 @@ def _result(
         valid_targets=_targets(experiment.loaders["valid"]),
         test_targets=_targets(experiment.loaders["test"]),
         split=experiment.dataset.split.summary,
-        peak_rss_mb=report.peak_rss_mb(),
+        peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
-        versions=report.versions(),
+        versions=versions(),
         device=describe_device(config),
     )

@@ -8,10 +8,10 @@ import torch
 from recbole.utils import ModelType, init_seed
 from torch import Tensor
 
-from recbole_pos import parallel
+from recbole_pos import distributed
 from recbole_pos.errors import UsageError
-from recbole_pos.report import RunFolder
-from recbole_pos.trainer import PosTrainer
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.trainer import PosTrainer
 
 
 class ParallelTrainer(PosTrainer):
@@ -30,14 +30,14 @@ class ParallelTrainer(PosTrainer):
                 "process would have a part of them; use one process, with threads or a GPU"
             )
         super().__init__(config, model, run)
-        self.share = parallel.this_share()
+        self.share = distributed.this_share()
         self.evaluator = _Gathered(self.evaluator)
 
     def training_loader(self, train_data: Any) -> Any:
         """As in one process, but its batches are this process's part."""
         loader = super().training_loader(train_data)
         if loader is train_data:
-            parallel.divide(loader, self.share)
+            distributed.divide(loader, self.share)
         else:
             loader.share = self.share
         return loader
@@ -57,10 +57,10 @@ class ParallelTrainer(PosTrainer):
 
     def _value(self, loss: Tensor) -> float:
         """Mean over the whole batch: where one process has no number, none has."""
-        return parallel.total(loss.item(), self.device)
+        return distributed.total(loss.item(), self.device)
 
     def _after_backward(self) -> None:
-        parallel.sum_gradients(self.model)
+        distributed.sum_gradients(self.model)
 
     def _targets(self, batch: Any) -> int:
         return self.share.whole
@@ -84,6 +84,6 @@ class _Gathered:
     def evaluate(self, struct: Any) -> Any:
         found = struct._data_dict
         rows = {name: value for name, value in found.items() if name.startswith("rec.")}
-        for name, value in parallel.gather_rows(rows).items():
+        for name, value in distributed.gather_rows(rows).items():
             struct.set(name, value)
         return self.evaluator.evaluate(struct)

@@ -11,10 +11,11 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from recbole_pos import checkpoint
-from recbole_pos.checkpoint import Progress
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.expected import Anything, AtLeast, Including, Maybe, Sparse, difference
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.checkpoint import Progress
+from recbole_pos.experiment.expected import Anything, AtLeast, Including, Maybe, Sparse, difference
+from recbole_pos.plain import from_plain, to_plain
 
 # What a checkpoint must hold to be resumed.
 RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
@@ -91,7 +92,7 @@ def weights_of(model: Any) -> dict[str, Any]:
     """Everything a model predicts with."""
     return {
         "state_dict": dict(model.state_dict()),
-        "other": checkpoint.to_plain(_other(model)),
+        "other": to_plain(_other(model)),
     }
 
 
@@ -131,7 +132,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
 def put_weights(model: Any, weights: dict[str, Any]) -> None:
     """As :func:`load_weights`, for weights that were checked."""
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(checkpoint.from_plain(weights["other"]))
+    model.load_other_parameter(from_plain(weights["other"]))
 
 
 def expected_weights(model: Any) -> dict[str, Any]:
@@ -150,8 +151,8 @@ def _like(value: Any) -> Any:
     if value is None:  # it comes with training
         return Anything()
     if scipy.sparse.issparse(value):
-        return Sparse(value.shape, checkpoint.to_plain(value)["data"].dtype)
-    return checkpoint.to_plain(value)
+        return Sparse(value.shape, to_plain(value)["data"].dtype)
+    return to_plain(value)
 
 
 def _expected_optimizer(optimizer: torch.optim.Optimizer, found: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recbole_pos import parallel
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.distributed import this_share
 
 
 def tell_notices(model: nn.Module) -> None:
     """Log what a model has found in its data and options (``notices``), once for a group."""
-    if parallel.this_share().rank == 0:
+    if this_share().rank == 0:
         for notice in getattr(model, "notices", ()):
             logging.getLogger(__name__).warning(notice)
 

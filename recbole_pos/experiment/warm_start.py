@@ -6,19 +6,21 @@ but the kernel's factors (Nabiev and Frolov, section 6.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from recbole_pos import checkpoint
+from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.expected import difference
-from recbole_pos.position.base import ComposeInput, InputPosition
-from recbole_pos.properties import ROOT, plugin_defaults, read_yaml, scheme_names
-from recbole_pos.registry import MODELS, SCHEMES
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.expected import difference
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.layers.hooks import InputPosition
+from recbole_pos.model.models import MODELS
+from recbole_pos.position.compose import ComposeInput
+from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 # Keys of a model's yaml that say how it is trained or asked, not what it has learned to compute.
 TRAINING_KEYS = {
@@ -28,7 +30,6 @@ TRAINING_KEYS = {
     *("train_neg_sample_args", "prior_weight", "future_weights"),
     *("inference_relations", "bank_size"),
 }
-OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
 
 def start_from(model: nn.Module, config: Any, data: dict[str, Any], weights: bool = True) -> None:
@@ -122,51 +123,3 @@ def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict
         return weights
     inner = f"{place}schemes.{inputs[0]}."
     return {key.replace(place, inner, 1): value for key, value in weights.items()}
-
-
-def attach(
-    trained: str | Path,
-    schemes: str | Iterable[str],
-    config_dict: dict[str, Any] | None = None,
-    run_dir: str | Path | None = None,
-    verbose: bool = True,
-    as_json: bool = False,
-    log: str | Path | None = None,
-) -> Any:
-    """Add position schemes to a trained model and fine-tune their parameters alone.
-
-    A kernel starts as the identity and a bias at zero, so training starts from the trained model
-    itself; schemes that have no such start (``learned``, ``rope``) change it at once.
-
-    Args:
-        trained: run folder of a plugin model.
-        schemes: names to add, such as ``kernel``.
-        config_dict: options that differ from the trained run's (``learning_rate``, ...).
-        run_dir: where to write.
-        verbose, as_json, log: what is told, as of :func:`recbole_pos.run`.
-
-    Returns:
-        The :class:`~recbole_pos.quick_start.Result` of the new run.
-
-    Raises:
-        UsageError: if the folder holds no run, or the schemes cannot be added to its model.
-    """
-    from recbole_pos.quick_start import run
-
-    source = RunFolder(trained).require()
-    config = read_yaml(source.config)
-    for key in OWN_KEYS:
-        if key in (config_dict or {}):
-            raise UsageError(f"{key}: attach decides it; use run with init_from instead")
-    if "position" not in config:
-        raise UsageError(f"{source.path}: {config.get('model')} takes no position schemes")
-    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
-    kept = [name for name in scheme_names(config["position"]) if name != "nope"]
-    options = {
-        **(config_dict or {}),
-        "position": [*kept, *added],
-        "init_from": str(source.path.resolve()),
-        "train_only": added,
-    }
-    told = {"verbose": verbose, "as_json": as_json, "log": log}
-    return run(None, None, [str(source.config)], options, run_dir, **told)

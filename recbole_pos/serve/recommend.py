@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recbole_pos.building import Experiment
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.run import load
 from recbole_pos.files import whole
-from recbole_pos.memory import keep_freed_memory
-from recbole_pos.quick_start import load
-from recbole_pos.report import RunFolder
 from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
 

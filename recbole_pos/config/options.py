@@ -11,7 +11,7 @@ from typing import Any
 
 from recbole_pos.data.targets import COLD_ITEMS, TARGETS
 from recbole_pos.data.windows import TRAIN_WINDOWS
-from recbole_pos.device import cores
+from recbole_pos.distributed import cores
 from recbole_pos.layers.attention import ACTIVATIONS, NORMS
 from recbole_pos.layers.graph import MESSAGES, OVERLAPS
 from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
@@ -24,7 +24,7 @@ from recbole_pos.position.positional_attention import POSITIONAL_MASKS
 from recbole_pos.position.time_buckets import TIME_FROM
 from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
 from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE
-from recbole_pos.units import SECONDS
+from recbole_pos.values import SECONDS
 
 _ABOVE_0 = math.nextafter(0, 1)
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory

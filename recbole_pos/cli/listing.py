@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recbole_pos import recbole_models
+from recbole_pos.model import recbole_models
+from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.build import describe
-from recbole_pos.registry import BASELINES, MODELS, SCHEMES
+from recbole_pos.position.schemes import SCHEMES
 
 NARROWEST, WIDEST = 40, 200  # columns of a page
 ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must have

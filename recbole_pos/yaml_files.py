@@ -1,17 +1,15 @@
-"""Finds and reads the yaml files under ``properties/``: the only place where defaults stand."""
+"""Finds and reads yaml files; those under ``properties/`` are the only place of defaults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import on_our_base
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import shown
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
@@ -98,58 +96,3 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def overall_defaults() -> dict[str, Any]:
     """Defaults of the plugin for every model, its own and RecBole's."""
     return read_yaml(ROOT / "overall.yaml")
-
-
-def plugin_defaults(
-    model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
-) -> dict[str, Any]:
-    """Defaults of one plugin model: overall, its position schemes and loss, then its own yaml.
-
-    A model whose yaml has no ``position`` takes no schemes.
-
-    Args:
-        model: name in the registry.
-        position: scheme names that replace the model's own, or None.
-        loss_type: replaces the model's own, or None.
-    """
-    own = read_yaml(ROOT / "model" / f"{model}.yaml")
-    schemes: dict[str, Any] = {}
-    if "position" in own:
-        for name in scheme_names(own["position"] if position is None else position):
-            schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    sampled = on_our_base(model) and (loss_type or own["loss_type"]) == "SCE"
-    loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
-    return {**overall_defaults(), **schemes, **loss, **own}
-
-
-def with_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """``load_col``, or where it is RecBole's default (user and item), also with the time field."""
-    load_col = config.get("load_col")
-    if load_col != {"inter": ["user_id", "item_id"]}:
-        return load_col
-    fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
-    return {"inter": [config[field] for field in fields]}
-
-
-def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """The value of the option ``key`` as a list of registered scheme names.
-
-    Raises:
-        UsageError: for an unknown name, or anything but names.
-    """
-    from recbole_pos.registry import SCHEMES
-
-    names = [position] if isinstance(position, str) else position
-    if not isinstance(names, (list, tuple)):
-        raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
-    for name in names:
-        if not isinstance(name, str) or name not in SCHEMES:
-            bracket = isinstance(name, str) and any(mark in name for mark in "[],")
-            hint = "; a list is written [rope, kernel], with both brackets" if bracket else ""
-            raise UsageError(
-                f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
-                f"schemes are {', '.join(SCHEMES)}"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"{key}: {name!r} is given twice")
-    return list(names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -29,13 +28,6 @@ def require_device(config: Any) -> None:
             f"gpu_id: {wanted} is not there: torch {torch.__version__} sees no GPU of that number. "
             "--use_gpu=False trains on the CPU"
         )
-
-
-def cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def describe_device(config: Any) -> dict[str, Any]:

@@ -9,12 +9,11 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
-from recbole_pos.checkpoint import to_plain
-from recbole_pos.checks import check_negatives, check_together, check_value
+from recbole_pos.config.checks import check_negatives, check_together, check_value
+from recbole_pos.config.defaults import with_time_field
+from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.errors import UsageError
-from recbole_pos.presets import parts_for, positions, preset_or_file
-from recbole_pos.properties import YamlLoader, overall_defaults, read_yaml, with_time_field
-from recbole_pos.registry import (
+from recbole_pos.model.models import (
     BASELINES,
     BUILTIN_GENERAL,
     BUILTIN_SEQUENTIAL,
@@ -22,7 +21,9 @@ from recbole_pos.registry import (
     MODELS,
     on_our_base,
 )
+from recbole_pos.plain import to_plain
 from recbole_pos.values import nearest, shown, suggest
+from recbole_pos.yaml_files import YamlLoader, overall_defaults, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.

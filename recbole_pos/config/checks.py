@@ -10,10 +10,7 @@ from typing import Any
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
-from recbole_pos.data.sessions import read_fraction, read_session_filter
-from recbole_pos.device import cores
-from recbole_pos.errors import UsageError
-from recbole_pos.options import (
+from recbole_pos.config.options import (
     ALONE,
     AT_MOST,
     CHOICES,
@@ -27,6 +24,9 @@ from recbole_pos.options import (
     PAIRS,
     RANGES,
 )
+from recbole_pos.data.sessions import read_fraction, read_session_filter
+from recbole_pos.distributed import cores
+from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
 _DEEPEST = 8  # mappings and lists within each other

@@ -22,19 +22,19 @@ from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from recbole_pos import checkpoint
-from recbole_pos.augmentation import loss_function, training_loader
-from recbole_pos.checkpoint import Progress
-from recbole_pos.collector import TargetCollector
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.diagnosis import explain_loss, tell_notices
 from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.memory import give_back
-from recbole_pos.report import RunFolder
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.checkpoint import Progress
+from recbole_pos.experiment.collector import TargetCollector
+from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
+from recbole_pos.model.training import loss_function, training_loader
 from recbole_pos.screen import Screen, Task
-from recbole_pos.training_state import capture, load_best, load_weights, restore, weights_of
 
 
 class PosTrainer(Trainer):

@@ -1,0 +1,61 @@
+"""Schemes added to a trained model, which are then trained alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.run import run
+from recbole_pos.position.schemes import scheme_names
+from recbole_pos.yaml_files import read_yaml
+
+OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
+
+
+def attach(
+    trained: str | Path,
+    schemes: str | Iterable[str],
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    verbose: bool = True,
+    as_json: bool = False,
+    log: str | Path | None = None,
+) -> Any:
+    """Add position schemes to a trained model and fine-tune their parameters alone.
+
+    A kernel starts as the identity and a bias at zero, so training starts from the trained model
+    itself; schemes that have no such start (``learned``, ``rope``) change it at once.
+
+    Args:
+        trained: run folder of a plugin model.
+        schemes: names to add, such as ``kernel``.
+        config_dict: options that differ from the trained run's (``learning_rate``, ...).
+        run_dir: where to write.
+        verbose, as_json, log: what is told, as of :func:`recbole_pos.run`.
+
+    Returns:
+        The :class:`~recbole_pos.experiment.run.Result` of the new run.
+
+    Raises:
+        UsageError: if the folder holds no run, or the schemes cannot be added to its model.
+    """
+    source = RunFolder(trained).require()
+    config = read_yaml(source.config)
+    for key in OWN_KEYS:
+        if key in (config_dict or {}):
+            raise UsageError(f"{key}: attach decides it; use run with init_from instead")
+    if "position" not in config:
+        raise UsageError(f"{source.path}: {config.get('model')} takes no position schemes")
+    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
+    kept = [name for name in scheme_names(config["position"]) if name != "nope"]
+    options = {
+        **(config_dict or {}),
+        "position": [*kept, *added],
+        "init_from": str(source.path.resolve()),
+        "train_only": added,
+    }
+    told = {"verbose": verbose, "as_json": as_json, "log": log}
+    return run(None, None, [str(source.config)], options, run_dir, **told)

@@ -1,0 +1,108 @@
+"""Several position schemes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import (
+    PROJECTIONS,
+    AttentionPosition,
+    InputPosition,
+    replaces_attention,
+)
+
+
+class Compose(AttentionPosition):
+    """Several attention schemes as one: hooks run in the order given, biases add up.
+
+    Args:
+        schemes: by their registered names.
+
+    Raises:
+        UsageError: if more than one of the schemes replaces attention, or one that does is combined
+            with a scheme whose places (rotate, mix, bias) it would silently ignore.
+    """
+
+    def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
+        super().__init__()
+        self.schemes = nn.ModuleDict(schemes)
+        replacing = [n for n, s in schemes.items() if replaces_attention(type(s))]
+        if replacing and len(schemes) > 1:
+            raise UsageError(
+                f"position: {replacing[0]} replaces attention and cannot share a layer with other "
+                f"attention schemes (found {', '.join(schemes)})"
+            )
+        self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
+
+    def parts(self) -> Mapping[str, AttentionPosition]:
+        return dict(self.schemes.items())
+
+    def share_with(self, first: Compose) -> None:
+        for name, scheme in self.schemes.items():
+            scheme.share_with(first.schemes[name])
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        for scheme in self.schemes.values():
+            q, k = scheme.rotate(q, k, ctx)
+        return q, k
+
+    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes.values():
+            k = scheme.mix_keys(k, ctx)
+        return k
+
+    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes.values():
+            v = scheme.mix_values(v, ctx)
+        return v
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
+        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes.values()]
+        biases = [bias for bias in biases if bias is not None]
+        return sum(biases[1:], biases[0]) if biases else None
+
+    def attend(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        ctx: SequenceContext,
+        dropout: Dropout,
+    ) -> Tensor | None:
+        for scheme in self.schemes.values():
+            out = scheme.attend(query, key, value, ctx, dropout)
+            if out is not None:
+                return out
+        return None
+
+    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor | None:
+        for scheme in self.schemes.values():
+            weights = scheme.pair_weights(query, key, ctx)
+            if weights is not None:
+                return weights
+        return None
+
+
+class ComposeInput(InputPosition):
+    """Several input encodings, applied in the order given."""
+
+    def __init__(self, schemes: Mapping[str, InputPosition]) -> None:
+        super().__init__()
+        self.schemes = nn.ModuleDict(schemes)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        for scheme in self.schemes.values():
+            x = scheme(x, ctx)
+        return x
+
+
+def shortest_period(model: nn.Module) -> float | None:
+    """Seconds in which the fastest plane of a model turns by time; None if none does."""
+    schemes = (m for m in model.modules() if isinstance(m, AttentionPosition))
+    periods = [p.min().item() for p in (s.time_periods() for s in schemes) if p is not None]
+    return min(periods, default=None)
