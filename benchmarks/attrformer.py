@@ -102,10 +102,10 @@ def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dic
     made.model.train()
     batches = [loader.gather(b) for b in loader._batches()[: given.batches or None]]
     for number, batch in enumerate(batches[:5]):
-        made.trainer._step(made.model.calculate_loss, batch, 0, number)
+        made.trainer._step(made.model.window_loss, batch, 0, number)
     started = time.perf_counter()
     for number, batch in enumerate(batches):
-        made.trainer._step(made.model.calculate_loss, batch, 0, number)
+        made.trainer._step(made.model.window_loss, batch, 0, number)
     seconds = (time.perf_counter() - started) / len(batches) * len(loader)
     found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     if side == "AttrFormer":

@@ -77,7 +77,7 @@ def ours(made: Experiment, batches: int) -> Callable[[], tuple[int, float]]:
     def turn() -> tuple[int, float]:
         prefixes, started = 0, time.perf_counter()
         for batch in islice(stream, batches):
-            made.trainer._step(made.model.calculate_loss, batch, 0, 0)
+            made.trainer._step(made.model.window_loss, batch, 0, 0)
             prefixes += len(batch)
         return prefixes, time.perf_counter() - started
 
@@ -95,7 +95,7 @@ def theirs(made: Experiment, batches: int, anomaly: bool) -> Callable[[], tuple[
         with torch.autograd.set_detect_anomaly(anomaly, check_nan=True):
             for batch in islice(stream, batches):
                 optimizer.zero_grad()
-                loss = model.calculate_loss(batch)
+                loss = model.window_loss(batch)
                 loss.item()
                 loss.backward()
                 optimizer.step()

@@ -21,7 +21,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import prepare
-from recbole_pos.model.training import loss_function
+from recbole_pos.model.training import adapter
 
 D, INNER, LAYERS = 64, 256, 2
 SAME = {
@@ -175,7 +175,7 @@ def bert4rec(data: str, length: int, batches: int, recboles: bool) -> dict[str, 
         name, options = options_for(data, length, folder)
         made = prepare(PosConfig("BERT4Rec", name, None, {**options, **SAME}))
     trainer, model, train = made.trainer, made.model.train(), made.loaders["train"]
-    loss = model.calculate_loss if recboles else loss_function(made.config, model, train)
+    loss = model.calculate_loss if recboles else adapter(made.config, model).loss(packed=False)
     rows, started = 0, time.perf_counter()
     for number, batch in zip(range(batches + 1), train):  # noqa: B905
         trainer._step(loss, batch, 0, number)

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
-
 
 @dataclass
 class Share:
@@ -49,17 +47,6 @@ def this_share() -> Share:
     """What is this process's part; everything unless a group was joined."""
     joined = dist.is_available() and dist.is_initialized()
     return Share(dist.get_rank(), dist.get_world_size()) if joined else Share()
-
-
-def divide(loader: Any, share: Share) -> None:
-    """Make one of RecBole's loaders collate this process's part of its batches."""
-    if share.alone or getattr(loader, "divided", False):
-        return
-    if loader.num_workers:
-        raise UsageError("worker: with nproc batches are made in each process; expected 0")
-    collate = loader.collate_fn
-    loader.collate_fn = lambda index: collate(share.of(index))
-    loader.divided = True
 
 
 def sum_gradients(model: nn.Module) -> None:

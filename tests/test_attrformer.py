@@ -143,7 +143,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     want = reference_relations.posterior(
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
-    torch.testing.assert_close(model.calculate_loss(batch), want)
+    torch.testing.assert_close(model.window_loss(batch), want)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -166,7 +166,7 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     loaders = [m.trainer.training_loader(m.loaders["train"]) for m in (made, base)]
     for mine, theirs in zip(*loaders, strict=True):
         assert torch.equal(mine.items, theirs.items)
-        assert model.calculate_loss(mine) == base.model.calculate_loss(theirs)
+        assert model.window_loss(mine) == base.model.window_loss(theirs)
 
 
 @torch.no_grad()
@@ -261,7 +261,7 @@ def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
     loader = made.trainer.training_loader(made.loaders["train"])
     for window in range(len(loader.windows.start)):
         model.zero_grad()
-        loss = model.calculate_loss(loader.gather(np.array([window])))
+        loss = model.window_loss(loader.gather(np.array([window])))
         loss.backward()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
@@ -312,10 +312,10 @@ def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
 def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) -> None:
     made = open_shop(folder, learning_rate=0.01, inner_size=32, hidden_size=32, **PLAIN)
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    made.model.calculate_loss(batch).backward()
+    made.model.window_loss(batch).backward()
     for name, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(200)]
+    losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(200)]
     assert losses[-1] < 0.2 < 2 < losses[0]
 
 

@@ -92,7 +92,7 @@ def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) ->
 
 def test_training_reads_relations_whatever_prediction_reads(folder: Path) -> None:
     made = open_shop(folder, inference_relations="none")
-    made.model.train().calculate_loss(first_batch(made)).backward()
+    made.model.train().window_loss(first_batch(made)).backward()
     for layer in made.model.trm_encoder.layer:
         assert layer.multi_head_attention.relation_mix.grad.abs().sum() > 0
 
@@ -102,9 +102,9 @@ def test_every_training_batch_has_a_clock_of_its_own(folder: Path) -> None:
     made = open_shop(folder, train_batch_size=100)
     model, batch = shaken(made), first_batch(made)
     with torch.no_grad():
-        assert model.calculate_loss(batch) == model.calculate_loss(batch)
+        assert model.window_loss(batch) == model.window_loss(batch)
         model.train()
-        assert len({float(model.calculate_loss(batch)) for _ in range(4)}) > 1
+        assert len({float(model.window_loss(batch)) for _ in range(4)}) > 1
 
 
 def test_predictions_stand_at_the_mean_of_the_training_clock(folder: Path) -> None:
@@ -159,8 +159,9 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     relations = lookup.relations
     monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
     model.train()
-    for batch in made.trainer.training_loader(made.loaders["train"]):
-        model.calculate_loss(batch)
+    loss = made.trainer.adapter.loss(made.loaders["train"].packed)
+    for batch in made.loaders["train"]:
+        loss(batch)
     read = np.concatenate([rows.events[rows.source] for rows in seen])
     every = np.concatenate([rows.events for rows in seen])
     assert len(every) > len(np.unique(every))
@@ -218,7 +219,7 @@ def test_targets_of_windows_with_context(folder: Path) -> None:
     batches = list(made.trainer.training_loader(made.loaders["train"]))
     assert any(batch.positions is not None for batch in batches)
     for batch in batches:
-        _, _, target, want = made.model.training_rows(batch)
+        _, _, target, want = made.model.window_rows(batch)
         assert torch.equal(items[torch.from_numpy(target)], want)
 
 
@@ -273,7 +274,7 @@ def test_rows_that_follow_each_other_are_not_linked(folder: Path) -> None:
     lookup, longest = made.model.lookup, made.model.max_seq_length
     user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > 2 * longest)[0]
     start = lookup.offsets[user]
-    rows, _ = made.model._prefixes(rows_of_targets(made, [start + longest, start + 2 * longest]))
+    rows, _ = made.model.prefix_rows(rows_of_targets(made, [start + longest, start + 2 * longest]))
     assert rows.chain.tolist() == [0, 1]
 
 
@@ -314,7 +315,7 @@ def test_training_under_autocast(folder: Path) -> None:
         torch.manual_seed(0)
         made.model.zero_grad()
         with torch.autocast("cpu", enabled=enabled):
-            losses.append(made.model.calculate_loss(batch))
+            losses.append(made.model.window_loss(batch))
         losses[-1].backward()
         for layer in made.model.trm_encoder.layer:
             grad = layer.multi_head_attention.relation_mix.grad

@@ -138,7 +138,7 @@ def test_layers_share_tables_and_all_of_it_is_trained(folder: Path, options: dic
     shared = ["time_key", "position_value"] if name == "tisas" else ["position", "tables"]
     assert all(getattr(one, key) is getattr(two, key) for key in shared)
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    made.model.calculate_loss(batch).backward()
+    made.model.window_loss(batch).backward()
     for key, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all(), key
     rows = made.loaders["test"]._dataset[np.arange(6)]

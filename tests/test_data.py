@@ -17,7 +17,7 @@ from recbole.data.dataset import SequentialDataset
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.loaders import build_loaders
+from recbole_pos.data.loaders import Needs, training_loader
 from recbole_pos.data.splits import TEST, TRAIN, VALID, leave_one_out, ratio
 from recbole_pos.errors import UsageError
 
@@ -205,7 +205,7 @@ def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) 
     options = {"data_path": str(write_atomic(frame, tmp_path)), "train_neg_sample_args": negatives}
     config = PosConfig(model, "tiny", None, options)
     dataset = (PosSequentialDataset if model == "FPMC" else PosDataset)(config)
-    train = build_loaders(config, dataset)["train"]
+    train = training_loader(config, dataset.build()[0], Needs())
     drawn = torch.cat([batch["neg_item_id"] for _ in range(5) for batch in train])
     tokens = dataset.field2id_token["item_id"][drawn.unique()]
     assert set(tokens) <= {"a", "b", "c", "d"}

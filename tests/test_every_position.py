@@ -19,7 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.every_position import every_state
 from recbole_pos.model.models import BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
-from recbole_pos.model.training import loss_function, training_loader
+from recbole_pos.model.training import adapter
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_same_loss_as_recboles_rows(made, model: str, windows: str) -> None:
     """Every history fits: the scores of RecBole's ``full_sort_predict``, target by target."""
     experiment = made(model, train_windows=windows)
     rows = experiment.loaders["train"]._dataset
-    loader = training_loader(experiment.config, experiment.model, experiment.loaders["train"])
-    loss = loss_function(experiment.config, experiment.model, loader)
+    loader = experiment.loaders["train"]
+    loss = adapter(experiment.config, experiment.model).loss(loader.packed)
     with torch.no_grad():
         got = sum(loss(batch) * len(batch) for batch in loader)
         want = torch.zeros(1, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_states_stand_with_their_targets(made, model: str) -> None:
     options = {"MAX_ITEM_LIST_LENGTH": 4, "train_windows": "sliding", "window_stride": 1}
     experiment = made(model, **options)
     model_ = experiment.model
-    loader = training_loader(experiment.config, model_, experiment.loaders["train"])
+    loader = experiment.loaders["train"]
     batch = loader.gather(np.arange(len(loader.windows.start)))
     assert batch.positions is not None
     with torch.no_grad():
@@ -132,9 +132,7 @@ def test_windows_a_batch(shop: Path) -> None:  # noqa: F811
 
 def test_what_cannot_learn_from_windows_says_so(made) -> None:
     with pytest.raises(UsageError, match="loss_type: .*GRU4Rec by BPR needs augmentation"):
-        experiment = made("GRU4Rec", loss_type="BPR", train_neg_sample_args={"sample_num": 1})
-        training_loader(experiment.config, experiment.model, experiment.loaders["train"])
+        made("GRU4Rec", loss_type="BPR", train_neg_sample_args={"sample_num": 1})
     for model in set(BUILTIN_SEQUENTIAL) - set(CAUSAL_BUILTINS):
         with pytest.raises(UsageError, match=f"{model} can train with prefix or none"):
-            experiment = made(model)
-            training_loader(experiment.config, experiment.model, experiment.loaders["train"])
+            made(model)

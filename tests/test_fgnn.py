@@ -68,7 +68,7 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment) -> None:
     model = made.model.double().eval()
     loader = made.trainer.training_loader(made.loaders["train"])
     assert type(loader).__name__ == "WindowLoader"
-    total = sum(model.calculate_loss(batch) * len(batch) for batch in loader) / loader.targets
+    total = sum(model.window_loss(batch) * len(batch) for batch in loader) / loader.targets
     rows = made.loaders["train"]._dataset[list(range(loader.targets))]
     torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
     scores = model.full_sort_predict(rows)
@@ -80,10 +80,10 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment) -> None:
 def test_one_batch_is_learnt_and_gradients_are_finite(experiment) -> None:
     made = experiment("FGNN", learning_rate=0.01, **SMALL)
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    made.model.calculate_loss(batch).backward()
+    made.model.window_loss(batch).backward()
     for name, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(300)]
+    losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(300)]
     assert losses[-1] < 0.1 < 3 < losses[0]
 
 
@@ -92,7 +92,7 @@ def test_scalable_cross_entropy_is_exact_with_buckets_of_everything(experiment) 
     made, exact = (experiment("FGNN", **SMALL, **options) for options in (whole, {}))
     exact.model.load_state_dict(made.model.state_dict())
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    torch.testing.assert_close(made.model.calculate_loss(batch), exact.model.calculate_loss(batch))
+    torch.testing.assert_close(made.model.window_loss(batch), exact.model.window_loss(batch))
 
 
 @pytest.mark.parametrize(

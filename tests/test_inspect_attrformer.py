@@ -82,7 +82,7 @@ def test_use_of_relations_equals_loops(folder: Path, double, norm: str) -> None:
     model, rows = shaken(made), all_windows(made)
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
-    uses, events = measure_relations(model, [batch])
+    uses, events = measure_relations(model, [model.window_rows(batch)[0]])
     fields = [use.field for use in uses]
     order, heads, users = find(model, rows)
     m = events

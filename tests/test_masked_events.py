@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from test_builtins import shop  # noqa: F401
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.model.masked_events import masked_event_loss
-from recbole_pos.model.training import loss_function
+from recbole_pos.model.training import adapter
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +36,8 @@ def bert(data: Path, **options: Any) -> Experiment:
 def both(experiment: Experiment, rows: Any) -> list[tuple[torch.Tensor, list[torch.Tensor | None]]]:
     """Loss and gradients of RecBole's code and of ours, with the same dropout."""
     model = experiment.model
-    ours = loss_function(experiment.config, model, experiment.loaders["train"])
-    assert ours.func is masked_event_loss
+    ours = adapter(experiment.config, model).loss(packed=False)
+    assert ours is not model.calculate_loss
     found = []
     for loss in (model.calculate_loss, ours):
         model.zero_grad()
@@ -73,5 +71,5 @@ def test_nothing_masked_teaches_nothing(shop: Path) -> None:  # noqa: F811
 
 def test_bpr_stays_recboles(shop: Path) -> None:  # noqa: F811
     experiment = bert(shop, loss_type="BPR", train_neg_sample_args={"sample_num": 1})
-    loss = loss_function(experiment.config, experiment.model, experiment.loaders["train"])
-    assert not isinstance(loss, partial) and loss.__func__ is BERT4Rec.calculate_loss
+    loss = adapter(experiment.config, experiment.model).loss(packed=False)
+    assert loss.__func__ is BERT4Rec.calculate_loss

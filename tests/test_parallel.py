@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos import distributed
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Share
@@ -91,7 +90,7 @@ def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int
         else:
             collate = loader.collate_fn
             loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]
-            distributed.divide(loader, share)
+            loader.divide(share)
         for batch in loader:
             assert len(batch) >= 1
             own += share.own

@@ -154,7 +154,7 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment) -> None:
     assert max(sizes) <= 16 and min(sizes) >= 14  # train_batch_size counts prefixes
     for batch in loader:
         assert len(batch.lengths) == len(batch) and len(batch.items) == batch.lengths.sum()
-    total = sum(model.calculate_loss(batch) * len(batch) for batch in loader) / loader.targets
+    total = sum(model.window_loss(batch) * len(batch) for batch in loader) / loader.targets
     rows = made.loaders["train"]._dataset[np.arange(loader.targets)]
     torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
 
@@ -174,10 +174,10 @@ def test_batches_hold_prefixes_of_like_length(experiment) -> None:
 def test_one_batch_is_learnt_and_gradients_are_finite(experiment) -> None:
     made = experiment("PosRec", learning_rate=0.01)
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    made.model.calculate_loss(batch).backward()
+    made.model.window_loss(batch).backward()
     for name, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(200)]
+    losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(200)]
     assert losses[-1] < 0.1 < 3 < losses[0]
 
 
@@ -268,9 +268,9 @@ def test_bad_options(experiment, options: dict, message: str) -> None:
 
 
 def test_windows_with_several_targets_are_refused(experiment) -> None:
-    made = experiment("PosRec", train_windows="chunk")
     with pytest.raises(UsageError, match="train_windows: PosRec is not causal.*prefix.*'chunk'"):
-        made.trainer.training_loader(made.loaders["train"])
+        experiment("PosRec", train_windows="chunk")
+    made = experiment("PosRec")
     items, ctx = packed(SESSIONS)
     with pytest.raises(ValueError, match="24 positions of 6 sessions"):
         made.model.states(items, ctx, None)

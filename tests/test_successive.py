@@ -17,7 +17,7 @@ from recbole.data.utils import create_samplers
 
 import recbole_pos
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.loaders import build_loaders
+from recbole_pos.data.loaders import Needs, training_loader
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
 
@@ -163,16 +163,13 @@ def trained_items(made: Any) -> set[str]:
     tokens = made.dataset.field2id_token["item_id"]
     ids = {*data.item_counter, *data.inter_matrix("coo").col.tolist()}
     ids |= {*data.inter_feat["item_id"].tolist()}
-    batches = [*train]
-    if made.config["augmentation"] == "all_positions":
-        batches = [*made.trainer.training_loader(train)]
-    for batch in batches:
+    for batch in train:
         if hasattr(batch, "targets"):
             ids |= {*batch.targets.tolist(), *batch.items.tolist()}
         else:
             columns = [c for c in batch.columns if "item_id" in c]
             ids |= {item for column in columns for item in batch[column].unique().tolist()}
-    if train._sampler is not None:
+    if not train.packed and train._sampler is not None:
         ids |= {int(item) for used in train._sampler.used_ids for item in used}
         ids |= {int(item) for item in getattr(train._sampler, "prob", {})}
     return set(tokens[sorted(int(i) for i in ids - {0})])
@@ -368,7 +365,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
     }
     config = recbole_pos.config.posconfig.PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all 3 items that occur in training"):
-        build_loaders(config, PosDataset(config))
+        training_loader(config, PosDataset(config).build()[0], Needs())
 
 
 def test_recboles_own_config_gets_the_missing_keys(late, monkeypatch) -> None:

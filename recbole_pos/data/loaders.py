@@ -1,15 +1,15 @@
-"""Loaders: RecBole's for rows, and one for packed windows of all positions."""
+"""Loaders: which one training gets, rows or packed windows of all positions, is decided here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from recbole.data.dataloader import AbstractDataLoader, FullSortEvalDataLoader
+from recbole.data.dataloader import AbstractDataLoader, FullSortEvalDataLoader, TrainDataLoader
 from recbole.data.interaction import Interaction
-from recbole.data.utils import get_dataloader
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
@@ -19,6 +19,26 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model declares about the batches it learns from.
+
+    Attributes:
+        windows: whether it can learn from packed windows, a target at every position.
+        causal: whether every event has a state of its own, made from the events up to it; else a
+            window has one target, after its newest event.
+        times: whether windows carry times.
+        events: whether windows carry the places of events in the log.
+        linked: whether all windows of a user come in one batch, one after the other, oldest first.
+    """
+
+    windows: bool = False
+    causal: bool = True
+    times: bool = False
+    events: bool = False
+    linked: bool = False
 
 
 class WindowLoader:
@@ -34,10 +54,10 @@ class WindowLoader:
         batch_size: windows per batch on average.
         pool: batches sorted together; 1 for none.
         seed: of the order.
-        needs_time: whether batches carry times.
-        needs_events: whether batches carry the places of events in the log.
-        linked: whether all windows of a user come in one batch, one after the other, oldest first.
+        needs: of the model.
     """
+
+    packed = True  # what it gives: windows, not rows
 
     def __init__(
         self,
@@ -47,15 +67,14 @@ class WindowLoader:
         pool: int,
         seed: int,
         shuffle: bool,
-        needs_time: bool,
-        needs_events: bool = False,
-        linked: bool = False,
+        needs: Needs,
     ) -> None:
+        self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs_time, self.needs_events = shuffle, needs_time, needs_events
-        self.members, self.sizes = self._groups(linked)
+        self.shuffle, self.needs = shuffle, needs
+        self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
         self._made: tuple[int, list[np.ndarray]] | None = None
@@ -64,6 +83,10 @@ class WindowLoader:
     def targets(self) -> int:
         """Targets in one epoch."""
         return self.windows.targets
+
+    def divide(self, share: Share) -> None:
+        """Give out this process's part of every batch."""
+        self.share = share
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration."""
@@ -134,9 +157,33 @@ class WindowLoader:
             width=int(lengths.max()),
             targets=self.log.items[targets],
             positions=positions,
-            times=self.log.times[event] if self.needs_time else None,
-            events=event if self.needs_events else None,
+            times=self.log.times[event] if self.needs.times else None,
+            events=event if self.needs.events else None,
         )
+
+
+class RowLoader(TrainDataLoader):
+    """RecBole's loader of rows, one target each, told apart by the same questions."""
+
+    packed = False
+    share = Share()
+
+    @property
+    def targets(self) -> int:
+        """Targets in one epoch."""
+        return self.sample_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: torch's generator, which checkpoints keep, makes the order."""
+
+    def divide(self, share: Share) -> None:
+        """Collate this process's part of every batch."""
+        if share.alone or not self.share.alone:
+            return
+        if self.num_workers:
+            raise UsageError("worker: with nproc batches are made in each process; expected 0")
+        whole, self.share = self.collate_fn, share
+        self.collate_fn = lambda index: whole(share.of(index))
 
 
 class TargetLoader(FullSortEvalDataLoader):
@@ -163,14 +210,49 @@ class TargetLoader(FullSortEvalDataLoader):
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
 
-def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> dict[str, Any]:
-    """A loader for each phase, over the plugin's datasets; None for a phase without targets."""
-    parts = dict(zip(PHASES, dataset.build(), strict=True))
-    loaders: dict[str, Any] = dict.fromkeys(PHASES)
-    sampler = _training_sampler(config, parts["train"])
-    kind = get_dataloader(config, "train")
-    loaders["train"] = kind(config, parts["train"], sampler, shuffle=config["shuffle"])
-    for phase in PHASES[1:]:
+def training_loader(config: Any, train: Any, needs: Needs) -> WindowLoader | RowLoader:
+    """Packed windows under ``augmentation: all_positions``, else rows.
+
+    Args:
+        config: RecBole configuration.
+        train: the training part of the data.
+        needs: of the model to train.
+
+    Raises:
+        UsageError: if the model cannot learn from windows, or not from these.
+    """
+    name, augmentation = config["model"], config["augmentation"]
+    choices = ["prefix", "none"] + ["all_positions"] * needs.windows
+    if augmentation not in choices:
+        raise UsageError(
+            f"augmentation: {name} can train with {' or '.join(choices)}, found {augmentation!r}"
+        )
+    if augmentation != "all_positions":
+        return RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+    if not needs.causal and config["train_windows"] != "prefix":
+        raise UsageError(
+            f"train_windows: {name} is not causal, so a window has one target, after its newest "
+            f"event: prefix; found {config['train_windows']!r}"
+        )
+    return WindowLoader(
+        train,
+        batch_size=config["train_batch_size"],
+        pool=config["length_pool"],
+        seed=config["seed"],
+        shuffle=config["shuffle"],
+        needs=needs,
+    )
+
+
+def held_out_loaders(config: Any, parts: dict[str, Any]) -> dict[str, TargetLoader | None]:
+    """A loader for validation and for test; None for a phase without targets.
+
+    Args:
+        config: RecBole configuration.
+        parts: the dataset of each phase.
+    """
+    loaders: dict[str, TargetLoader | None] = dict.fromkeys(PHASES[1:])
+    for phase in loaders:
         if 0 < len(parts[phase]) < this_share().size:
             raise UsageError(
                 f"nproc: {this_share().size} processes share the {phase} targets, of which there "
@@ -181,7 +263,7 @@ def build_loaders(config: Any, dataset: PosDataset | PosSequentialDataset) -> di
     return loaders
 
 
-def _training_sampler(config: Any, train: PosDataset | PosSequentialDataset) -> Any:
+def _sampler(config: Any, train: PosDataset | PosSequentialDataset) -> Any:
     """Negatives that know training events alone; RecBole counts the popularity in all parts."""
     options = config["train_neg_sample_args"]
     if options["distribution"] == "none":

@@ -11,7 +11,8 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.loaders import build_loaders
+from recbole_pos.data.loaders import held_out_loaders, training_loader
+from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.allocation import Allocations, check_scores
@@ -19,6 +20,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
+from recbole_pos.model.training import adapter
 
 
 @dataclass
@@ -46,7 +48,8 @@ def prepare(
     try:
         if dataset is None:
             dataset = read_dataset(config)
-        loaders = build_loaders(config, dataset)
+        parts = dict(zip(PHASES, dataset.build(), strict=True))
+        loaders = held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -60,7 +63,9 @@ def prepare(
         )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
-    model = build_model(config, dataset, loaders["train"]._dataset)
+    model = build_model(config, dataset, parts["train"])
+    needs = adapter(config, model).needs()
+    loaders = {"train": training_loader(config, parts["train"], needs), **loaders}
     start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)

@@ -36,10 +36,7 @@ class ParallelTrainer(PosTrainer):
     def training_loader(self, train_data: Any) -> Any:
         """As in one process, but its batches are this process's part."""
         loader = super().training_loader(train_data)
-        if loader is train_data:
-            distributed.divide(loader, self.share)
-        else:
-            loader.share = self.share
+        loader.divide(self.share)
         return loader
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:

@@ -173,8 +173,7 @@ def _train(
         trainer.screen = screen
         resumed = folder is not None
         if folder is None:
-            trainer.training_loader(loaders["train"])  # wrong options leave no folder behind
-            if first:
+            if first:  # wrong options have left no folder behind
                 folder = RunFolder.create(run_dir, config["dataset"], config["model"])
                 held.enter_context(folder.held())
                 folder.require_unused()  # another process may have been faster

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos.data.history import masks_history, past_items
-from recbole_pos.data.loaders import WindowLoader
+from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -33,7 +33,7 @@ from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
-from recbole_pos.model.training import loss_function, training_loader
+from recbole_pos.model.training import adapter
 from recbole_pos.screen import Screen, Task
 
 
@@ -63,6 +63,7 @@ class PosTrainer(Trainer):
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
         )
+        self.adapter = adapter(config, model)
         self.optimizer = self._build_optimizer()
         self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
         # what Trainer.evaluate reads
@@ -109,8 +110,10 @@ class PosTrainer(Trainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Packed windows for a model that learns from all positions, else the rows as they are."""
-        return training_loader(self.config, self.model, train_data)
+        """The loader of training; RecBole's own quick start brings one of rows in any case."""
+        if isinstance(train_data, (RowLoader, WindowLoader)):
+            return train_data
+        return training_loader(self.config, train_data._dataset, self.adapter.needs())
 
     def fit(
         self,
@@ -127,9 +130,9 @@ class PosTrainer(Trainer):
         :meth:`evaluate`. Continues where :meth:`resume_checkpoint` left off.
         """
         self.eval_collector.data_collect(train_data)
-        if self.config["train_neg_sample_args"].get("dynamic", False):
-            train_data.get_model(self.model)
         self.loader = self.training_loader(train_data)
+        if self.config["train_neg_sample_args"].get("dynamic", False):
+            self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.screen = self.screen or Screen(verbose)
         state = self.progress
@@ -164,9 +167,8 @@ class PosTrainer(Trainer):
         started = time.perf_counter()
         self.model.train()
         self._set_learning_rate(epoch_idx)
-        loss_func = loss_func or loss_function(self.config, self.model, train_data)
-        if isinstance(train_data, WindowLoader):
-            train_data.set_epoch(epoch_idx)
+        loss_func = loss_func or self.adapter.loss(train_data.packed)
+        train_data.set_epoch(epoch_idx)
         screen = self.screen or Screen(False)
         total = weight = 0.0
         title = f"epoch {epoch_idx}/{self.epochs}"
@@ -177,16 +179,14 @@ class PosTrainer(Trainer):
                 total, weight = total + loss * count, weight + count
                 task.advance(count)
         seconds = time.perf_counter() - started
-        sequences = isinstance(train_data, WindowLoader)
-        targets = train_data.targets if sequences else train_data.sample_size
         self.progress.training_seconds += seconds
-        self.progress.trained_targets += targets
+        self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
             "loss": total / max(weight, 1),
             "valid": None,
             "seconds": round(seconds, 3),
-            "targets_per_second": round(targets / seconds, 1),
+            "targets_per_second": round(train_data.targets / seconds, 1),
         }
 
     def _set_learning_rate(self, epoch: int) -> None:

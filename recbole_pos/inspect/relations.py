@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from recbole.data.interaction import Interaction
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.figures import draw_relations
 from recbole_pos.inspect.found import RelationUse
@@ -26,6 +24,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
+from recbole_pos.relations.lookup import Rows
 
 MEANING = {
     "known": "share of the events that can be related by the attribute",
@@ -69,8 +68,10 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
     if not model.lookup.heads and model.lookup.user_table is None:
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # what was learned, also where predictions read nothing
-    loader = made.trainer.training_loader(made.loaders["train"])
-    looked = list(islice(loader, min(batches, len(loader))))
+    loader = made.loaders["train"]
+    rows_of = model.window_rows if loader.packed else model.prefix_rows
+    taken = islice(loader, min(batches, len(loader)))
+    looked = [rows_of(batch.to(model.device))[0] for batch in taken]
     uses, events = measure_relations(model, looked)
     content = {
         "checkpoint": str(path),
@@ -90,22 +91,19 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
 
 
 @torch.no_grad()
-def measure_relations(
-    model: AttrFormer, batches: Iterable[SequenceBatch | Interaction]
-) -> tuple[list[RelationUse], int]:
+def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[RelationUse], int]:
     """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
 
     Also how many events were looked at, context of overlapping windows included.
 
     Args:
         model: in evaluation mode.
-        batches: of its training loader.
+        batches: the rows of each batch of its training loader.
     """
     declared = [r for r in model.declared if r.source != "user"]
     layers = list(model.trm_encoder.layer)
     sums = _Sums(len(declared), len(layers))
-    for batch in batches:
-        rows = model.training_rows(batch.to(model.device))[0]
+    for rows in batches:
         users = model.lookup.users[rows.events]
         seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
 

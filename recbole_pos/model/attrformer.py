@@ -162,23 +162,23 @@ class AttrFormer(PosSASRec):
         rng = np.random.default_rng(self.seed)
         return np.sort(rng.choice(having, min(size, len(having)), replace=False))
 
-    def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
-        """Mean of equation 17 over the batch's targets."""
-        rows, at, target, items = self.training_rows(interaction)
+    def window_loss(self, batch: SequenceBatch) -> Tensor:
+        """Mean of equation 17 over the targets of packed windows."""
+        rows, at, target, items = self.window_rows(batch)
         return self._loss(self.row_states(rows, at), target, items)
 
-    def training_rows(
-        self, batch: SequenceBatch | Interaction
-    ) -> tuple[Rows, Tensor | None, np.ndarray, Tensor]:
-        """Rows of a training batch, and its k targets.
+    def calculate_loss(self, interaction: Interaction) -> Tensor:
+        """The same of RecBole's rows, one target each."""
+        hidden = self.row_states(*self.prefix_rows(interaction))
+        return self._loss(hidden, self._target_events(interaction), interaction[self.POS_ITEM_ID])
+
+    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, Tensor | None, np.ndarray, Tensor]:
+        """Rows of a training batch of windows, and its k targets.
 
         Returns:
             the rows; which of their events are trained (None: all); the places of the targets in
             the log, [k]; their items, [k].
         """
-        if not isinstance(batch, SequenceBatch):
-            rows, last = self._prefixes(batch)
-            return rows, last, self._target_events(batch), batch[self.POS_ITEM_ID]
         events = batch.events.cpu().numpy()
         lengths = batch.lengths.cpu().numpy()
         # windows may overlap; an event is a source where it has a target of its own
@@ -259,8 +259,11 @@ class AttrFormer(PosSASRec):
             histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
         )
 
-    def _prefixes(self, interaction: Interaction) -> tuple[Rows, Tensor]:
-        """As above, but the newest events may be read by the other rows, as in training."""
+    def prefix_rows(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+        """RecBole's rows, and where each is predicted from.
+
+        As in ``encode_rows``, but the newest events may be read by the other rows, as in training.
+        """
         rows, last = self._histories(interaction)
         source = np.zeros(len(rows.events), dtype=bool)
         source[last] = True
@@ -276,7 +279,7 @@ class AttrFormer(PosSASRec):
         """
         target = self._target_events(interaction)
         if self.lookup.trained[target].any():
-            return self.row_states(*self._prefixes(interaction))
+            return self.row_states(*self.prefix_rows(interaction))
         start = self.lookup.offsets[self.lookup.users[target]]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)

@@ -81,16 +81,20 @@ class PosRecommender(SequentialRecommender):
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
-    def calculate_loss(self, interaction: SequenceBatch | Interaction) -> Tensor:
-        """Loss of the batch's targets, by default mean cross-entropy (FPARec, equation 11)."""
-        if isinstance(interaction, SequenceBatch):
-            batch = interaction
-            times = self._seconds(batch.times)
-            ctx = SequenceContext.from_lengths(
-                batch.lengths, self.max_seq_length, times, batch.items, width=batch.width
-            )
-            hidden = self.states(batch.items, ctx, batch.positions)
-            return self.loss(hidden, self.item_embedding.weight, batch.targets)
+    def window_loss(self, batch: SequenceBatch) -> Tensor:
+        """Loss of the targets of packed windows, by default mean cross-entropy (FPARec, eq. 11)."""
+        ctx = SequenceContext.from_lengths(
+            batch.lengths,
+            self.max_seq_length,
+            self._seconds(batch.times),
+            batch.items,
+            width=batch.width,
+        )
+        hidden = self.states(batch.items, ctx, batch.positions)
+        return self.loss(hidden, self.item_embedding.weight, batch.targets)
+
+    def calculate_loss(self, interaction: Interaction) -> Tensor:
+        """The same of RecBole's rows, one target each."""
         targets = interaction[self.POS_ITEM_ID]
         return self.loss(self._last(interaction), self.item_embedding.weight, targets)
 

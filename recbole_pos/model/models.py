@@ -49,8 +49,3 @@ def on_our_base(model: str) -> bool:
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
-
-
-def trains_all_positions(model: str) -> bool:
-    """Whether a model can learn from packed windows (``augmentation: all_positions``)."""
-    return on_our_base(model) or model in CAUSAL_BUILTINS

@@ -1,67 +1,84 @@
-"""What a model trains on, rows or windows, and the loss that goes with it."""
+"""What a model learns from, and its loss: the plugin's own, and an adapter for RecBole's each.
+
+An adapter answers two questions of the trainer, what batches must be like and what the loss of one
+is, so that neither asks for a model's name or the kind of a batch.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.loaders import WindowLoader
+from torch import Tensor
+
+from recbole_pos.data.loaders import Needs
 from recbole_pos.errors import UsageError
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.every_position import every_position_loss
 from recbole_pos.model.masked_events import masked_event_loss
-from recbole_pos.model.models import CAUSAL_BUILTINS, trains_all_positions
+from recbole_pos.model.models import CAUSAL_BUILTINS
 
 
-def training_loader(config: Any, model: Any, rows: Any) -> Any:
-    """Packed windows under ``augmentation: all_positions``, else the rows as they are.
+class Rows:
+    """Any model of RecBole: rows, by its own loss."""
 
-    Args:
-        config: RecBole configuration.
-        model: the model to train.
-        rows: RecBole's loader of training rows.
+    def __init__(self, config: Any, model: Any) -> None:
+        self.config, self.model = config, model
 
-    Raises:
-        UsageError: if the model cannot learn from windows, or not from these.
-    """
-    name, augmentation, dataset = config["model"], config["augmentation"], rows._dataset
-    choices = ["prefix", "none"] + ["all_positions"] * trains_all_positions(name)
-    if augmentation not in choices:
-        raise UsageError(
-            f"augmentation: {name} can train with {' or '.join(choices)}, found {augmentation!r}"
-        )
-    if augmentation != "all_positions" or not isinstance(dataset, PosSequentialDataset):
-        return rows
-    if name in CAUSAL_BUILTINS and config["loss_type"] != "CE":
-        raise UsageError(
-            f"loss_type: augmentation: all_positions learns by cross-entropy, CE; {name} by "
-            f"{config['loss_type']} needs augmentation: prefix or none"
-        )
-    if not getattr(model, "causal", True) and config["train_windows"] != "prefix":
-        raise UsageError(
-            f"train_windows: {name} is not causal, so a window has one target, after its newest "
-            f"event: prefix; found {config['train_windows']!r}"
-        )
-    return WindowLoader(
-        dataset,
-        batch_size=config["train_batch_size"],
-        pool=config["length_pool"],
-        seed=config["seed"],
-        shuffle=config["shuffle"],
-        needs_time=getattr(model, "needs_time", False),
-        needs_events=getattr(model, "needs_events", False),
-        linked=getattr(model, "linked", False),
-    )
+    def needs(self) -> Needs:
+        """What batches must be like."""
+        return Needs()
+
+    def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
+        """The loss as a function of a batch of rows or, if ``packed``, of windows."""
+        return self.model.calculate_loss
 
 
-def loss_function(config: Any, model: Any, loader: Any) -> Callable[[Any], Any]:
-    """The model's own, but over windows that of RecBole's models at every position.
+class Own(Rows):
+    """A model of the plugin."""
 
-    That of BERT4Rec is RecBole's in value, without what it multiplies by zero.
-    """
-    if isinstance(loader, WindowLoader) and config["model"] in CAUSAL_BUILTINS:
-        return functools.partial(every_position_loss, model)
-    if config["model"] == "BERT4Rec" and config["loss_type"] == "CE":
-        return functools.partial(masked_event_loss, model)
-    return model.calculate_loss
+    def needs(self) -> Needs:
+        model = self.model
+        return Needs(True, model.causal, model.needs_time, model.needs_events, model.linked)
+
+    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        return self.model.window_loss if packed else self.model.calculate_loss
+
+
+class EveryPosition(Rows):
+    """A causal model of RecBole: of windows it learns every position in one pass."""
+
+    def needs(self) -> Needs:
+        config = self.config
+        if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
+            raise UsageError(
+                f"loss_type: augmentation: all_positions learns by cross-entropy, CE; "
+                f"{config['model']} by {config['loss_type']} needs augmentation: prefix or none"
+            )
+        return Needs(windows=True)
+
+    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        if not packed:
+            return self.model.calculate_loss
+        return lambda batch: every_position_loss(self.model, batch)
+
+
+class MaskedEvents(Rows):
+    """BERT4Rec: RecBole's loss in value, without what it multiplies by zero."""
+
+    def loss(self, packed: bool) -> Callable[[Any], Tensor]:
+        if self.config["loss_type"] != "CE":
+            return self.model.calculate_loss
+        return lambda rows: masked_event_loss(self.model, rows)
+
+
+ADAPTERS: dict[str, type[Rows]] = {
+    **dict.fromkeys(CAUSAL_BUILTINS, EveryPosition),
+    "BERT4Rec": MaskedEvents,
+}
+
+
+def adapter(config: Any, model: Any) -> Rows:
+    """Of a model, by its class."""
+    kind = Own if isinstance(model, PosRecommender) else ADAPTERS.get(type(model).__name__, Rows)
+    return kind(config, model)

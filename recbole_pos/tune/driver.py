@@ -160,7 +160,6 @@ def _prepare(settings: Settings) -> Experiment:
             "tune: this split has no validation targets to choose by; see eval_args, for example "
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
-    experiment.trainer.training_loader(experiment.loaders["train"])
     if changed := changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
             f"--resume: {changed} have changed since the search began; start a new one"
