@@ -94,6 +94,7 @@ def _add_defaults(configurator: ModuleType) -> None:
 def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load)
     def wrapper(self: Any, model: str, model_class: type, dataset: str) -> None:
+        from recbole_pos.config.checks import check_sizes, check_value
         from recbole_pos.config.defaults import plugin_defaults, with_time_field
 
         load(self, model, model_class, dataset)
@@ -101,6 +102,12 @@ def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)
+            if (
+                type(self).__module__ == load.__module__
+            ):  # PosConfig checks more, and says where from
+                for key in given.keys() & defaults.keys():
+                    check_value("configuration", key, given[key], defaults[key])
+                check_sizes({**defaults, **given}, model)
             both = {**self.internal_config_dict, **given}
             self.internal_config_dict["load_col"] = with_time_field(both)
 

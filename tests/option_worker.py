@@ -89,9 +89,9 @@ class _Trials:
         return ("trained", "") if math.isfinite(loss) else ("failed", f"loss {loss}")
 
     def _train(self, model: str, options: dict[str, Any], changed: str) -> float:
+        from recbole_pos.config.options import DATA, rule
         from recbole_pos.config.posconfig import PosConfig
         from recbole_pos.experiment.build import prepare, read_dataset
-        from recbole_pos.tune.check import SHARED
 
         if changed in FAULTS:
             FAULTS[changed]()
@@ -99,7 +99,7 @@ class _Trials:
             options["data_path"] = options.pop("given_path")
         config = PosConfig(model, "shop", None, options)
         dataset = None
-        if changed not in SHARED and changed not in ABOUT_DATA:
+        if rule(changed).role != DATA and changed not in ABOUT_DATA:
             kind = config["MODEL_TYPE"], str(config["load_col"])
             if kind not in self.datasets:
                 self.datasets[kind] = read_dataset(config)

@@ -12,6 +12,7 @@ from conftest import SMALL
 from elsewhere import ELSEWHERE, Far, elsewhere
 from shop import RELATIONS, shop_options, tables, write
 
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.inspect.attention import positional_weights
@@ -22,13 +23,12 @@ from recbole_pos.inspect.periods import learned_periods
 from recbole_pos.inspect.relations import measure_relations
 from recbole_pos.model.models import BASELINES, CAUSAL_BUILTINS, MODELS
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.position.time_rotary import FUSIONS
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((model, {}) for model in [*MODELS, *BASELINES]),
     *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
     *(("PosRec", {"position": [scheme]}) for scheme in ("nope", "spe", "aspe", "lpe2d")),
-    *(("TORoPE", {"fusion": fusion}) for fusion in FUSIONS if fusion != "effective"),
+    *(("TORoPE", {"fusion": fusion}) for fusion in rule("fusion").choices if fusion != "effective"),
     *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
     ("AttrFormer", {"cross_sequence": "time_respecting"}),
     ("AttrFormer", {"relations": ["time", "position"], "user_layers": "all"}),
@@ -88,7 +88,9 @@ def test_relations_of_every_kind(tmp_path: Path, monkeypatch) -> None:
         loader = made.trainer.training_loader(made.loaders["train"])
         assert made.trainer._train_epoch(loader, 0)["loss"] > 0
         assert made.trainer.evaluate(made.loaders["valid"], load_best_model=False)
-        uses, _ = measure_relations(made.model.eval(), loader)
+        uses, _ = measure_relations(
+            made.model.eval(), [made.model.window_rows(b.to(ELSEWHERE))[0] for b in loader]
+        )
         assert len(uses) == len(RELATIONS) - 1 and uses[-1].source == "user"
 
 

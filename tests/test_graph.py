@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recbole_pos.config.options import rule
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import OVERLAPS, Anchors, SessionGraph, distances, neighbourhoods
+from recbole_pos.layers.graph import Anchors, SessionGraph, distances, neighbourhoods
 
 N = 12
 session = st.one_of(
@@ -170,7 +171,7 @@ def test_distances_equal_a_breadth_first_search(many: list[list[int]]) -> None:
 @given(
     sessions,
     st.booleans(),
-    st.sampled_from(OVERLAPS),
+    st.sampled_from(rule("anchor_overlap").choices),
     st.sampled_from([0.0, 0.5]),
     st.booleans(),
 )

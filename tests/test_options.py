@@ -11,15 +11,19 @@ import pytest
 import shop
 import torch
 from absurd_options import NAMES
+from recbole.config import Config
 from recbole.data.interaction import Interaction
 
 from recbole_pos.cli.main import main, parse_overrides
-from recbole_pos.config.options import EXAMPLES, NESTED, RANGES, cores
+from recbole_pos.config.checks import _check_kind
+from recbole_pos.config.options import IGNORED, OPTIONS, Option, cores, of_role, rule
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import allocation
 from recbole_pos.experiment.allocation import Allocations, memory
 from recbole_pos.experiment.build import prepare
+from recbole_pos.layers.attention import ACTIVATIONS
+from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.values import nearest, suggest
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -33,9 +37,13 @@ def every_option() -> dict[str, list[Any]]:
     defaults += [read_yaml(f) for f in (ROOT / "position").iterdir()]
     defaults += [read_yaml(f) for f in (ROOT / "loss").iterdir()]
     for options in defaults:
-        for key in options.keys() - DERIVED_KEYS - NESTED.keys():
-            found.setdefault(key, []).append(EXAMPLES.get(key, options[key]))
-    for key, inner in NESTED.items():
+        for key in options.keys() - DERIVED_KEYS:
+            if (example := rule(key).example) is None:
+                example = options[key]
+            if rule(key).inner is None:
+                found.setdefault(key, []).append(example)
+    for key, option in OPTIONS.items():
+        inner = option.inner or {}
         found |= {f"{key}.{name}": [example] for name, example in inner.items()}
     return found
 
@@ -50,8 +58,8 @@ def leaves(example: Any) -> list[Any]:
 def is_bounded(key: str, number: float) -> bool:
     if "dropout" in key:
         return True
-    high = RANGES.get(key, (0, math.inf))[1]
-    return high < math.inf or (isinstance(number, float) and key in RANGES)
+    high = math.inf if rule(key).high is None else rule(key).high
+    return high < math.inf or (isinstance(number, float) and rule(key).high is not None)
 
 
 def test_every_number_has_bounds() -> None:
@@ -65,6 +73,7 @@ def test_every_number_has_bounds() -> None:
         if isinstance(number, (int, float)) and not isinstance(number, bool)
     }
     own = ("threshold", *CHECKED)  # values of the data, of any size
+    own += tuple(of_role(IGNORED))
     left = [key for key, n in numbers.items() if key not in own and not is_bounded(key, n)]
     assert left == [] and not is_bounded("new_size", 3)
 
@@ -321,3 +330,48 @@ def test_where_nothing_is_near_a_few_are_listed() -> None:
     assert nearest("zzz", [f"name_{n}" for n in range(100)]) == ""
     with pytest.raises(UsageError, match=r"unknown key 'zzz'\. FPARec on ml-100k does not read"):
         PosConfig("FPARec", "ml-100k", None, {"zzz": 1})
+
+
+def test_every_option_of_the_plugin_has_a_row() -> None:
+    """And no row stands for an option that nobody has."""
+    files = [
+        ROOT / "overall.yaml",
+        *(f for d in ("model", "position", "loss") for f in (ROOT / d).iterdir()),
+    ]
+    ours = {key for file in files for key in read_yaml(file)}
+    assert ours - OPTIONS.keys() == set()
+    every = {key for name in NAMES for key in PosConfig(name, "ml-100k").internal_config_dict}
+    inner = {f"{key}.{name}" for key, option in OPTIONS.items() for name in option.inner or {}}
+    of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
+    assert OPTIONS.keys() - every - ours - inner - {"model", "dataset"} <= of_graphs
+
+
+def test_names_of_choices_are_those_of_the_code() -> None:
+    assert rule("hidden_act").choices == tuple(ACTIVATIONS)
+    assert rule("block").choices == tuple(BLOCKS)
+
+
+def test_recboles_own_config_checks_options_of_the_plugin() -> None:
+    """``run_recbole(model="FPARec")``: constructors trust what they are given."""
+    for wrong, message in (
+        ({"positional_mask": "never"}, "positional_mask: 'never' is not one of before_softmax"),
+        ({"positional_rank": 0}, "positional_rank must be at least 1, found 0"),
+        (
+            {"eval_args": {"target": "some"}},
+            "target: 'some' is not one of all, last, first, random",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Config("FPARec", "ml-100k", config_dict=wrong)
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_what_the_table_rules_out_is_refused(option: Option) -> None:
+    """By its own row alone, whatever reads the option."""
+    wrong = ["no such name"] if option.choices else []
+    wrong += [v for v in (option.low, option.high) if v is not None and math.isfinite(v)]
+    for value in wrong:
+        if isinstance(value, (int, float)):
+            value = value - 1 if value == option.low else value * 2 + 1
+        with pytest.raises(UsageError, match=option.name.rpartition(".")[2]):
+            _check_kind("here", option.name, option.name, value, value)

@@ -11,7 +11,7 @@ from conftest import SMALL
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.options import RANGES
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device, device_line, require_device
@@ -64,7 +64,7 @@ def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, n
         assert here in text
         text = text.replace(here, there)
     (run / "config.yaml").write_text(text)
-    assert recbole_pos.load(run).config["worker"] == RANGES["worker"][1]
+    assert recbole_pos.load(run).config["worker"] == rule("worker").high
     recbole_pos.run(resume=run, verbose=False)
 
 

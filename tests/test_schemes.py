@@ -227,12 +227,9 @@ def test_a_learned_bias_needs_no_tensor_of_batch_times_pairs(monkeypatch, name: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("kernel", {"kernel_u": "banded"}, "kernel_u"),
         ("kernel", {"kernel_band": N + 1}, "kernel_band"),
         ("kernel", {"kernel_band": 2, "kernel_u": "full"}, "neither"),
-        ("kerple", {"kerple_kind": "cubic"}, "kerple_kind"),
         ("t5", {"t5_buckets": 32, "t5_max_distance": 16}, "t5_max_distance"),
-        ("sinusoidal", {"position_from": "middle"}, "position_from"),
     ],
 )
 def test_bad_options(name: str, options: dict, message: str) -> None:

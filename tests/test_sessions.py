@@ -23,12 +23,13 @@ from test_splits_time import ITEMS, LONGEST, Event, rows_of
 from test_successive import targets_of, trained_items
 
 import recbole_pos
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.sessions import read_fraction, session_time
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.targets import COLD_ITEMS, TARGETS, Split, describe, make_split
+from recbole_pos.data.targets import Split, describe, make_split
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL
 
@@ -110,11 +111,17 @@ cuts = st.one_of(
     *(st.lists(x, min_size=1, max_size=2, unique=True).map(sorted) for x in (whole, shares)),
 )
 fractions = st.sampled_from([None, None, "1/2", "1/3", "2/3", "1"])
-modes = st.sampled_from([mode for mode in TARGETS if mode != "random"])
+modes = st.sampled_from([mode for mode in rule("eval_args.target").choices if mode != "random"])
 
 
 @settings(max_examples=400)
-@given(events=logs, cut=cuts, fraction=fractions, target=modes, cold=st.sampled_from(COLD_ITEMS))
+@given(
+    events=logs,
+    cut=cuts,
+    fraction=fractions,
+    target=modes,
+    cold=st.sampled_from(rule("eval_args.cold_items").choices),
+)
 def test_session_split_against_brute_force(events, cut, fraction, target, cold) -> None:
     phases = phases_of(events, cut, fraction)
     options = eval_args(cut, target, cold)
@@ -141,7 +148,7 @@ def test_session_split_against_brute_force(events, cut, fraction, target, cold) 
     assert all(max(e.time for e in events if e.user == user) >= newest for user in held_out)
 
 
-@given(events=logs, cut=cuts, cold=st.sampled_from(COLD_ITEMS))
+@given(events=logs, cut=cuts, cold=st.sampled_from(rule("eval_args.cold_items").choices))
 def test_random_targets_are_one_of_each_held_out_session(events, cut, cold) -> None:
     if phases_of(events, cut, None) is None:
         return

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recbole_pos.config.options import rule
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID, global_time, ratio, split_kind
-from recbole_pos.data.targets import COLD_ITEMS, TARGETS, Split, describe, make_split
+from recbole_pos.data.targets import Split, describe, make_split
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
 
@@ -113,11 +114,16 @@ logs = st.lists(
 )
 shares = st.one_of(st.floats(0.01, 0.99), st.sampled_from([0.25, 0.5, 0.8, 0.9, 0.95]))
 cuts = st.lists(shares, min_size=1, max_size=2, unique=True).map(sorted)
-modes = st.sampled_from([mode for mode in TARGETS if mode != "random"])
+modes = st.sampled_from([mode for mode in rule("eval_args.target").choices if mode != "random"])
 
 
 @settings(max_examples=400)
-@given(events=logs, numbers=cuts, target=modes, cold_items=st.sampled_from(COLD_ITEMS))
+@given(
+    events=logs,
+    numbers=cuts,
+    target=modes,
+    cold_items=st.sampled_from(rule("eval_args.cold_items").choices),
+)
 def test_global_split_against_brute_force(events, numbers, target, cold_items) -> None:
     want = brute_force(events, numbers, target, cold_items)
     options = eval_args(numbers, target, cold_items)
@@ -138,7 +144,7 @@ def test_global_split_against_brute_force(events, numbers, target, cold_items) -
     assert split.summary["boundaries"] == [quantile([e.time for e in events], q) for q in numbers]
 
 
-@given(events=logs, numbers=cuts, cold_items=st.sampled_from(COLD_ITEMS))
+@given(events=logs, numbers=cuts, cold_items=st.sampled_from(rule("eval_args.cold_items").choices))
 def test_random_targets_are_one_of_all_for_each_user_and_phase(events, numbers, cold_items) -> None:
     try:
         every = rows_of(split_of(events, eval_args(numbers, "all", cold_items)))
@@ -250,7 +256,7 @@ def test_other_splits_choose_and_drop_too() -> None:
     assert test_rows(split=ratios, cold_items="drop") == [5, 7, 12]
     assert test_rows(split=ratios, target="first") == [5, 12]
     assert test_rows(split=ratios, target="last", cold_items="drop") == [7, 12]
-    for target in TARGETS:
+    for target in rule("eval_args.target").choices:
         assert test_rows(split=leave_one, target=target) == [7, 13]
     assert test_rows(split=leave_one, cold_items="drop") == [7]
 

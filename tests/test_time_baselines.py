@@ -359,17 +359,11 @@ def test_the_hstu_block_takes_a_scheme_or_says_why_not(name: str) -> None:
     [
         ("FPARec", {}, "block: hstu has an attention of its own, and fparec replaces attention"),
         ("PosSASRec", {"norm": "post"}, "norm: post does not go with block: hstu"),
-        ("PosSASRec", {"block": "hst"}, "block: 'hst' is not one of transformer, hstu"),
-        ("PosSASRec", {"position": ["time_learned"], "time_from": "last"}, "time_from: 'last'"),
-        ("PosSASRec", {"position": ["time_learned"], "time_buckets": 0}, "time_buckets must be"),
-        ("PosSASRec", {"position": ["hstu"], "hstu_time_buckets": 0}, "hstu_time_buckets must be"),
     ],
 )
 def test_bad_options(experiment, model: str, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         experiment(model, **{"block": "hstu", **options})
-    with pytest.raises(UsageError, match="time_from: .* is not one of first, previous"):
-        scheme("time_learned", time_from="last")
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS if "block" in plugin_defaults(m)])

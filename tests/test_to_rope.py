@@ -296,13 +296,10 @@ def test_hard_gates_learn() -> None:
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"fusion": "late"}, "fusion"),
         ({"gate": "sigmoid"}, "belongs to fusion: early"),
         ({"fusion": "early", "gate": "sigmoid", "gate_value": 0.0}, "gate_value"),
         ({"fusion": "effective"}, "learn_frequencies"),
         ({"time_min_period": 10.0, "time_max_period": 1.0}, "time_min_period"),
-        ({"learn_frequencies": "yes"}, "learn_frequencies"),
-        ({"time_base": 0.5}, "time_base must be above 1"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recbole_pos.config.options import rule
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.data.windows import TRAIN_WINDOWS, gather_index, training_windows
+from recbole_pos.data.windows import gather_index, training_windows
 from recbole_pos.errors import UsageError
 
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.integers(1, 9),
-    st.sampled_from(TRAIN_WINDOWS),
+    st.sampled_from(rule("train_windows").choices),
 )
 
 

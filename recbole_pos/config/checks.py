@@ -11,21 +11,15 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.options import (
-    ALONE,
     AT_MOST,
-    CHOICES,
     DIVIDES,
-    EMPTY,
-    EXAMPLES,
     HEADS_OF_FULL_SIZE,
-    INTERVALS,
     LEAST,
-    NESTED,
-    PAIRS,
-    RANGES,
+    OPTIONS,
+    cores,
+    rule,
 )
 from recbole_pos.data.sessions import read_fraction, read_session_filter
-from recbole_pos.distributed import cores
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
@@ -41,10 +35,11 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         UsageError: naming file, key, what was expected and what was found.
     """
     check_plain(f"{where}: {key}", value)
-    example = EXAMPLES.get(key, default)
+    option = rule(key)
+    example = default if option.example is None else option.example
     if key == "position" and value in (None, []):
         raise UsageError(f"{where}: position is empty; [nope] stands for no position")
-    if value is None and (default is None or key in EMPTY):
+    if value is None and (default is None or option.empty):
         return
     if key == "train_fraction":
         read_fraction(value)
@@ -53,8 +48,8 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
     elif key == "discretization":
         _check_type(where, key, key, value, example)
         _check_discretization(where, value)
-    elif key in NESTED:
-        _check_mapping(where, key, value, NESTED[key])
+    elif option.inner is not None:
+        _check_mapping(where, key, value, option.inner)
     else:
         _check_kind(where, key, key, value, example)
 
@@ -98,10 +93,11 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
 
 def _check_kind(where: str, key: str, name: str, value: Any, example: Any) -> None:
     """A value against an example; ``key`` is where its range stands, ``name`` what to call it."""
-    if key in CHOICES:
-        check_choice(f"{where}: {name}", value, CHOICES[key])
+    option = rule(key)
+    if option.choices:
+        check_choice(f"{where}: {name}", value, option.choices)
         return
-    if isinstance(example, list) and (value is not None and key in ALONE):
+    if isinstance(example, list) and (value is not None and option.alone):
         value = value if isinstance(value, (list, tuple, dict)) else [value]
     _check_type(where, key, name, value, example)
     if key == "dilations" and not value:
@@ -112,7 +108,7 @@ def _check_kind(where: str, key: str, name: str, value: Any, example: Any) -> No
     elif isinstance(example, dict) and key not in _COLUMNS:
         for inner in value:
             _check_kind(where, key, f"{key}.{inner}", value[inner], next(iter(example.values())))
-    elif key in INTERVALS:
+    elif option.interval:
         _check_interval(f"{where}: {name}", value)
     elif is_number(value):
         _check_range(where, key, name, value)
@@ -150,7 +146,9 @@ def _check_discretization(where: str, value: dict[str, Any]) -> None:
 
 
 def _check_range(where: str, key: str, name: str, value: float) -> None:
-    low, high = RANGES.get(key, (-math.inf, math.inf))
+    option = rule(key)
+    low = -math.inf if option.low is None else option.low
+    high = math.inf if option.high is None else option.high
     if "dropout" in key:
         low, high = 0, math.nextafter(1, 0)
     if low <= value <= high:
@@ -233,7 +231,7 @@ def check_together(
             raise UsageError(f"{key}: only the plugin's models can start from another run")
     if config["train_only"] is not None and not (config["train_only"] and config["init_from"]):
         raise UsageError("train_only: names schemes to train on top of the run in init_from")
-    for key in PAIRS:
+    for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
             raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
     mode = config["eval_args"]["mode"]

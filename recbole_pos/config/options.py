@@ -1,190 +1,342 @@
-"""What values an option may have: ranges, choices, and of what kind those are that are empty.
+"""THE table of options: what each may be. Defaults, and the sentence on each, stand in yaml.
 
-Types come from the defaults in the yaml files. An option within a mapping is written with a dot;
-what is said of a list holds for what is in it.
+From a row come the checks and their messages (``checks.py``), what a search may vary, what starting
+from another run must not change, and what ``run --help`` lists. The type of an option is that of
+its default or, where that is empty, of the row's example. An option within a mapping is written
+with a dot; what is said of a list holds for what is in it. A test holds that every option of the
+plugin, and every number of RecBole's, has a row.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.targets import COLD_ITEMS, TARGETS
-from recbole_pos.data.windows import TRAIN_WINDOWS
-from recbole_pos.distributed import cores
-from recbole_pos.layers.attention import ACTIVATIONS, NORMS
-from recbole_pos.layers.graph import MESSAGES, OVERLAPS
-from recbole_pos.model.attrformer import USER_LAYERS, USER_UPDATES
-from recbole_pos.model.sasrec import BLOCKS
-from recbole_pos.position.additive import POSITION_FROM
-from recbole_pos.position.bias import KERPLE_KINDS
-from recbole_pos.position.frequencies import LEARN
-from recbole_pos.position.kernel import FACTORS
-from recbole_pos.position.positional_attention import POSITIONAL_MASKS
-from recbole_pos.position.time_buckets import TIME_FROM
-from recbole_pos.position.time_rotary import FUSIONS, GATES, SCOPES
-from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE
 from recbole_pos.values import SECONDS
 
-_ABOVE_0 = math.nextafter(0, 1)
+# What changing an option changes.
+MODEL = "model"  # the function that is learned
+TRAINING = "training"  # how it is learned or asked
+SCHEDULE = "schedule"  # how long a run trains, and where; in a search the scheduler's
+DATA = "data"  # events, split and metrics: the same in all trials of a search
+IGNORED = "ignored"  # nothing here; ``why`` says why
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row.
+
+    Attributes:
+        name: of the option.
+        low, high: smallest and largest number allowed; sizes are also checked against the memory of
+            the machine, see ``experiment/allocation.py``.
+        choices: the names it may have.
+        unit: what its number counts, where the name does not tell.
+        example: of what is expected, where the default is empty or of another kind.
+        inner: of a mapping whose keys are known, an example of each value; None: checked where it
+            is read.
+        role: what changing it changes.
+        alone: whether a list may be given as the one thing in it.
+        empty: whether it may be empty although its default is not.
+        pair: whether it is a list of two.
+        interval: whether it is text that says which numbers are kept, as RecBole writes it.
+        windows: whether it is only read under ``augmentation: all_positions``.
+        why: of an option without effect, the reason.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    example: Any = None
+    inner: dict[str, Any] | None = None
+    role: str = MODEL
+    alone: bool = False
+    empty: bool = False
+    pair: bool = False
+    interval: bool = False
+    windows: bool = False
+    why: str = ""
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_ABOVE_0, _BELOW_1, _ABOVE_1 = (math.nextafter(a, b) for a, b in ((0, 1), (1, 0), (1, 2)))
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
 _LENGTH = 16_384  # of histories, of which attention holds pairs
 _WEIGHT = 1e6  # of a part of a loss or a sum
+_UNITS = tuple(SECONDS)
+_FACTORS = ("toeplitz", "full", "identity")
+_PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
+_EVALUATION = {
+    **dict.fromkeys(("split", "order", "group_by", "mode")),
+    "target": "all",
+    "cold_items": "keep",
+}
+_NEGATIVES = {
+    **{"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False},
+    "candidate_num": 0,
+}
+_CLIPPING = {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False}
 
-
-# Smallest and largest value allowed. Sizes are also checked against the memory of the machine, see
-# allocation.py; a test holds that every option with a number stands here.
-RANGES: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),
-    "worker": (0, 2 * cores()),
-    "epochs": (1, 10**6),
-    **dict.fromkeys(("stopping_step", "eval_step", "lr_decay_step"), (0, 10**9)),
-    **dict.fromkeys(("train_batch_size", "eval_batch_size"), (1, 10**7)),
-    "length_pool": (1, 10**6),
-    **dict.fromkeys(("metric_decimal_place", "loss_decimal_place"), (1, 15)),
-    "topk": (1, 10**6),
+_TABLE = (
+    # names of a run
+    Option("model", role=DATA),
+    Option("dataset", role=DATA),
+    # what is read
+    Option("data_path", role=DATA),
+    Option("encoding", role=DATA),
+    Option("field_separator", role=DATA),
+    Option("seq_separator", role=DATA),
+    Option("USER_ID_FIELD", role=DATA),
+    Option("ITEM_ID_FIELD", role=DATA),
+    Option("RATING_FIELD", role=DATA),
+    Option("TIME_FIELD", role=DATA),
+    Option("LABEL_FIELD", role=DATA),
+    Option("NEG_PREFIX", role=DATA),
+    Option("ITEM_LIST_LENGTH_FIELD", role=DATA),
+    Option("LIST_SUFFIX", role=DATA),
+    Option("POSITION_FIELD", role=DATA),
+    Option("HEAD_ENTITY_ID_FIELD", role=DATA),
+    Option("TAIL_ENTITY_ID_FIELD", role=DATA),
+    Option("RELATION_ID_FIELD", role=DATA),
+    Option("ENTITY_ID_FIELD", role=DATA),
+    Option(
+        "load_col", example={"inter": ["user_id", "item_id", "timestamp"]}, empty=True, role=DATA
+    ),
+    Option("unload_col", example={"inter": ["rating"]}, role=DATA),
+    Option("unused_col", example={"inter": ["rating"]}, role=DATA),
+    Option("additional_feat_suffix", example=["ent"], alone=True, role=DATA),
+    Option("seq_len", 1, 10**6, example={"tags": 10}, role=DATA, unit="tokens"),
+    Option("threshold", example={"rating": 4}, role=DATA),
+    Option("timestamp_unit", choices=_UNITS, role=DATA),
+    Option("preload_weight", example={"ent_id": "ent_emb"}, role=DATA),
+    Option("alias_of_user_id", example=["name"], role=DATA),
+    Option("alias_of_item_id", example=["name"], role=DATA),
+    Option("alias_of_entity_id", example=["name"], role=DATA),
+    Option("alias_of_relation_id", example=["name"], role=DATA),
+    Option("normalize_field", example=["price"], role=DATA),
+    Option("normalize_all", example=True, role=DATA),
+    Option("discretization", 1, 10**6, example={"price": {"method": "LD"}}),
+    Option("numerical_features", example=["price"]),
+    # what of it is left
+    Option("session_filter", role=DATA),
+    Option("train_fraction", role=DATA),
+    Option("rm_dup_inter", choices=("first", "last"), example="first", role=DATA),
+    Option("val_interval", example={"rating": "[3,inf)"}, interval=True, role=DATA),
+    Option("filter_inter_by_user_or_item", role=DATA),
+    Option("user_inter_num_interval", example="[0,inf)", empty=True, interval=True, role=DATA),
+    Option("item_inter_num_interval", example="[0,inf)", empty=True, interval=True, role=DATA),
+    Option("entity_kg_num_interval", example="[0,inf)", interval=True),
+    Option("relation_kg_num_interval", example="[0,inf)", interval=True),
+    # evaluation
+    Option("eval_args", inner=_EVALUATION, empty=True, role=DATA),
+    Option("eval_args.target", choices=("all", "last", "first", "random")),
+    Option("eval_args.cold_items", choices=("keep", "drop")),
+    Option("metrics", alone=True, role=DATA),
+    Option("topk", 1, 10**6, alone=True, role=DATA),
+    Option("valid_metric", role=DATA),
+    Option("valid_metric_bigger", role=DATA),
+    Option("metric_decimal_place", 1, 15, role=DATA),
+    Option("mask_history", example=True, role=DATA),
+    Option("repeatable", role=DATA),
+    Option("eval_batch_size", 1, 10**7, role=TRAINING),
+    # how long and where a run trains
+    Option("seed", 0, 2**32 - 1),
+    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs"),
+    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs"),
+    Option("stopping_step", 0, 10**9, role=SCHEDULE, unit="validations"),
+    Option("gpu_id", role=SCHEDULE),
+    Option("worker", 0, 2 * cores(), unit="processes"),
+    Option("show_progress", role=SCHEDULE),
+    Option("tensorboard", role=SCHEDULE),
+    # what an example is
+    Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events"),
+    Option("augmentation", choices=("prefix", "none", "all_positions"), role=TRAINING),
+    Option(
+        "train_windows", choices=("last", "chunk", "sliding", "prefix"), role=TRAINING, windows=True
+    ),
+    Option("window_stride", 1, _LENGTH, example=25, role=TRAINING, windows=True, unit="events"),
+    Option("length_pool", 1, 10**6, role=TRAINING, windows=True, unit="batches"),
+    Option("train_batch_size", 1, 10**7, role=TRAINING),
+    Option("train_neg_sample_args", inner=_NEGATIVES, empty=True, role=TRAINING),
+    Option("train_neg_sample_args.distribution", choices=("none", "uniform", "popularity")),
+    Option("train_neg_sample_args.sample_num", 1, 10**4),
+    Option("train_neg_sample_args.candidate_num", 0, 10**4),
+    Option("train_neg_sample_args.alpha", -100, 100),
+    Option("train_neg_sample_args.dynamic"),
+    # the optimiser
+    Option("learner", choices=("adam", "adamw", "sgd", "adagrad", "rmsprop")),
+    Option("learning_rate", _ABOVE_0, 1e12),
+    Option("adam_betas", 0, _BELOW_1, pair=True),
+    Option("weight_decay", 0, _WEIGHT),
+    Option("lr_decay_step", 0, 10**9, unit="epochs"),
+    Option("lr_decay_rate", _ABOVE_0, 1),
+    Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING),
+    Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
+    Option("clip_grad_norm.norm_type", 0, math.inf),
+    # starting from another run
+    Option("init_from", example="saved/ml-100k/PosSASRec/20260101-120000", role=DATA),
+    Option("train_only", example=["kernel"]),
     # sizes
-    **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), (1, _SIZE)),
-    **dict.fromkeys(("relation_size", "difsr_size", "positional_rank"), (1, _SIZE)),
-    **dict.fromkeys(("n_layers", "num_layers", "graph_layers", "block_num"), (1, 1000)),
-    **dict.fromkeys(("step", "readout_steps"), (1, 1000)),
-    **dict.fromkeys(("n_heads", "relation_heads"), (1, 1024)),
-    **dict.fromkeys(("nh", "nv", "interest_size", "k_interests", "prototype_size"), (1, 10**4)),
-    **dict.fromkeys(("kernel_size", "dilations"), (1, 1000)),
-    **dict.fromkeys(("bank_size", "k"), (1, 10**6)),
-    # places in a history
-    **dict.fromkeys(("MAX_ITEM_LIST_LENGTH", "window_stride", "top_k"), (1, _LENGTH)),
-    **dict.fromkeys(("cape_positions", "kernel_band"), (1, _LENGTH)),
-    **dict.fromkeys(("order_len", "short_item_length"), (1, _LENGTH)),
-    "seq_len": (1, 10**6),
-    "discretization": (1, 10**6),
-    # buckets
-    "t5_buckets": (2, 10**5),
-    **dict.fromkeys(("time_buckets", "hstu_time_buckets", "tisas_intervals"), (1, 10**5)),
-    **dict.fromkeys(("bucket_size_x", "bucket_size_y"), (1, 10**6)),
-    "n_buckets": (1, 10**4),
-    "t5_max_distance": (1, 10**6),
-    # training
-    **dict.fromkeys(("learning_rate", "clip_grad_norm.max_norm"), (_ABOVE_0, 1e12)),
-    "clip_grad_norm.norm_type": (0, math.inf),
-    "lr_decay_rate": (_ABOVE_0, 1),
-    "weight_decay": (0, _WEIGHT),
-    "adam_betas": (0, math.nextafter(1, 0)),
-    "initializer_range": (0, 1000),
-    "layer_norm_eps": (_ABOVE_0, 1),
-    **dict.fromkeys(("train_neg_sample_args.sample_num",), (1, 10**4)),
-    **dict.fromkeys(("train_neg_sample_args.candidate_num",), (0, 10**4)),
-    "train_neg_sample_args.alpha": (-100, 100),
-    # weights and shares
-    **dict.fromkeys(("prior_weight", "future_weights", "anchor_self_weight"), (0, _WEIGHT)),
-    **dict.fromkeys(("reg_weight", "reg_loss_ratio", "lmd", "lmd_sem"), (0, _WEIGHT)),
-    **dict.fromkeys(("lambda_0", "lambda_1", "lambda_2"), (-_WEIGHT, _WEIGHT)),
-    **dict.fromkeys(("weight", "time_ratio", "gate_value", "ft_ratio"), (0, 1)),
-    **dict.fromkeys(("mask_ratio", "global_ratio"), (_ABOVE_0, 1)),
-    "spatial_ratio": (0, 1),
-    **dict.fromkeys(("temperature", "tau_ratio", "topk_factor"), (_ABOVE_0, _WEIGHT)),
-    "alpha": (0, 100),
-    "shrink": (0, 1e9),
-    # frequencies
-    **dict.fromkeys(("rope_scale", "time_scale"), (1e-12, 1e12)),
-    **dict.fromkeys(("time_min_period", "time_max_period"), (1e-9, 1e12)),
-    **dict.fromkeys(("time_base", "rope_base"), (math.nextafter(1, 2), 1e12)),
-}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "train_windows": TRAIN_WINDOWS,
-    "augmentation": ("prefix", "none", "all_positions"),
-    "learner": ("adam", "adamw", "sgd", "adagrad", "rmsprop"),
-    "rm_dup_inter": ("first", "last"),
-    "position_from": POSITION_FROM,
-    "time_from": TIME_FROM,
-    "block": tuple(BLOCKS),
-    "norm": NORMS,
-    "hidden_act": tuple(ACTIVATIONS),
-    "kerple_kind": KERPLE_KINDS,
-    "positional_mask": POSITIONAL_MASKS,
-    "cross_sequence": CROSS_SEQUENCE,
-    "inference_relations": INFERENCE,
-    "user_layers": USER_LAYERS,
-    "user_update": USER_UPDATES,
-    "anchor_overlap": OVERLAPS,
-    "messages": MESSAGES,
-    "timestamp_unit": tuple(SECONDS),
-    "time_unit": tuple(SECONDS),
-    "learn_frequencies": LEARN,
-    "fusion": FUSIONS,
-    "gate": GATES,
-    "gate_scope": SCOPES,
-    **dict.fromkeys(("kernel_u", "kernel_l"), FACTORS),
-    "pooling_mode": ("mean", "max", "sum"),
-    "pooling_type": ("average", "max"),
-    "dnn_type": ("trm", "ave"),
-    "eval_args.target": TARGETS,
-    "eval_args.cold_items": COLD_ITEMS,
-    "train_neg_sample_args.distribution": ("none", "uniform", "popularity"),
-}
-# Text that says which numbers are kept, as RecBole writes it.
-INTERVALS = (
-    *("user_inter_num_interval", "item_inter_num_interval", "val_interval"),
-    *("entity_kg_num_interval", "relation_kg_num_interval"),
+    Option("hidden_size", 1, _SIZE),
+    Option("inner_size", 1, _SIZE),
+    Option("embedding_size", 1, _SIZE),
+    Option("n_layers", 1, 1000),
+    Option("num_layers", 1, 1000),
+    Option("n_heads", 1, 1024),
+    Option("graph_layers", 1, 1000),
+    Option("block_num", 1, 1000),
+    Option("step", 1, 1000),
+    Option("readout_steps", 1, 1000),
+    Option("nh", 1, 10**4),
+    Option("nv", 1, 10**4),
+    Option("interest_size", 1, 10**4),
+    Option("k_interests", 1, 10**4),
+    Option("prototype_size", 1, 10**4),
+    Option("kernel_size", 1, 1000),
+    Option("dilations", 1, 1000),
+    Option("k", 1, 10**6),
+    Option("order_len", 1, _LENGTH, unit="events"),
+    Option("short_item_length", 1, _LENGTH, unit="events"),
+    # layers
+    Option("block", choices=("transformer", "hstu")),
+    Option("norm", choices=("pre", "post")),
+    Option("hidden_act", choices=("gelu", "relu", "swish", "tanh", "sigmoid")),
+    Option("layer_norm_eps", _ABOVE_0, 1),
+    Option("hidden_dropout_prob", role=TRAINING),
+    Option("attn_dropout_prob", role=TRAINING),
+    Option("dropout_probs", pair=True),
+    Option("attention_bias"),
+    Option("attention_output"),
+    Option("embedding_scale"),
+    Option("initializer_range", 0, 1000, role=TRAINING),
+    Option("pooling_mode", choices=("mean", "max", "sum")),
+    Option("pooling_type", choices=("average", "max")),
+    Option("dnn_type", choices=("trm", "ave")),
+    # losses
+    Option("loss_type", empty=True, role=TRAINING),
+    Option("n_buckets", 1, 10**4, example=100),
+    Option("bucket_size_x", 1, 10**6, example=100),
+    Option("bucket_size_y", 1, 10**6),
+    Option("mix_x"),
+    Option("reg_weight", 0, _WEIGHT, pair=True),
+    Option("reg_loss_ratio", 0, _WEIGHT),
+    Option("lmd", 0, _WEIGHT),
+    Option("lmd_sem", 0, _WEIGHT),
+    Option("lambda_0", -_WEIGHT, _WEIGHT),
+    Option("lambda_1", -_WEIGHT, _WEIGHT),
+    Option("lambda_2", -_WEIGHT, _WEIGHT),
+    Option("temperature", _ABOVE_0, _WEIGHT),
+    Option("tau_ratio", _ABOVE_0, _WEIGHT),
+    Option("mask_ratio", _ABOVE_0, 1),
+    Option("ft_ratio", 0, 1),
+    Option("alpha", 0, 100),
+    Option("shrink", 0, 1e9),
+    Option("weight", 0, 1),
+    Option("global_ratio", _ABOVE_0, 1, example=0.5),
+    Option("spatial_ratio", 0, 1, example=0.5),
+    Option("topk_factor", _ABOVE_0, _WEIGHT, example=0.5),
+    # position schemes
+    Option("position", alone=True, role=TRAINING),
+    Option("position_from", choices=("newest", "oldest")),
+    Option("positional_rank", 1, _SIZE),
+    Option("positional_mask", choices=("before_softmax", "after_softmax")),
+    Option("kernel_u", choices=_FACTORS),
+    Option("kernel_l", choices=_FACTORS),
+    Option("kernel_u_shared"),
+    Option("kernel_l_shared"),
+    Option("kernel_band", 1, _LENGTH, example=20, unit="lags"),
+    Option("t5_buckets", 2, 10**5),
+    Option("t5_max_distance", 1, 10**6, unit="events"),
+    Option("kerple_kind", choices=("log", "power")),
+    Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
+    Option("difsr_fields", example=["brand"], alone=True),
+    Option("difsr_size", 1, _SIZE),
+    # time
+    Option("time_unit", choices=_UNITS),
+    Option("time_from", choices=("first", "previous")),
+    Option("time_buckets", 1, 10**5),
+    Option("hstu_time_buckets", 1, 10**5),
+    Option("tisas_intervals", 1, 10**5),
+    Option("rope_base", _ABOVE_1, 1e12),
+    Option("rope_scale", 1e-12, 1e12),
+    Option("time_base", _ABOVE_1, 1e12, example=10000.0),
+    Option("time_scale", 1e-12, 1e12),
+    Option("time_min_period", 1e-09, 1e12),
+    Option("time_max_period", 1e-09, 1e12),
+    Option("learn_frequencies", choices=("fixed", "ladder", "free")),
+    Option("learn_scales"),
+    Option("fusion", choices=("early", "split_dim", "split_head", "split_layer", "effective")),
+    Option("time_ratio", 0, 1),
+    Option("gate", choices=("fixed", "sigmoid", "hard")),
+    Option("gate_scope", choices=("global", "plane", "head")),
+    Option("gate_value", 0, 1),
+    # session graphs
+    Option("anchors"),
+    Option("anchor_overlap", choices=("distance", "edge", "sum")),
+    Option("anchor_self_weight", 0, _WEIGHT),
+    Option("messages", choices=("sum", "mean")),
+    # relations
+    Option("relations"),
+    Option("relation_heads", 1, 1024),
+    Option("relation_size", 1, _SIZE),
+    Option("top_k", 1, _LENGTH),
+    Option("cross_sequence", choices=("random_order", "time_respecting", "none")),
+    Option("inference_relations", choices=("batch", "training_bank", "own", "none"), role=TRAINING),
+    Option("bank_size", 1, 10**6, role=TRAINING, unit="users"),
+    Option("user_layers", choices=("odd", "even", "all", "none")),
+    Option("user_update", choices=("gated", "replace")),
+    Option("chunking"),
+    Option("prior_weight", 0, _WEIGHT, role=TRAINING),
+    Option("future_weights", 0, _WEIGHT, role=TRAINING),
+    # without effect here
+    Option("save_dataset", role=IGNORED, why=_PICKLES),
+    Option("dataset_save_path", role=IGNORED, why=_PICKLES),
+    Option("save_dataloaders", role=IGNORED, why=_PICKLES),
+    Option("dataloaders_save_path", role=IGNORED, why=_PICKLES),
+    Option(
+        "checkpoint_dir",
+        role=IGNORED,
+        why="a run writes into its own folder; choose it with --run_dir",
+    ),
+    Option("benchmark_filename", role=IGNORED, why="files split beforehand are not supported"),
+    Option(
+        "transform",
+        role=IGNORED,
+        why="histories are changed by models that do so themselves alone, such as BERT4Rec",
+    ),
+    Option("state", role=IGNORED, why="levels of logging are set in Python (logging.basicConfig)"),
+    Option("loss_decimal_place", role=IGNORED, why="losses are written in full"),
 )
-# An example of what is expected, where the default is empty or of another kind.
-EXAMPLES: dict[str, Any] = {
-    "mask_history": True,
-    "window_stride": 25,
-    "init_from": "saved/ml-100k/PosSASRec/20260101-120000",
-    "train_only": ["kernel"],
-    "cape_positions": 50,
-    "time_base": 10000.0,
-    "kernel_band": 20,
-    **dict.fromkeys(("n_buckets", "bucket_size_x"), 100),
-    "clip_grad_norm": {"max_norm": 1.0},
-    "rm_dup_inter": "first",
-    "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
-    "unused_col": {"inter": ["rating"]},
-    "unload_col": {"inter": ["rating"]},
-    "threshold": {"rating": 4},
-    **dict.fromkeys(INTERVALS, "[0,inf)"),
-    "val_interval": {"rating": "[3,inf)"},
-    "seq_len": {"tags": 10},
-    "preload_weight": {"ent_id": "ent_emb"},
-    "discretization": {"price": {"method": "LD"}},
-    "normalize_all": True,
-    "normalize_field": ["price"],
-    "numerical_features": ["price"],
-    "difsr_fields": ["brand"],
-    "additional_feat_suffix": ["ent"],
-    **{f"alias_of_{kind}_id": ["name"] for kind in ("user", "item", "entity", "relation")},
-    # whole by default, but RecBole reads shares
-    **dict.fromkeys(("global_ratio", "spatial_ratio", "topk_factor"), 0.5),
-}
-# Mappings whose keys are known, with an example of each value; None: checked where it is read.
-NESTED: dict[str, dict[str, Any]] = {
-    "eval_args": {
-        **dict.fromkeys(("split", "order", "group_by", "mode")),
-        **{"target": "all", "cold_items": "keep"},
-    },
-    "train_neg_sample_args": {
-        **{"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False},
-        "candidate_num": 0,
-    },
-    "clip_grad_norm": {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False},
-}
-# Lists that may also be given as the one thing in them.
-ALONE = ("metrics", "topk", "position", "difsr_fields", "additional_feat_suffix")
-# What may be None although its default is not, or is told so by check_together (loss_type).
-EMPTY = (
-    *("loss_type", "load_col", "train_neg_sample_args", "eval_args"),
-    *("user_inter_num_interval", "item_inter_num_interval"),
-)
-# Lists of two.
-PAIRS = ("adam_betas", "dropout_probs", "reg_weight")
-# The first is a part of the second: it must divide it, or must not be more.
+OPTIONS = {option.name: option for option in _TABLE}
+
+# What options need of each other. The first is a part of the second: it must divide it ...
 DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
 HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
-# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
-LEAST = {("FEARec", "n_layers"): 2, ("Caser", "embedding_size"): 2}
+# ... or must not be more.
 AT_MOST = (
     ("order_len", "MAX_ITEM_LIST_LENGTH"),
     ("short_item_length", "MAX_ITEM_LIST_LENGTH"),
     ("interest_size", "prototype_size"),
 )
+# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
+LEAST = {("FEARec", "n_layers"): 2, ("Caser", "embedding_size"): 2}
+
+
+def rule(name: str) -> Option:
+    """What is known of an option; nothing of one that another package brought."""
+    return OPTIONS.get(name) or Option(name)
+
+
+def of_role(*roles: str) -> set[str]:
+    """The options with one of the roles."""
+    return {option.name for option in _TABLE if option.role in roles}

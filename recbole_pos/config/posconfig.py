@@ -11,6 +11,7 @@ from recbole.utils import ModelType, get_model
 
 from recbole_pos.config.checks import check_negatives, check_together, check_value
 from recbole_pos.config.defaults import with_time_field
+from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import (
@@ -29,21 +30,9 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
 EXTRA_KEYS = {"model", "dataset"}
 WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
-WINDOW_KEYS = ("train_windows", "window_stride", "length_pool")
 ARGUMENTS = ("run_dir", "resume", "nproc")  # of run, beside its options
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
-_PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
-# Keys of RecBole that have no effect here, and why.
-IGNORED_KEYS = {
-    **dict.fromkeys(("save_dataset", "dataset_save_path"), _PICKLES),
-    **dict.fromkeys(("save_dataloaders", "dataloaders_save_path"), _PICKLES),
-    "checkpoint_dir": "a run writes into its own folder; choose it with --run_dir",
-    "benchmark_filename": "files split beforehand are not supported",
-    "transform": "histories are changed by models that do so themselves alone, such as BERT4Rec",
-    "state": "levels of logging are set in Python (logging.basicConfig)",
-    "loss_decimal_place": "losses are written in full",
-}
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +164,7 @@ class PosConfig(Config):
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
         check_together(final, self.model, plugin_model=self.model in MODELS, losses=losses)
-        left_out = {*DERIVED_KEYS, *IGNORED_KEYS}
+        left_out = {*DERIVED_KEYS, *of_role(IGNORED)}
         self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
@@ -184,7 +173,7 @@ class PosConfig(Config):
         return final
 
     def _check_window_keys(self, external: dict[str, Any], augmentation: str) -> None:
-        for key in WINDOW_KEYS:
+        for key in (option.name for option in OPTIONS.values() if option.windows):
             given = external.get(key, self.internal_config_dict[key])
             if augmentation != "all_positions" and given != self.internal_config_dict[key]:
                 raise UsageError(
@@ -224,8 +213,8 @@ class PosConfig(Config):
                     f"{self.model} on {self.dataset} does not read it"
                 )
             default = self.internal_config_dict.get(key)
-            if key in IGNORED_KEYS and value != default:
-                raise UsageError(f"{where}: {key}: {IGNORED_KEYS[key]}")
+            if rule(key).role == IGNORED and value != default:
+                raise UsageError(f"{where}: {key}: {rule(key).why}")
             check_value(where, key, value, default)
             if isinstance(default, float) and isinstance(value, int):
                 given[key] = float(value)  # RecBole's models raise tensors of integers to powers

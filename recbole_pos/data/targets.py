@@ -23,9 +23,6 @@ from recbole_pos.data.sessions import (
 from recbole_pos.data.splits import PHASES, TRAIN, show_time, split_events, split_kind
 from recbole_pos.errors import UsageError
 
-TARGETS = ("all", "last", "first", "random")
-COLD_ITEMS = ("keep", "drop")
-
 
 @dataclass(frozen=True)
 class Split:
@@ -69,12 +66,9 @@ def make_split(
         training event.
 
     Raises:
-        UsageError: for a wrong value in ``eval_args``, or a ``train_fraction`` without sessions.
+        UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
     """
     mode, cold_mode = eval_args["target"], eval_args["cold_items"]
-    for key, value, known in (("target", mode, TARGETS), ("cold_items", cold_mode, COLD_ITEMS)):
-        if value not in known:
-            raise UsageError(f"eval_args.{key}: {value!r} is not one of {', '.join(known)}")
     kind, value = split_kind(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(

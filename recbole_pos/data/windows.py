@@ -16,7 +16,6 @@ from recbole_pos.errors import UsageError
 
 # Field of gathered rows that says which event of the log a row predicts.
 TARGET_EVENT = "target_event"
-TRAIN_WINDOWS = ("last", "chunk", "sliding", "prefix")
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ def training_windows(
             user's first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
     """
-    if mode not in TRAIN_WINDOWS:
-        raise UsageError(f"train_windows: {mode!r} is not one of {', '.join(TRAIN_WINDOWS)}")
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= stride <= max_length:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.options import RANGES
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe
@@ -260,7 +260,7 @@ def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> 
             f"{folder.config} is damaged: it names no {' and no '.join(sorted(missing))}"
         )
     worker = kept.get("worker", 0)
-    most = RANGES["worker"][1]
+    most = rule("worker").high
     fitted = {"worker": most} if is_whole(worker) and worker > most else {}
     return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})
 

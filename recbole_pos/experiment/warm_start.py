@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recbole_pos.config.defaults import plugin_defaults
+from recbole_pos.config.options import MODEL, rule
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.expected import difference
@@ -21,15 +22,6 @@ from recbole_pos.model.models import MODELS
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, read_yaml
-
-# Keys of a model's yaml that say how it is trained or asked, not what it has learned to compute.
-TRAINING_KEYS = {
-    "position",  # may grow
-    *("hidden_dropout_prob", "attn_dropout_prob", "initializer_range", "loss_type"),
-    *("augmentation", "train_windows", "length_pool", "train_batch_size", "eval_batch_size"),
-    *("train_neg_sample_args", "prior_weight", "future_weights"),
-    *("inference_relations", "bank_size"),
-}
 
 
 def start_from(model: nn.Module, config: Any, data: dict[str, Any], weights: bool = True) -> None:
@@ -103,7 +95,11 @@ def _require_same_function(theirs: dict[str, Any], ours: Any, path: Path) -> Non
     lost = set(present) - {*scheme_names(ours["position"]), "nope"}
     if lost:
         raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
-    own = set(read_yaml(ROOT / "model" / f"{theirs['model']}.yaml")) - TRAINING_KEYS
+    own = {
+        key
+        for key in read_yaml(ROOT / "model" / f"{theirs['model']}.yaml")
+        if rule(key).role == MODEL
+    }
     own.update(*(SCHEMES[name].options for name in present), ["MAX_ITEM_LIST_LENGTH"])
     own.add("timestamp_unit")
     defaults = plugin_defaults(theirs["model"], present)

@@ -19,14 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.biased_attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition
-from recbole_pos.values import check_choice
 
-NORMS = ("pre", "post")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
@@ -69,20 +66,11 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Any, **others: Any) -> BlockOptions:
-        """What the options of a model say; ``others`` are not read from them.
-
-        Raises:
-            UsageError: if they do not make a block.
-        """
-        d, h = config["hidden_size"], config["n_heads"]
-        check_choice("norm", config["norm"], NORMS)
-        check_choice("hidden_act", config["hidden_act"], tuple(ACTIVATIONS))
-        if d % h:
-            raise UsageError(f"hidden_size {d} is not a multiple of n_heads {h}")
+        """What the options of a model say; ``others`` are not read from them."""
         return cls(
-            hidden_size=d,
+            hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
-            n_heads=h,
+            n_heads=config["n_heads"],
             hidden_dropout=config["hidden_dropout_prob"],
             attn_dropout=config["attn_dropout_prob"],
             activation=config["hidden_act"],

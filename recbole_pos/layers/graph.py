@@ -15,9 +15,6 @@ from torch import Tensor
 
 from recbole_pos.layers.context import SequenceContext
 
-OVERLAPS = ("distance", "edge", "sum")
-MESSAGES = ("sum", "mean")
-
 
 @dataclass(frozen=True)
 class SessionGraph:

@@ -49,12 +49,10 @@ from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
-from recbole_pos.relations.lookup import CROSS_SEQUENCE, INFERENCE, RelationLookup, Rows
-from recbole_pos.values import check_choice, is_number
+from recbole_pos.relations.lookup import RelationLookup, Rows
+from recbole_pos.values import is_number
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
-USER_LAYERS = ("odd", "even", "all", "none")
-USER_UPDATES = ("gated", "replace")
 
 
 class AttrFormer(PosSASRec):
@@ -65,10 +63,6 @@ class AttrFormer(PosSASRec):
     needs_events = True
 
     def __init__(self, config: Any, dataset: Any) -> None:
-        check_choice("cross_sequence", config["cross_sequence"], CROSS_SEQUENCE)
-        check_choice("inference_relations", config["inference_relations"], INFERENCE)
-        check_choice("user_layers", config["user_layers"], USER_LAYERS)
-        check_choice("user_update", config["user_update"], USER_UPDATES)
         declared = read_relations(config["relations"], dataset)
         self.declared = declared
         super().__init__(config, dataset)

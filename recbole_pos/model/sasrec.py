@@ -26,7 +26,6 @@ from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import shortest_period
-from recbole_pos.values import check_choice
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
 
@@ -71,7 +70,6 @@ class PosSASRec(PosRecommender):
 
     def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """What builds the blocks, called once a layer from the first on."""
-        check_choice("block", config["block"], tuple(BLOCKS))
         return BLOCKS[config["block"]]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions, InputPosition
-from recbole_pos.values import check_choice
-
-POSITION_FROM = ("newest", "oldest")
 
 
 class PositionEncoding(InputPosition):
@@ -77,7 +74,6 @@ class AbsolutePosition(PositionEncoding):
 
     def __init__(self, dimensions: Dimensions, position_from: str) -> None:
         super().__init__(dimensions)
-        check_choice("position_from", position_from, POSITION_FROM)
         self.position_from = position_from
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
@@ -113,8 +112,6 @@ class DecoupledAttributes(AttentionPosition):
     ) -> None:
         super().__init__()
         h, std = dimensions.n_heads, dimensions.initializer_range
-        if difsr_size % h:
-            raise UsageError(f"difsr_size {difsr_size} is not a multiple of n_heads {h}")
         if isinstance(difsr_fields, str):
             difsr_fields = [difsr_fields]
         self.fields, self.n_heads, self.max_length = list(difsr_fields), h, dimensions.max_length

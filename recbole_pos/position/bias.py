@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.values import check_choice
-
-KERPLE_KINDS = ("log", "power")
 
 
 class DistanceBias(AttentionPosition):
@@ -102,7 +99,6 @@ class KERPLE(DistanceBias):
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
         super().__init__()
-        check_choice("kerple_kind", kerple_kind, KERPLE_KINDS)
         self.kind = kerple_kind
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]

@@ -10,9 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import SECONDS
-
-LEARN = ("fixed", "ladder", "free")
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
@@ -54,8 +51,6 @@ class FrequencyBank(nn.Module):
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         super().__init__()
-        if learn not in LEARN:
-            raise UsageError(f"learn_frequencies: {learn!r} is not one of {', '.join(LEARN)}")
         self.learn = learn
         log, dtype = start.log(), torch.get_default_dtype()
         if learn == "fixed":
@@ -122,10 +117,6 @@ def time_bank(
     Raises:
         UsageError: for an unknown unit, or periods that do not grow.
     """
-    if time_unit not in SECONDS:
-        raise UsageError(f"time_unit: {time_unit!r} is not one of {', '.join(SECONDS)}")
-    if time_base is not None and not time_base > 1:
-        raise UsageError(f"time_base must be above 1, found {time_base}")
     if time_base is None and not 0 < time_min_period < time_max_period:
         raise UsageError(
             f"time_min_period must be above 0 and below time_max_period, found {time_min_period} "

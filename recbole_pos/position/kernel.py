@@ -18,9 +18,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
-from recbole_pos.values import check_choice
-
-FACTORS = ("toeplitz", "full", "identity")
 
 
 class Factor(nn.Module):
@@ -136,5 +133,4 @@ class PositionalKernel(AttentionPosition):
 def _factor(key: str, kind: str, n: int, band: int | None) -> Factor | None:
     if kind == "toeplitz":
         return ToeplitzFactor(n, band)
-    check_choice(key, kind, FACTORS)
     return FullFactor(n) if kind == "full" else None

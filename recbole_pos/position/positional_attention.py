@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.values import check_choice
-
-POSITIONAL_MASKS = ("before_softmax", "after_softmax")
 
 
 class PositionalAttention(AttentionPosition):
@@ -80,7 +77,6 @@ class LearnedAttention(PositionalAttention):
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
         super().__init__()
-        check_choice("positional_mask", positional_mask, POSITIONAL_MASKS)
         self.normalised = positional_mask == "before_softmax"
         self.scale = 1 / math.sqrt(dimensions.head_size)
 

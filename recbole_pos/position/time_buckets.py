@@ -14,12 +14,10 @@ from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.triangular import toeplitz_matrix
-from recbole_pos.values import check_choice
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
 LANES = 32
-TIME_FROM = ("first", "previous")
 
 
 def log_bucket(seconds: Tensor, buckets: int) -> Tensor:
@@ -49,7 +47,6 @@ class TimeEmbedding(InputPosition):
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
         super().__init__()
-        check_choice("time_from", time_from, TIME_FROM)
         self.time_from = time_from
         self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
         nn.init.normal_(self.weight, std=dimensions.initializer_range)

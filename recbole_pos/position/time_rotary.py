@@ -29,11 +29,8 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import order_bank, radians, time_bank
 from recbole_pos.position.rotary import planes_of, rotate_pairs
-from recbole_pos.values import SECONDS, check_choice
+from recbole_pos.values import SECONDS
 
-FUSIONS = ("early", "split_dim", "split_head", "split_layer", "effective")
-GATES = ("fixed", "sigmoid", "hard")
-SCOPES = ("global", "plane", "head")
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
 
@@ -249,9 +246,6 @@ def _share(ratio: float, whole: int, what: str, key: str) -> int:
 def _check(
     fusion: str, gate: str, scope: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
-    check_choice("fusion", fusion, FUSIONS)
-    check_choice("gate", gate, GATES)
-    check_choice("gate_scope", scope, SCOPES)
     if gate != "fixed" and fusion != "early":
         raise UsageError(
             f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "

@@ -25,9 +25,6 @@ from recbole_pos.relations.compiled import compile_relation, compile_users
 from recbole_pos.relations.declare import Relation
 from recbole_pos.relations.search import Edges, EventOrder, top_relations
 
-CROSS_SEQUENCE = ("random_order", "time_respecting", "none")
-INFERENCE = ("batch", "training_bank", "own", "none")
-
 
 @dataclass(frozen=True)
 class Rows:

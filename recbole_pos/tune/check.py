@@ -6,22 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from recbole.utils.argument_list import dataset_arguments, evaluation_arguments
-
-from recbole_pos.config.options import DIVIDES
+from recbole_pos.config.options import DATA, DIVIDES, SCHEDULE, rule
 from recbole_pos.errors import UsageError
 from recbole_pos.tune.space import Space
-
-# Data are prepared once for all trials, and all are judged alike.
-SHARED = {
-    *dataset_arguments,
-    *evaluation_arguments,
-    *("data_path", "dataset", "model", "train_fraction", "timestamp_unit", "encoding"),
-    "session_filter",
-    *("alias_of_user_id", "alias_of_item_id", "mask_history", "init_from"),
-} - {"MAX_ITEM_LIST_LENGTH", "eval_batch_size"}
-# The scheduler and early stopping own these.
-SCHEDULED = {"epochs", "eval_step", "stopping_step", "tensorboard", "show_progress", "gpu_id"}
 
 
 def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
@@ -51,12 +38,13 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
         UsageError: naming the line of the file.
     """
     for parameter in space.parameters:
-        if parameter.name in SHARED:
+        role = rule(parameter.name).role
+        if role == DATA:
             raise UsageError(
                 f"{parameter.where}: {parameter.name} cannot be searched: data, split and metrics "
                 "are the same for all trials; run one search for each value"
             )
-        if parameter.name in SCHEDULED:
+        if role == SCHEDULE:
             raise UsageError(
                 f"{parameter.where}: {parameter.name} cannot be searched: the scheduler and early "
                 f"stopping decide how long a trial trains; give one value, {parameter.name}: ..."
