@@ -1,61 +1,94 @@
-"""The README's code works as it stands there."""
+"""README.md and docs/ as they stand: examples run; links, files, names and defaults are true."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+import yaml
 
-from recbole_pos.config import defaults as properties
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.experiment.build import prepare
-from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tune.check import check_space
 from recbole_pos.tune.files import read_space
+from recbole_pos.yaml_files import ROOT as PROPERTIES
+from recbole_pos.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "results").glob("*.md"))]
+MODEL_PAGES = [path for path in PAGES if path.parent.name == "models" and path.stem != "index"]
 
 
-def test_the_python_example(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    (example,) = (block for block in BLOCKS if "recbole_pos.run" in block)
-    names: dict = {}
-    exec(example, names)
-    assert names["trained"].model.training is False
-    assert f"{names['result'].test['ndcg@10']}" in capsys.readouterr().out
+def text(path: str | Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_the_new_scheme(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """Class, registry line and yaml are all it takes."""
-    (example,) = (block for block in BLOCKS if "class FallingBias" in block)
-    names: dict = {}
-    exec(example, names)
-    yaml = tmp_path / "position"
-    yaml.mkdir()
-    for file in (properties.ROOT / "position").iterdir():
-        (yaml / file.name).write_text(file.read_text())
-    (yaml / "falling_bias.yaml").write_text("falling_slope: 0.5  # (float) Slope.\n")
-    for name in ("model", "overall.yaml"):
-        (tmp_path / name).symlink_to(properties.ROOT / name)
-    monkeypatch.setattr(properties, "ROOT", tmp_path)
-    monkeypatch.setitem(SCHEMES, "falling_bias", names["FallingBias"])
-    options = {"data_path": str(tiny), "position": ["falling_bias"], "falling_slope": 0.25}
-    made = prepare(PosConfig("PosSASRec", "tiny", None, options))
-    loss = made.trainer._train_epoch(
-        made.trainer.training_loader(made.loaders["train"]), epoch_idx=0
-    )["loss"]
-    assert torch.isfinite(torch.tensor(loss))
-    first = made.model.trm_encoder.layer[0].multi_head_attention.position
-    assert first.schemes["falling_bias"].slopes.flatten().tolist() == [0.25, 0.0625]
+def blocks(language: str, page: str | Path) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.S | re.M)
+
+
+def scripts() -> dict[str, str]:
+    """Examples that are whole programs: the first line is a comment with the file's name."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for block in blocks("python", page):
+            if named := re.match(r"# (\w+\.py)\n", block):
+                assert named[1] not in found, f"two examples are called {named[1]}"
+                found[named[1]] = block
+    return found
+
+
+def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
+    """The cells of every table below a heading (of all, without one), headers left out."""
+    under = text(page).partition(section)[2] if section else text(page)
+    under = under.split("\n## ")[0] if section else under
+    lines = [line for line in under.splitlines() if line.startswith("|")]
+    for line in lines:
+        cells = re.split(r"(?<!\\)\|", line)[1:-1]
+        yield [cell.strip() for cell in cells]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def run_scripts(folder: Path, *commands: list[str]) -> str:
+    """Lays all examples into a folder and runs some of them there; what the last one printed."""
+    for name, content in scripts().items():
+        (folder / name).write_text(content, encoding="utf-8")
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_all_examples_are_run_here() -> None:
+    told = {"recency.py", "tiny_gru.py", "day_part.py", "looks_ahead.py", "dilated.py"}
+    assert set(scripts()) == told | {"quick_start.py"}
+
+
+@pytest.mark.parametrize("script", ["quick_start.py", "recency.py", "tiny_gru.py", "dilated.py"])
+def test_an_example(tmp_path: Path, script: str) -> None:
+    printed = run_scripts(tmp_path, [script])
+    assert re.search(r"^0\.\d+$", printed, re.M)  # NDCG@10
+
+
+def test_the_scheme_that_reads_the_clock_and_does_not_look_ahead(tmp_path: Path) -> None:
+    printed = run_scripts(tmp_path, ["day_part.py"], ["looks_ahead.py", "day-part-run"])
+    assert "states before the change move by 0" in printed
 
 
 def test_the_space_of_a_search(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (block,) = blocks("yaml", "docs/tuning.md")
     (tmp_path / "space.yaml").write_text(block)
     space = read_space(tmp_path / "space.yaml")
     check_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
@@ -64,13 +97,48 @@ def test_the_space_of_a_search(tmp_path: Path) -> None:
     assert all(("kernel_l" in options) == ("kernel" in options["position"]) for options in drawn)
 
 
-def test_the_count_of_recbole_models() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert f"{len(BUILTIN_SEQUENTIAL) + len(BUILTIN_GENERAL)} of RecBole's models" in readme
+def test_recbole_models_are_counted_and_named() -> None:
+    usable = [*recbole_models.SEQUENTIAL, *recbole_models.GENERAL]
+    assert f"{len(usable)} of RecBole's models" in text("README.md")
+    section = text("docs/models/index.md").partition("## RecBole's")[2]
+    listed = re.search(r"ranking: (.*?)\.\s", section, re.S)[1]
+    assert re.split(r",\s+|\s+and\s+", listed) == usable
 
 
-@pytest.mark.parametrize(
-    "link", re.findall(r"\]\(((?!http)[^)]+)\)", (ROOT / "README.md").read_text())
-)
-def test_links_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).is_file()
+def test_every_scheme_has_its_row() -> None:
+    told = [row[0].strip("`") for row in rows("docs/schemes.md") if len(row) >= 5]
+    assert sorted(name for name in told if name not in ("scheme", "---")) == sorted(SCHEMES)
+
+
+@pytest.mark.parametrize("page", MODEL_PAGES, ids=lambda page: page.stem)
+def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
+    """Defaults are compared in rows of one option."""
+    model = re.match(r"# (\w+)", text(page))[1]
+    known = read_yaml(PROPERTIES / "overall.yaml")
+    own = read_yaml(PROPERTIES / "model" / f"{model}.yaml")
+    for scheme in own["position"]:
+        known |= read_yaml(PROPERTIES / "position" / f"{scheme}.yaml")
+    known |= own
+    checked = 0
+    for option, default, *_ in rows(page, "\n## Options\n"):
+        for name in names(option):
+            assert name in known, f"{model} has no option {name}"
+        if len(names(option)) == 1 and known[names(option)[0]] is not None:
+            assert yaml.safe_load(default.strip("`")) == known[names(option)[0]], option
+            checked += 1
+        if option.startswith("`top_k`") and model == "AttrFormer":
+            break  # tables of what `relations` may say follow
+    assert checked or model == "PARec"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", text(page)):
+        assert (page.parent / link).is_file(), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`(?!dataset/)([\w./]+/[\w.]+\.(?:py|yaml|md))`", text(page)):
+        places = (ROOT, ROOT / "recbole_pos", PROPERTIES / "presets", ROOT / "docs")
+        assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
