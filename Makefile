@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test fuzz lint bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
+.PHONY: help run test fuzz lint docs dist test-fast bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
 
-run: $(VENV)/installed  ## train FPARec on ml-100k to early stopping and print the test table
-	$(BIN)/recbole-pos run -m FPARec -d ml-100k
+run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
+	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
 
 tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (ARGS="--max_concurrent 2 ...")
 	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
@@ -16,6 +16,13 @@ test: lint  ## lint, then all tests
 
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)
+
+docs: $(VENV)/installed  ## build the documents into site/, every warning an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/installed  ## wheel and source distribution, into dist/
+	$(BIN)/python -m build --outdir dist .
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ def space_file(given: str | Path | None, model: str) -> Path:
         file = shipped / f"{model}.yaml"
         if not file.is_file():
             raise UsageError(
-                f"--space: {model} has no space of its own; write one (README, Tuning, shows how) "
+                f"--space: {model} has no space of its own; write one (docs/tuning.md shows how) "
                 f"or start from one of {there_are}"
             )
         return file
