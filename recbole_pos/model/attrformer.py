@@ -23,8 +23,8 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-What an event may read is said in one place, ``RelationLookup.order``; docs/models/attrformer.md tells
-why nothing of a user's future comes back to the user.
+What an event may read is said in one place, ``RelationLookup.order``; docs/models/attrformer.md
+tells why nothing of a user's future comes back to the user.
 """
 
 from __future__ import annotations
