@@ -22,6 +22,7 @@ from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.device import describe_device, device_line, require_device
 from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.state import load_best
 from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
@@ -210,6 +211,10 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=shown)
+    if loaders["test"]:
+        part, unit = loaders["test"]._dataset, config["timestamp_unit"]
+        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
+            folder.write_ranks(ranks)
     result = _result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
