@@ -68,6 +68,11 @@ def search(
 ) -> Found:
     """Search for the best configuration by validation; test it once.
 
+    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+    >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
+    >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
+    (['finished', 'finished'], True)
+
     Args:
         model, dataset, config_file_list, config_dict: as of :func:`recbole_pos.run`; options given
             here are the same in all trials, whatever the space says of them.
