@@ -163,6 +163,16 @@ def test_one_unit_tells_nothing():
     assert np.isnan(found.error) and found.difference == 1
 
 
+def test_where_nothing_differs_nothing_is_known():
+    nothing = np.zeros((3, 20))
+    found = estimate(nothing, nothing)
+    assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
+    hit = nothing.copy()
+    hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
+    found = estimate(hit, nothing)
+    assert found.df >= 2 and found.interval()[0] < 0 < found.interval()[1] < 0.1
+
+
 # tests over units
 
 

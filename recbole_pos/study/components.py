@@ -90,6 +90,7 @@ class Estimate:
     """A difference of two means, its standard error and the degrees of freedom of that.
 
     Attributes:
+        error: nan where one unit, or none that differs, tells nothing of it.
         seed_noise: where the noise between seeds was taken from: ``own`` (both sides have several
             seeds), ``pooled`` (over the study's rows, since a side has one) or ``unknown`` (no row
             has several: the error is that between units alone, and too small).
@@ -107,9 +108,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Of a t-test that the difference is zero, two-sided."""
-        if not self.error:
-            return 1.0 if not self.difference else 0.0
+        """Of a t-test that the difference is zero, two-sided; nan where there is no error."""
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
 
     def detectable(self, power: float = 0.8, level: float = 0.95) -> float:
@@ -141,6 +140,7 @@ def estimate(
         return Estimate(difference, float("nan"), float("nan"), "unknown")
     between_units = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / units
     extra, weight = 0.0, between_units**2 / (units - 1)
+    fewest = units - 1  # degrees of freedom of a sum are never below those of its parts
     shared = 0.0  # times that the noise of a run is taken from the pool
     for side in sides:
         noise = SeedNoise.of(side)
@@ -149,10 +149,14 @@ def estimate(
             continue
         extra += (noise.between - noise.within) / len(side)
         weight += (noise.between / len(side)) ** 2 / noise.df
+        fewest = min(fewest, noise.df)
     if shared and pooled is not None:
         extra += shared * (pooled.between - pooled.within)
         weight += (shared * pooled.between) ** 2 / pooled.df
+        fewest = min(fewest, pooled.df)
     variance = between_units + max(extra, 0.0)
-    df = variance**2 / weight if weight else float(units - 1)
+    if not variance:  # nothing differs (nobody's cold item was found): that is no precision
+        return Estimate(difference, float("nan"), float("nan"), "unknown")
+    df = max(variance**2 / weight, fewest)
     source = "own" if not shared else "unknown" if pooled is None else "pooled"
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)

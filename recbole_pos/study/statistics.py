@@ -155,7 +155,7 @@ def _compare(
             }
         )
     for line, p in zip(lines, sign_flips(np.stack(flipped, axis=1)), strict=True):
-        line |= {"p_flips": p, "p": max(p, line["p_t"])}
+        line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
     return lines
 
 
