@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import recbole_pos.study
 from recbole_pos.errors import UsageError
 from recbole_pos.study.command import plan_of_models
 from recbole_pos.study.expand import check_plan, digest, dry_run, dry_run_sentence, fits
@@ -344,3 +346,18 @@ def test_models_and_options_are_given_once():
         plan_of_models("shop", [])
     with pytest.raises(UsageError, match="command line: there is no row 'Pop'"):
         plan_of_models("shop", ["SASRec"], reference="Pop")
+
+
+# the room
+
+
+def test_studies_need_neither_recbole_nor_torch_nor_ray():
+    """A dry run and a report of finished runs are there at once."""
+    for file in sorted((Path(recbole_pos.study.__file__).parent).glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in getattr(node, "names", []) if not names]
+            for name in names:
+                ours = name.startswith(("recbole_pos.study", "recbole_pos.errors"))
+                assert ours or name == "recbole_pos.values" or not name.startswith("recbole"), file
+                assert name.split(".")[0] not in ("torch", "ray"), file

@@ -167,6 +167,8 @@ def test_where_nothing_differs_nothing_is_known():
     nothing = np.zeros((3, 20))
     found = estimate(nothing, nothing)
     assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
+    pooled = SeedNoise(1e-6, 0.0, 4, 0.1)
+    assert np.isnan(estimate(nothing[:1], nothing, pooled).error)
     hit = nothing.copy()
     hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
     found = estimate(hit, nothing)
@@ -217,6 +219,17 @@ def test_differences_are_those_of_the_means(rng):
     assert found["seed_noise"].to_dict() == {"B": "own", "C": "pooled"}
     assert (found["units"] == 300).all() and (found["targets"] == len(table.unit)).all()
     assert np.isnan(mean["deviation"]["C"]) and mean["seeds"].tolist() == [3, 2, 1]
+
+
+def test_rows_of_the_same_models_count_once_in_the_pool(rng):
+    table = table_of(Case((1, 1, 3), units=300), rng)
+    twin = pd.DataFrame({"row": ["D"] * 3, "seed": [2020, 2021, 2022]})
+    runs = pd.concat([table.runs, twin], ignore_index=True)
+    both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]), table.unit)
+    alone = differences(table, ["ndcg@10"], "A", rows=["B"])
+    bound = differences(both, ["ndcg@10"], "A", rows=["B"], coupled=lambda a, b: {a, b} == {*"CD"})
+    loose = differences(both, ["ndcg@10"], "A", rows=["B"])
+    assert alone["df"][0] == bound["df"][0] < loose["df"][0]
 
 
 def test_a_star_needs_two_seeds_on_both_sides(rng):

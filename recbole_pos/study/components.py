@@ -155,8 +155,9 @@ def estimate(
         weight += (shared * pooled.between) ** 2 / pooled.df
         fewest = min(fewest, pooled.df)
     variance = between_units + max(extra, 0.0)
-    if not variance:  # nothing differs (nobody's cold item was found): that is no precision
-        return Estimate(difference, float("nan"), float("nan"), "unknown")
-    df = max(variance**2 / weight, fewest)
     source = "own" if not shared else "unknown" if pooled is None else "pooled"
+    if not variance or not (row.any() or reference.any()):
+        # nothing differs, as where nobody's cold item is found: that is no precision
+        return Estimate(difference, float("nan"), float("nan"), source)
+    df = max(variance**2 / weight, fewest)
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)

@@ -90,8 +90,6 @@ def read_source(path: str | Path) -> Source:
     Raises:
         UsageError: if it cannot be read, is no yaml or holds no mapping; names the line.
     """
-    from recbole_pos.properties import YamlLoader
-
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +97,7 @@ def read_source(path: str | Path) -> Source:
         raise UsageError(f"cannot read study {path}: {reason}") from error
     loader = None
     try:
-        loader = YamlLoader(text)
+        loader = _loader_of(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise UsageError(f"study {path} must hold `key: value` lines")
@@ -151,10 +149,20 @@ def parse_list(text: str, where: str) -> list[Any]:
     Raises:
         UsageError: if it is not yaml.
     """
-    from recbole_pos.properties import YamlLoader
-
+    loader = None
     try:
-        return yaml.load(f"[{text}]", Loader=YamlLoader)
+        loader = _loader_of(f"[{text}]")
+        return loader.get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise UsageError(f"{where}: {text!r} is no list of values ({problem})") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _loader_of(text: str) -> yaml.SafeLoader:
+    """The package's reader of yaml, which takes 1e-3 for a number."""
+    from recbole_pos.properties import YamlLoader
+
+    return YamlLoader(text)

@@ -133,7 +133,12 @@ def _compare(
             for row in others
         ]
     values = {row: pseudo_values(total, size) for row, total in totals.items()}
-    noises = [SeedNoise.of(value) for value in values.values()]
+    # a row that was made from another's models tells nothing more of the noise between seeds
+    alone: list[str] = []
+    for row in values:
+        if coupled is None or not any(coupled(row, other) for other in alone):
+            alone.append(row)
+    noises = [SeedNoise.of(values[row]) for row in alone]
     pooled = SeedNoise.pooled([noise for noise in noises if noise is not None])
     lines, flipped = [], []
     for row in others:
