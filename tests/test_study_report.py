@@ -182,7 +182,6 @@ def test_text_of_the_users_is_no_markup():
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
         assert text in console.file.getvalue()
     assert "| [blue]a\\|b | 1 |" in table.markdown()
-    assert table.csv() == "row,[bold]x\n[blue]a|b,1\n"
 
 
 def test_a_csv_has_everything_that_is_known(results, found):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
 from recbole_pos.errors import UsageError
+from recbole_pos.study import simulation
 from recbole_pos.study.components import SeedNoise, estimate, pseudo_values
 from recbole_pos.study.ranks import RankTable, gains, is_from_ranks
 from recbole_pos.study.significance import holm, sign_flips
@@ -129,6 +133,23 @@ def test_where_only_seeds_matter_it_is_welchs_t_test(rng):
     assert found.p == pytest.approx(welch.pvalue)
     assert found.df == pytest.approx(welch.df)
     assert found.interval() == pytest.approx(tuple(welch.confidence_interval()))
+
+
+def test_the_error_is_the_deviation_of_the_difference(rng):
+    """Noise of seeds on units is in both mean squares, and counts once."""
+    errors, differences = [], []
+    for _ in range(400):
+        unit = rng.normal(0, 0.5, 50)
+        row, reference = (
+            rng.normal(0, 0.5, (5, 1)) + rng.normal(0, 3, (5, 50)) + side
+            for side in (unit, rng.normal(0, 0.5, 50))
+        )
+        found = estimate(row, reference)
+        errors.append(found.error**2)
+        differences.append(found.difference)
+    truth = 2 * (0.5**2 / 5 + 0.5**2 / 50 + 3**2 / 250)
+    assert np.mean(errors) == pytest.approx(truth, rel=0.08)
+    assert np.var(differences) == pytest.approx(truth, rel=0.2)
 
 
 def test_noise_between_seeds_grows_the_interval_of_one_seed(rng):
@@ -329,3 +350,13 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     detectable = np.median([found.detectable() for found in estimates])
     assert detectable == pytest.approx(case.truth(), rel=0.2)
     assert 0.65 < seen < 0.92
+
+
+def test_the_simulation_is_a_command_that_can_fail(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulation", "--studies", "40", "--only", "five seeds"])
+    monkeypatch.setattr(simulation, "LOWEST", 0.8)  # of so few
+    simulation.main()
+    assert re.search(r"five seeds +0\.0000 +\d+\.\d%", capsys.readouterr().out)
+    monkeypatch.setattr(simulation, "LOWEST", 1.01)
+    with pytest.raises(SystemExit, match="outside of .*: five seeds"):
+        simulation.main()

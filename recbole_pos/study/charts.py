@@ -267,7 +267,7 @@ def _chart(figure: Figure, title: str, alternative: str, note: str = "") -> Char
     FigureCanvasSVG(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
-        figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+        figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -1,13 +1,11 @@
-"""Numbers as tables have them, and a table on the terminal, in markdown and as csv."""
+"""Numbers as tables have them, and a table on the terminal and in markdown."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
@@ -68,18 +66,6 @@ class Shown:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
-
-    def csv(self) -> str:
-        """For a spreadsheet: the same cells, a detail in a column of its own."""
-        columns: dict[str, list[str]] = {}
-        for place, name in enumerate(self.columns):
-            cells = [line[place] for line in self.lines]
-            columns[name] = [cell.text for cell in cells]
-            if any(cell.detail for cell in cells):
-                columns[f"{name}, detail"] = [cell.detail for cell in cells]
-        file = io.StringIO()
-        pd.DataFrame(columns).to_csv(file, index=False)
-        return file.getvalue()
 
 
 def _rich(cell: Cell) -> Text:
