@@ -117,7 +117,7 @@ def run(
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
         return _run_in_parallel(plan, config, run_dir, resume, screen)
-    return _train(config, folder, run_dir, Screen(**screen))
+    return train(config, folder, run_dir, Screen(**screen))
 
 
 def _run_in_parallel(
@@ -154,20 +154,32 @@ def _member(
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
     first = this_share().rank == 0
     folder = RunFolder(path) if resumed and path else None
-    _train(config, folder, path, Screen(**told) if first else Screen(False))
+    train(config, folder, path, Screen(**told) if first else Screen(False))
 
 
-def _train(
-    config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, screen: Screen
+def train(
+    config: PosConfig,
+    folder: RunFolder | None,
+    run_dir: str | Path | None,
+    screen: Screen,
+    dataset: Any = None,
 ) -> Result | None:
-    """One experiment in this process, from a folder on if it is given."""
+    """One experiment in this process.
+
+    Args:
+        config: of the run.
+        folder: of an interrupted run, which goes on; None for a new one.
+        run_dir: where a new one writes.
+        screen: where it is told about.
+        dataset: prepared before, for this configuration; read from files when None.
+    """
     first = this_share().rank == 0
     keep_freed_memory()
     with ExitStack() as held:
         if folder is not None and first:  # before the checkpoint is read
             held.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
-            experiment = prepare(config, fresh=folder is None)
+            experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
         resumed = folder is not None
