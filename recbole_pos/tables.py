@@ -112,6 +112,8 @@ class Table(Mapping[str, type]):
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Those of the options of a class: its yaml, or what it was registered with."""
+        if name in self._points:
+            self._require_one(name)
         if name in self.places:
             return read_yaml(ROOT / self.folder / f"{name}.yaml")
         return copy.deepcopy(self._find(name).defaults)

@@ -78,7 +78,12 @@ def _import(name: str) -> ModuleType:
             raise
     sys.path.append(here)  # it stays: processes that this one starts look there too
     importlib.invalidate_caches()
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if _is_part(error.name, name):
+            sys.path.remove(here)
+        raise
 
 
 def _is_part(missing: str | None, name: str) -> bool:

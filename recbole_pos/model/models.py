@@ -136,7 +136,7 @@ def name_of(model: type) -> str:
         UsageError: as of :func:`register_model`.
     """
     _require_recommender(model)
-    for table in OURS.maps:
+    for table in (MODELS, BASELINES, ADDED):
         if name := table.name_of(model):
             return name
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
