@@ -19,9 +19,11 @@ from torch import nn
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
 from recbole_pos.model.models import ADDED, name_of
 from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.training import Rows, adapter
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.tables import Table
 
@@ -133,14 +135,14 @@ def config_of(result) -> dict:
     return yaml.safe_load(Path(result.run_dir, "config.yaml").read_text())
 
 
-def call(folder: Path, *command: str, fails: bool = False) -> str:
+def call(folder: Path, *command: str) -> str:
     """A fresh process; what it said."""
     environment = {**os.environ, "PYTHONPATH": str(Path(recbole_pos.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -468,23 +470,28 @@ def test_wrong_plugins(here: Path, tiny: Path, text: str, plugins: list, wanted:
 
 
 def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
-    """Trained by the command, resumed, loaded and asked for recommendations by others."""
+    """Trained by the command; asked for recommendations, resumed and loaded by others."""
     given = [f"--{key}={value}" for key, value in options(tiny, hidden_size=8).items()]
-    command = ["-m", "recbole_pos.cli.main"]
-    call(here, *command, "run", "-m", "TinyGRU", "-d", "tiny", "--plugins=[my_models]", *given,
-         "--run_dir=out", "--quiet")  # fmt: skip
+    call(here, "-m", "recbole_pos.cli.main", "run", "-m", "TinyGRU", "-d", "tiny",
+         "--plugins=[my_models]", *given, "--run_dir=out", "--quiet")  # fmt: skip
     assert yaml.safe_load((here / "out" / "config.yaml").read_text())["plugins"] == ["my_models"]
-    call(here, *command, "run", "--resume", "out", "--epochs=2", "--quiet")
-    assert len((here / "out" / "metrics.jsonl").read_text().splitlines()) == 2
-    call(here, *command, "recommend", "out", "-k", "2", "--users", "u9")
+    main = "import sys\nfrom recbole_pos.cli.main import main\n"
+    recommend = "assert main(['recommend', 'out', '-k', '2', '--users', 'u9']) == 0\n"
+    resume = "assert main(['run', '--resume', 'out', '--epochs=2', '--quiet']) == 0\n"
+    later = "sys.path.remove('')\n" + recommend + resume  # as an installed command has it
+    call(here, "-c", main + later)
     assert (here / "out" / "recommendations.csv").read_text().count("u9") == 2
+    assert len((here / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
-    elsewhere = here / "elsewhere"
-    elsewhere.mkdir()
-    said = call(elsewhere, *command, "recommend", "../out", fails=True)
+    (here / "elsewhere").mkdir()
+    said = call(
+        here / "elsewhere",
+        "-c",
+        f"{main}main(['recommend', '../out'])\n{MODULE}{REGISTER}"
+        "print(type(recbole_pos.load('../out').model))\n",
+    )
     assert "plugins: there is no module 'my_models'" in said and "register" in said
-    load = MODULE + REGISTER + "made = recbole_pos.load('../out')\nprint(type(made.model))\n"
-    assert "__main__.TinyGRU" in call(elsewhere, "-c", load)
+    assert "__main__.TinyGRU" in said
 
 
 # --- other processes ---
@@ -610,6 +617,14 @@ def _message(action) -> str:
     with pytest.raises(UsageError) as caught:
         action()
     return str(caught.value)
+
+
+def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, mine) -> None:
+    """BERT4Rec's loss and SASRec's windows are for RecBole's classes alone."""
+    theirs = type("SASRec", (mine.Markov,), {})
+    recbole_pos.register_model(theirs, name="OtherSASRec")
+    made = prepare(PosConfig(theirs, "tiny", None, options(tiny)))
+    assert type(adapter(made.config, made.model)) is Rows
 
 
 # --- nothing heavy ---
