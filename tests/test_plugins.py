@@ -17,6 +17,7 @@ from recbole.model.sequential_recommender import SASRec
 from torch import nn
 
 import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
@@ -611,6 +612,27 @@ def test_a_name_given_twice_says_by_whom(package: Path, tiny: Path) -> None:
 def test_someone_elses_name_cannot_be_registered(package: Path, mine) -> None:
     with pytest.raises(UsageError, match="taken by the package my-package"):
         recbole_pos.register_model(mine.Markov)
+
+
+def test_they_are_listed_with_where_they_are_from(package: Path, mine, capsys, monkeypatch) -> None:
+    """Those that cannot be had as well, with the reason."""
+    monkeypatch.setenv("COLUMNS", "200")
+    recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
+    assert main(["models"]) == 0 and main(["schemes"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for wanted in (
+        "Markov │ my-package │ The last item alone, in RecBole's form.",
+        "TinyGRU │ __main__ │ A GRU over the history.",
+        "Broken │ my-package │ model 'Broken' of the package my-package",
+        "recency │ logits │ order │ 2 │ recency_slope │ Logits fall with distance.",
+    ):
+        assert any(wanted in line for line in lines), wanted
+
+
+def test_options_of_one_in_a_module_are_listed(here: Path, capsys) -> None:
+    assert main(["run", "-m", "TinyGRU", "--plugins=[my_models]", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "gru_width" in printed and "Standard deviation of" in printed
 
 
 def _message(action) -> str:
