@@ -415,6 +415,8 @@ def test_schemes_that_are_none(mine) -> None:
 def test_an_unknown_model_says_what_to_do(tiny: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown model 'TinyGRU'.*--plugins='\[my_models\]'"):
         PosConfig("TinyGRU", "tiny", None, options(tiny))
+    with pytest.raises(UsageError, match=r"unknown scheme 'recency'.*register_scheme first"):
+        PosConfig("PosSASRec", "tiny", None, options(tiny, position=["recency"]))
 
 
 # --- from a module ---
