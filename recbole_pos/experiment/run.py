@@ -12,6 +12,7 @@ from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
+from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe
@@ -62,7 +63,7 @@ class Result:
 
 
 def run(
-    model: str | None = None,
+    model: str | type | None = None,
     dataset: str | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
@@ -78,7 +79,8 @@ def run(
     True
 
     Args:
-        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them).
+        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
+            one's own, see :func:`recbole_pos.register_model`.
         dataset: name of a folder with atomic files under ``data_path``, or ml-100k.
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
@@ -128,11 +130,14 @@ def _run_in_parallel(
     told: dict[str, Any],
 ) -> Result | None:
     gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
+    packed = pack(config["model"])
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
     path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
     try:
-        processes.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
+        processes.launch(
+            plan, _member, (config.plain, path, resume is not None, told, packed), gpus
+        )
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
@@ -147,9 +152,15 @@ def _run_in_parallel(
 
 
 def _member(
-    plain: dict[str, Any], path: Path | None, resumed: bool, told: dict[str, Any], gpu: str
+    plain: dict[str, Any],
+    path: Path | None,
+    resumed: bool,
+    told: dict[str, Any],
+    packed: bytes,
+    gpu: str,
 ) -> None:
     """What each process of a group runs; the first one writes and prints."""
+    unpack(packed)
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
     first = this_share().rank == 0

@@ -14,6 +14,7 @@ import ray
 from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, arguments, changed
+from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
@@ -57,7 +58,7 @@ class Found:
 
 
 def search(
-    model: str | None = None,
+    model: str | type | None = None,
     dataset: str | None = None,
     space: str | Path | None = None,
     config_file_list: list[str] | None = None,
@@ -162,6 +163,7 @@ def _tuner(
             base=settings.base,
             takes={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
             nproc=settings.nproc,
+            packed=pack(settings.model),
             data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
         ),
         tune.PlacementGroupFactory([bundle] * settings.nproc),
