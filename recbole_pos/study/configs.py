@@ -1,0 +1,89 @@
+"""From a row's options to a configuration, the data it needs, and the name of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recbole_pos.config.options import DATA, rule
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+from recbole_pos.position.schemes import scheme_names
+from recbole_pos.study.expand import digest
+
+NUMERICS = 1  # raised when the same options would give other numbers
+# What decides where and how a run is told about, and nothing of what it finds.
+_INDIFFERENT = (
+    *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
+    *("log_wandb", "wandb_project", "plugins"),
+)
+# A study's runs are told about by the study.
+QUIET = {"show_progress": False, "tensorboard": False}
+_OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
+
+
+def row_config(options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> PosConfig:
+    """The configuration of a row.
+
+    Args:
+        options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
+            schemes that are added to those of the row that it is attached to.
+        more: options that win.
+
+    Raises:
+        UsageError: for whatever is wrong with them.
+    """
+    given = {**options, **(more or {})}
+    model, dataset = given.pop("model", None), given.pop("dataset", None)
+    files = list(given.pop("config_files", ()))
+    if attach := given.pop("attach", None):
+        before = PosConfig(model, dataset, files, given)
+        if "position" not in before.plain:
+            raise UsageError(f"attach: {before['model']} takes no position schemes")
+        given["position"] = attached(before.plain["position"], attach)
+    return PosConfig(model, dataset, files, {**given, **QUIET})
+
+
+def attached(position: Any, schemes: list[str]) -> list[str]:
+    """The schemes of a model that others are added to."""
+    kept = [name for name in scheme_names(position) if name != "nope"]
+    return [*kept, *scheme_names(list(schemes), "attach")]
+
+
+def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
+    """The name of a run.
+
+    Args:
+        config: of the run.
+        identity: of its data and split.
+        others: what else decides it: whether it is tested, the run that it is attached to.
+    """
+    plain = {key: value for key, value in config.plain.items() if key not in _INDIFFERENT}
+    return digest(plain, dict(identity), NUMERICS, *others)
+
+
+def data_key(config: PosConfig) -> str:
+    """Equal for configurations that read the same data in the same way."""
+    about = {
+        key: value
+        for key, value in config.plain.items()
+        if rule(key).role == DATA and key not in _OF_MODEL
+    }
+    return digest(about, str(config["MODEL_TYPE"]))
+
+
+class Datasets:
+    """Prepared data, once for all configurations that read the same."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def of(self, config: PosConfig) -> Any:
+        """The dataset of a configuration, after ``build``."""
+        key = data_key(config)
+        if key not in self.kept:
+            dataset = read_dataset(config)
+            dataset.build()
+            self.kept[key] = dataset
+        return self.kept[key]

@@ -1,0 +1,128 @@
+"""The folder of a study: what was planned, and every run that it ever made.
+
+Runs stand under the digest of what decides them (configuration, data, split, version of the
+numerics), so that a changed option makes a new run beside the old one and nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.files import only_writer, write_text
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.reading import make_plan
+from recbole_pos.study.source import Source
+
+FIT = "fit.json"  # in a run's folder: of which fit it is
+
+
+class StudyFolder:
+    """The folder of one study.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.plan = self.path / "study.json"
+        self.runs = self.path / "runs"
+        self.searches = self.path / "searches"
+
+    @classmethod
+    def of(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
+        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
+        if path is None:
+            title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-")[:60] or "study"
+            path = Path("saved") / plan.dataset / "studies" / title
+        return cls(path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a study is here."""
+        return self.plan.is_file()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While this process trains for the study.
+
+        Raises:
+            UsageError: if another process does.
+        """
+        make_folder(self.path)
+        with only_writer(self.path, "compared"):
+            yield
+
+    def write_plan(self, plan: Plan) -> None:
+        """Keep a plan, so that the study can be continued and shown without its file."""
+        content = {"name": plan.source.name, "content": plan.source.content}
+        write_text(self.plan, json.dumps(content, indent=2, default=str) + "\n")
+
+    def read_plan(self) -> Plan:
+        """The plan of the study that is here.
+
+        Raises:
+            UsageError: if there is none, or it is damaged.
+        """
+        try:
+            kept = json.loads(self.plan.read_text(encoding="utf-8"))
+            source = Source(kept["name"], kept["content"])
+        except OSError as error:
+            raise UsageError(f"{self.path} is not the folder of a study: no study.json") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan} is damaged: {error}") from error
+        return make_plan(source)
+
+    def run(self, digest: str) -> RunFolder:
+        """Where a run is, or will be."""
+        return RunFolder(self.runs / digest)
+
+    def write_fit(self, digest: str, **facts: Any) -> None:
+        """Say what a run is, and what became of it."""
+        make_folder(self.runs / digest)
+        known = self.fit(digest) or {}
+        text = json.dumps({**known, **facts}, indent=2, default=str)
+        write_text(self.runs / digest / FIT, text + "\n")
+
+    def fit(self, digest: str) -> dict[str, Any] | None:
+        """What was said of a run; None if nothing was."""
+        file = self.runs / digest / FIT
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def drawn(self, row: str) -> dict[int, dict[str, Any]]:
+        """Trial -> options that a search has drawn for a row, by number."""
+        try:
+            kept = json.loads(self._search_file(row).read_text(encoding="utf-8"))
+            return {int(number): options for number, options in kept.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def write_drawn(self, row: str, drawn: dict[int, dict[str, Any]]) -> None:
+        """Keep what a search has drawn for a row."""
+        make_folder(self.searches)
+        write_text(self._search_file(row), json.dumps(drawn, indent=2, default=str) + "\n")
+
+    def _search_file(self, row: str) -> Path:
+        return self.searches / f"{re.sub(r'[^A-Za-z0-9]+', '-', row)}.json"
+
+
+def commit() -> str:
+    """The commit of the checkout that the package runs from; empty where it is installed."""
+    package = Path(__file__).resolve().parent
+    command = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
