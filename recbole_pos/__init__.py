@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
     from recbole_pos.serve.recommend import recommend
+    from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
 
 __version__ = "0.2.0"
@@ -32,6 +33,7 @@ __all__ = [
     "SequenceContext",
     "__version__",
     "attach",
+    "compare",
     "load",
     "recommend",
     "register_model",
@@ -53,6 +55,7 @@ _PLACES = {
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
     "search": "recbole_pos.tune",
+    "compare": "recbole_pos.study.driver",
 }
 
 

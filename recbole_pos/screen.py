@@ -108,9 +108,15 @@ class Screen:
         """One line of text."""
         self._print(self._texts, text)
 
+    def table(self, table: Table) -> None:
+        """A table."""
+        self._print(self._texts, table)
+
     def _print(self, consoles: list[Console], what: str | Table) -> None:
         table = {} if isinstance(what, Table) else {"soft_wrap": True, "markup": False}
         for console in consoles:  # [a] is text here
+            if table == {} and not console.is_terminal:  # nothing is cut off in a file
+                table = {"width": WIDE}
             with writing(self._name(console is self._log)):
                 console.print(what, **table)
 
@@ -183,7 +189,7 @@ class Screen:
         for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
         self.line(title)
-        self._print(self._texts, table)
+        self.table(table)
 
 
 class _Console(Console):

@@ -7,7 +7,12 @@ from typing import Any
 
 from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
 from recbole_pos.cli.inspect import add_inspect
-from recbole_pos.config.arguments import AttachArguments, RunArguments, SearchArguments
+from recbole_pos.config.arguments import (
+    AttachArguments,
+    CompareArguments,
+    RunArguments,
+    SearchArguments,
+)
 
 
 def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -19,6 +24,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     """
     _add_run(commands, debug)
     _add_tune(commands, debug)
+    _add_compare(commands, debug)
     _add_attach(commands, debug)
     models = commands.add_parser("models", parents=[debug], help="list what can be run")
     models.set_defaults(command=_models)
@@ -109,6 +115,41 @@ def _tune(args: argparse.Namespace, options: list[str]) -> int:
         parse_overrides(options),
         settings=read_fields(args, SearchArguments),
     )
+    return 0
+
+
+def _add_compare(commands: Any, debug: argparse.ArgumentParser) -> None:
+    compare = commands.add_parser(
+        "compare",
+        parents=[debug],
+        help="train several models the same way and say how they differ",
+        description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
+        "What is missing is trained, with every seed; then tables, differences with intervals, and "
+        "a report. The same command again goes on where it was stopped. Keys of the configuration "
+        "(--key value) are the same for all rows.",
+        allow_abbrev=False,
+    )
+    compare.add_argument(
+        "what", nargs="*", metavar="STUDY", help="a study's yaml or folder, or folders of runs"
+    )
+    _add_what(compare, "models, with commas between them")
+    add_fields(compare, CompareArguments)
+    compare.set_defaults(command=_compare, configured=True)
+
+
+def _compare(args: argparse.Namespace, options: list[str]) -> int:
+    from recbole_pos.errors import UsageError
+    from recbole_pos.study.driver import compare
+
+    if bool(args.what) == bool(args.model):
+        raise UsageError(
+            "compare: give either models, as in -m FPARec,SASRec -d ml-100k, or a study's file or "
+            "folder, or folders of runs"
+        )
+    models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
+    what = models or (args.what[0] if len(args.what) == 1 else args.what)
+    files, given = config_files(args.config_files), parse_overrides(options)
+    compare(what, args.dataset, files, given, settings=read_fields(args, CompareArguments))
     return 0
 
 

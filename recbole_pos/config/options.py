@@ -126,8 +126,8 @@ _TABLE = (
     Option("alias_of_relation_id", example=["name"], role=DATA),
     Option("normalize_field", example=["price"], role=DATA),
     Option("normalize_all", example=True, role=DATA),
-    Option("discretization", 1, 10**6, example={"price": {"method": "LD"}}),
-    Option("numerical_features", example=["price"]),
+    Option("discretization", 1, 10**6, example={"price": {"method": "LD"}}, role=DATA),
+    Option("numerical_features", example=["price"], role=DATA),
     # what of it is left
     Option("session_filter", role=DATA),
     Option("train_fraction", role=DATA),

@@ -47,7 +47,9 @@ def plan_of_models(
         words = [] if len(models) == 1 and options else [model]
         words += [_word(name, value, len(names) > 1) for name, value in options.items()]
         rows[" ".join(words)] = {"model": model, **options}
-    content = {"dataset": dataset, "rows": rows, "seeds": seeds, "base": base or {}, **others}
+    what = f"{', '.join(models)}{' by ' if names else ''}{' and '.join(names)}"
+    content = {"dataset": dataset, "title": f"{what} on {dataset}", "rows": rows, "seeds": seeds}
+    content |= {"base": base or {}, **others}
     return make_plan(Source("command line", content))
 
 

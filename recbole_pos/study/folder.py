@@ -85,28 +85,46 @@ class StudyFolder:
         """Where a run is, or will be."""
         return RunFolder(self.runs / digest)
 
-    def write_fit(self, digest: str, **facts: Any) -> None:
+    def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Say what a run is, and what became of it."""
         make_folder(self.runs / digest)
         known = self.fit(digest) or {}
-        text = json.dumps({**known, **facts}, indent=2, default=str)
+        text = json.dumps({**known, **facts, "digest": digest}, indent=2, default=str)
         write_text(self.runs / digest / FIT, text + "\n")
 
     def fit(self, digest: str) -> dict[str, Any] | None:
         """What was said of a run; None if nothing was."""
-        file = self.runs / digest / FIT
+        return self._read(self.runs / digest / FIT) or None
+
+    def current(self) -> dict[str, str]:
+        """Fit -> digest of its run, as the plan stands; runs of older options stay beside them."""
+        return self._read(self.path / "current.json")
+
+    def write_current(self, digests: dict[str, str]) -> None:
+        """Note what runs the plan's fits are; those of rows that were not asked for stay."""
+        text = json.dumps({**self.current(), **digests}, indent=2)
+        write_text(self.path / "current.json", text + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the data and of what they were trained with."""
+        return self._read(self.path / "facts.json")
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        """Keep what is known of the data."""
+        write_text(self.path / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
+
+    @staticmethod
+    def _read(file: Path) -> dict[str, Any]:
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            kept = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None
+            return {}
+        return kept if isinstance(kept, dict) else {}
 
     def drawn(self, row: str) -> dict[int, dict[str, Any]]:
         """Trial -> options that a search has drawn for a row, by number."""
-        try:
-            kept = json.loads(self._search_file(row).read_text(encoding="utf-8"))
-            return {int(number): options for number, options in kept.items()}
-        except (OSError, ValueError, AttributeError):
-            return {}
+        kept = self._read(self._search_file(row))
+        return {int(number): options for number, options in kept.items() if number.isdigit()}
 
     def write_drawn(self, row: str, drawn: dict[int, dict[str, Any]]) -> None:
         """Keep what a search has drawn for a row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,23 @@ def _yaml(path: Path, text: str) -> Space:
         raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
     finally:
         loader.dispose()
+    return _space(entries)
+
+
+def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
+    """A space that stands within another file.
+
+    Args:
+        content: option -> how it is drawn, as in a space file.
+        lines: option -> file and line.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    return _space([(name, value, lines.get(name, name)) for name, value in content.items()])
+
+
+def _space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
     parameters, fixed, lines = [], {}, {}
     for name, value, where in entries:
         _require_new(name, where, lines)

@@ -1,0 +1,254 @@
+"""From folders of runs to the results of a study, and from these to its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.files import whole, write_text
+from recbole_pos.study import report
+from recbole_pos.study.configs import QUIET
+from recbole_pos.study.expand import Fit, fits
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.reading import make_plan
+from recbole_pos.study.results import DONE, Results, compare
+from recbole_pos.study.shown import Shown
+from recbole_pos.study.source import Source
+from recbole_pos.study.tables import all_tables, markdown, tidy
+from recbole_pos.study.ties import TieCount
+from recbole_pos.yaml_files import read_yaml
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written of results.
+
+    Attributes:
+        tables: as they are printed.
+        files: paths.
+        pairs: a line a row and its reference.
+    """
+
+    tables: list[Shown]
+    files: list[Path]
+    pairs: pd.DataFrame
+
+
+def results_of(plan: Plan, folder: StudyFolder) -> Results:
+    """What the runs of a study have found so far."""
+    lines, ranks, curves, trials = [], {}, [], []
+    metric = plan.metrics[0]
+    current, chosen = folder.current(), folder.facts().get("chosen", {})
+    for one in fits(plan):
+        known = folder.fit(current.get(one.name, ""))
+        if known is None:  # not begun
+            continue
+        run, known = folder.run(known["digest"]), {**known, "row": one.row, "seed": one.seed}
+        if one.stage == "trial":
+            trials.append(_trial(known, one, metric, chosen.get(one.row) == one.trial))
+            continue
+        lines.append(_line(known, run, folder.path))
+        curves += _curve(known, run, metric)
+        if known["status"] == DONE and run.ranks.is_file():
+            ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)
+    command = f"recbole-pos compare {folder.path}"
+    return _results(plan, lines, ranks, curves, trials, command, folder.facts())
+
+
+def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
+    """A run as a line of a table."""
+    seconds = known.get("seconds") or {}
+    device = known.get("device") or {}
+    return {
+        "row": known["row"],
+        "seed": known["seed"],
+        "status": known["status"],
+        "reason": known.get("reason", ""),
+        **(known.get("test") or {}),
+        "seconds": seconds.get("training"),
+        "parameters": known.get("parameters"),
+        "epochs": known.get("epochs"),
+        "device": " ".join(str(device[key]) for key in ("name", "threads") if key in device),
+        "commit": known.get("commit", ""),
+        "digest": known.get("digest", ""),
+        "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
+    }
+
+
+def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
+    """Validation by epoch."""
+    try:
+        lines = [json.loads(text) for text in run.metrics.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    return [
+        {
+            "row": known["row"],
+            "seed": known["seed"],
+            "epoch": line["epoch"] + 1,
+            "value": line["valid"][metric],
+        }
+        for line in lines
+        if (line.get("valid") or {}).get(metric) is not None
+    ]
+
+
+def _trial(known: dict[str, Any], one: Fit, metric: str, chosen: bool) -> dict[str, Any]:
+    """A trial as a line of a table."""
+    value = (known.get("best_valid") or {}).get(metric)
+    options = known.get("searched") or {}
+    text = ", ".join(f"{name}: {option}" for name, option in options.items())
+    return {
+        "row": one.row,
+        "trial": one.trial,
+        "options": text,
+        "value": value,
+        "chosen": chosen,
+    }
+
+
+def _results(
+    plan: Plan,
+    lines: list[dict[str, Any]],
+    ranks: dict[tuple[str, int], pd.DataFrame],
+    curves: list[dict[str, Any]],
+    trials: list[dict[str, Any]],
+    command: str,
+    facts: dict[str, Any] | None = None,
+) -> Results:
+    places = {row: place for place, row in enumerate(plan.rows)}
+    lines.sort(key=lambda line: (places[line["row"]], line["seed"]))
+    ranks = dict(sorted(ranks.items(), key=lambda item: (places[item[0][0]], item[0][1])))
+    more = {}
+    if curves:
+        more["curves"] = pd.DataFrame(curves)
+    if trials:
+        more["searches"] = pd.DataFrame(trials).sort_values(["row", "trial"], ignore_index=True)
+    columns = ["row", "seed", "status"]
+    return Results(
+        plan=plan,
+        runs=pd.DataFrame(lines) if lines else pd.DataFrame(columns=columns),
+        ranks=RankTable.from_runs(ranks, plan.unit) if ranks else None,
+        curve_metric=plan.metrics[0],
+        commands=(command,),
+        ties=TieCount(**facts["ties"]) if facts and facts.get("ties") else None,
+        data=(facts or {}).get("data", {}),
+        versions=(facts or {}).get("versions", {}),
+        **more,
+    )
+
+
+def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
+    """Runs that exist already, side by side: same data, same split.
+
+    Args:
+        paths: their folders.
+        reference: name of a row; the first when None.
+
+    Raises:
+        UsageError: if one is not finished, or two are of other data or another split; says which.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    lines, ranks, curves, seeds = [], {}, [], []
+    first: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
+    configs = [read_yaml(RunFolder(path).require().config) for path in paths]
+    names = _names(configs)
+    metric = str(configs[0].get("valid_metric", "ndcg@10")).lower()
+    for path, config, name in zip(paths, configs, names, strict=True):
+        run = RunFolder(path)
+        if not run.result.is_file():
+            raise UsageError(f"compare: {path} is not finished: continue it with --resume {path}")
+        data = checkpoint.load(run.checkpoint, ("data",))
+        if first is not None:
+            _require_same(first, (path, config, data))
+        first = first or (path, config, data)
+        result = json.loads(run.result.read_text(encoding="utf-8"))
+        known = {**result, "row": name, "seed": config["seed"], "status": DONE}
+        if name in rows and any(k[0] == name and k[1] == config["seed"] for k in ranks):
+            raise UsageError(
+                f"compare: {path} is a run of {name} with a seed that is there already"
+            )
+        rows[name] = {"model": config["model"]}
+        seeds.append(config["seed"])
+        lines.append(_line(known, run, Path()))
+        curves += _curve(known, run, metric)
+        if not run.ranks.is_file():
+            raise UsageError(
+                f"compare: {path} has no test_ranks.parquet, as runs of 0.1 have none; "
+                f"`recbole-pos run --resume {path}` tests it again and writes it"
+            )
+        ranks[(name, config["seed"])] = pd.read_parquet(run.ranks)
+    content = {
+        "dataset": str(configs[0]["dataset"]),
+        "title": f"{len(paths)} runs on {configs[0]['dataset']}",
+        "rows": rows,
+        "seeds": sorted(set(seeds)),
+        **({"reference": reference} if reference else {}),
+    }
+    plan = make_plan(Source("command line", content))
+    command = f"recbole-pos compare {' '.join(map(str, paths))}"
+    versions = {"versions": lines_versions} if (lines_versions := _versions(paths)) else {}
+    return _results(plan, lines, ranks, curves, [], command, versions)
+
+
+def _versions(paths: Sequence[Path]) -> dict[str, str]:
+    """Those of the first run."""
+    result = json.loads(RunFolder(paths[0]).result.read_text(encoding="utf-8"))
+    return result.get("versions") or {}
+
+
+def _names(configs: list[dict[str, Any]]) -> list[str]:
+    """Names that tell runs apart: the model, and the options in which runs of it differ."""
+    indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from"}
+    names = []
+    for config in configs:
+        alike = [other for other in configs if other["model"] == config["model"]]
+        differing = [
+            key
+            for key in config
+            if key not in indifferent and any(other.get(key) != config[key] for other in alike)
+        ]
+        told = ", ".join(f"{key}: {config[key]}" for key in differing)
+        names.append(f"{config['model']} ({told})" if told else config["model"])
+    return names
+
+
+def _require_same(one: tuple, other: tuple) -> None:
+    """Two runs must have been tested on the same targets, among the same items."""
+    for key in ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter"):
+        if one[1].get(key) != other[1].get(key):
+            raise UsageError(
+                f"compare: {other[0]} and {one[0]} cannot be compared: {key} is "
+                f"{other[1].get(key)} in one and {one[1].get(key)} in the other"
+            )
+    if (one[2].get("data") or "")[:32] != (other[2].get("data") or "")[:32]:
+        raise UsageError(
+            f"compare: {other[0]} and {one[0]} cannot be compared: the events, or what is held "
+            "out of them, are not the same"
+        )
+
+
+def write_results(results: Results, folder: Path) -> Written:
+    """table.md, table.csv, runs.csv, runs.parquet and report.html."""
+    make_folder(folder)
+    comparisons = [compare(results, table) for table in results.plan.tables]
+    tables = all_tables(results, comparisons)
+    pairs = pd.concat([found.differences for found in comparisons], ignore_index=True)
+    write_text(folder / "table.md", markdown(results, comparisons))
+    write_text(folder / "table.csv", tidy(comparisons).to_csv(index=False))
+    write_text(folder / "runs.csv", results.runs.to_csv(index=False))
+    with whole(folder / "runs.parquet", text=False) as file:
+        results.runs.to_parquet(file, index=False)
+    write_text(folder / "report.html", report.html(results, comparisons))
+    names = ("table.md", "table.csv", "runs.csv", "runs.parquet", "report.html")
+    return Written(tables, [folder / name for name in names], pairs)

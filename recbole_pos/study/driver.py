@@ -1,0 +1,284 @@
+"""A study from beginning to end: check everything, train what is missing, write what was found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import ray
+from rich.table import Table
+
+from recbole_pos.config.arguments import CompareArguments, arguments
+from recbole_pos.config.plugins import pack
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import versions
+from recbole_pos.screen import Screen
+from recbole_pos.study.collect import of_runs, results_of, write_results
+from recbole_pos.study.command import plan_of_models
+from recbole_pos.study.configs import data_key, row_config
+from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence
+from recbole_pos.study.fitting import fit
+from recbole_pos.study.folder import StudyFolder, commit
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.progress import StudyProgress
+from recbole_pos.study.reading import make_plan, read_plan
+from recbole_pos.study.results import Results
+from recbole_pos.study.source import Source
+from recbole_pos.study.ties import count_ties
+from recbole_pos.study.work import Job, Work
+from recbole_pos.tune.cluster import connect, stop
+from recbole_pos.tune.data import SharedData
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison found.
+
+    Attributes:
+        runs: a line a run: row, seed, status, the test's metrics, seconds, ...
+        pairs: a line a row: its difference to the reference, interval, p, star.
+        folder: with table.md, table.csv, runs.csv, runs.parquet and report.html.
+    """
+
+    runs: pd.DataFrame
+    pairs: pd.DataFrame
+    folder: Path
+
+
+def compare(
+    what: str | Path | list[Any] | dict[str, Any],
+    dataset: str | None = None,
+    config_file_list: list[str] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    *,
+    settings: CompareArguments | None = None,
+    **given: Any,
+) -> Compared | None:
+    """Compare models: train what is missing, the same way for all, and say what can be said.
+
+    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+    >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=given, seeds=2)
+    >>> sorted(found.runs["status"]), list(found.pairs["row"])
+    (['done', 'done', 'done', 'done'], ['Pop'])
+
+    Args:
+        what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
+            folders: that of a study, or those of runs that exist already.
+        dataset: of a list of models.
+        config_file_list, config_dict: configuration of all rows of a list of models, and what wins
+            over the base of a study.
+        settings: the other arguments together.
+        given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
+            ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
+            ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``, ``gpus_per_trial``,
+            ``verbose``.
+
+    Returns:
+        What was found; None for ``dry_run``.
+
+    Raises:
+        UsageError: if something given is wrong, before anything is trained; for runs that cannot be
+            compared.
+        KeyboardInterrupt: if it was interrupted; says how to go on.
+    """
+    told = arguments(settings or CompareArguments(), given)
+    screen = Screen(told.verbose)
+    if runs := _run_folders(what):
+        return _show(of_runs(runs, told.reference), screen, Path(told.run_dir or "compared"))
+    base = {**(config_dict or {})}
+    if config_file_list:
+        base["config_files"] = list(map(str, config_file_list))
+    plan, folder = _plan(what, dataset, base, told)
+    if told.report:
+        return _show(results_of(plan, folder), screen, folder.path)
+    configs = check_plan(plan, lambda options: row_config(options).plain)
+    if told.dry_run:
+        screen.line(dry_run_sentence(plan))
+        screen.table(_as_table(dry_run(plan)))
+        return None
+    with folder.held():
+        folder.write_plan(plan)
+        _train(plan, folder, told, screen, {c["model"] for c in configs.values()})
+    return _show(results_of(plan, folder), screen, folder.path)
+
+
+def _run_folders(what: Any) -> list[Path]:
+    """Folders of runs, if that is what was given."""
+    several = what if isinstance(what, (list, tuple)) else [what]
+    paths = [Path(one) for one in several if isinstance(one, (str, Path))]
+    runs = [path for path in paths if (path / "config.yaml").is_file()]
+    if runs and len(runs) < len(several):
+        other = next(str(one) for one in several if Path(str(one)) not in runs)
+        raise UsageError(f"compare: {other} is not the folder of a run, as {runs[0]} is")
+    if len(runs) == 1:
+        raise UsageError(f"compare: {runs[0]} is one run; name two folders of runs or more")
+    return runs
+
+
+def _plan(
+    what: Any, dataset: str | None, base: dict[str, Any], told: CompareArguments
+) -> tuple[Plan, StudyFolder]:
+    """The plan of what was given, and where its runs are kept."""
+    changes: dict[str, Any] = {}
+    if told.seeds is not None:
+        changes["seeds"] = told.seeds
+    if told.reference is not None:
+        changes["reference"] = told.reference
+    if isinstance(what, (list, tuple)):
+        names = [one if isinstance(one, str) else _registered(one) for one in what]
+        if not dataset:
+            raise UsageError("no dataset (-d) given")
+        seeds = changes.pop("seeds", 1)
+        plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
+        return plan, StudyFolder.of(plan, told.run_dir)
+    if told.vary:
+        raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
+    if not isinstance(what, dict) and Path(what).is_dir():
+        folder = StudyFolder(what)
+        plan = folder.read_plan()
+    else:
+        plan = make_plan(Source("study", what)) if isinstance(what, dict) else read_plan(what)
+        folder = None
+    if base or changes:
+        content = {**plan.source.content, **changes}
+        content["base"] = {**(content.get("base") or {}), **base}
+        plan = make_plan(Source(plan.source.name, content, plan.source.lines))
+    return plan, folder or StudyFolder.of(plan, told.run_dir)
+
+
+def _registered(model: type) -> str:
+    """The name of a class, after it was made known."""
+    from recbole_pos.model.models import register_model
+
+    return register_model(model).__name__
+
+
+def _train(
+    plan: Plan, folder: StudyFolder, told: CompareArguments, screen: Screen, models: set[str]
+) -> None:
+    """Everything that is left to train."""
+    work = Work(plan, folder, told.rows)
+    waiting = work.ready()
+    folder.write_current(work.digests)
+    folder.write_facts(facts_of(plan, work))
+    if waiting is None:
+        return
+    started = connect(told.address)
+    takes = {"num_cpus": told.cpus_per_trial, "num_gpus": told.gpus_per_trial}
+    packed = {model: pack(model) for model in models}
+    shared: dict[tuple[str, bool], Any] = {}
+    made_by = commit()
+    running: dict[Any, tuple[Job, float]] = {}
+    progress = StudyProgress(screen, plan, work)
+
+    def begin(job: Job) -> None:
+        test = job.fit.stage != "trial"
+        key = data_key(job.config), test
+        if key not in shared:
+            shared[key] = ray.put(SharedData(work.datasets.of(job.config), test))
+        path = folder.run(job.digest).path.resolve()
+        facts = {"row": job.fit.row, "seed": job.fit.seed, "stage": job.fit.stage}
+        facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
+        facts |= {"searched": work.searched(job.fit)}
+        folder.write_fit(job.digest, {"status": "running", **facts})
+        folder.write_current(work.digests)
+        source = str(folder.run(job.begin).path.resolve()) if job.begin else None
+        task = fit.options(**takes)
+        arguments_ = (job.config.plain, str(path), source, packed.get(job.config["model"], b""))
+        running[task.remote(*arguments_, takes, shared[key])] = job, time.monotonic()
+
+    try:
+        most = told.max_concurrent or _room(takes)
+        with progress.shown(running):
+            while waiting is not None or running:
+                while waiting is not None and len(running) < most:
+                    begin(waiting)
+                    waiting = work.ready()
+                ended, _ = ray.wait(list(running), timeout=1.0)
+                for task in ended:
+                    job, since = running.pop(task)
+                    found = _outcome(task)
+                    folder.write_fit(job.digest, found)
+                    work.end(job.fit, found["status"], found.get("reason", ""), found)
+                    progress.ended(job, found, time.monotonic() - since)
+                if ended and waiting is None:
+                    waiting = work.ready()
+    except KeyboardInterrupt:
+        for task in running:
+            ray.cancel(task, force=True)
+        raise KeyboardInterrupt(
+            f"interrupted; finished runs and the last checkpoints of others are kept in "
+            f"{folder.path}; continue with `recbole-pos compare {folder.path}`"
+        ) from None
+    finally:
+        folder.write_current(work.digests)
+        folder.write_facts(facts_of(plan, work))
+        stop(started)
+
+
+def facts_of(plan: Plan, work: Work) -> dict[str, Any]:
+    """What reports say of the data, of the order of equal times, of versions and searches."""
+    facts: dict[str, Any] = {"versions": versions()}
+    if work.datasets.kept:
+        dataset = next(iter(work.datasets.kept.values()))
+        log = dataset.log
+        facts["data"] = {
+            "users": dataset.user_num - 1,
+            "items": dataset.item_num - 1,
+            "events": len(log),
+            "checksum": dataset.identity["data"][:16],
+        }
+        if "LS" in (dataset.split.summary.get("split") or {}):
+            columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
+            facts["ties"] = asdict(count_ties(*columns))
+    facts["chosen"] = {row: search.best() for row, search in work.searches.items()}
+    return facts
+
+
+def _outcome(task: Any) -> dict[str, Any]:
+    """What a task returned; a failed run where its process was lost again and again."""
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayError as error:
+        text = str(error).strip().splitlines()
+        return {"status": "failed", "reason": f"its process was lost: {text[0] if text else error}"}
+
+
+def _room(takes: dict[str, float]) -> int:
+    """How many trainings the machines can do side by side.
+
+    Raises:
+        UsageError: if none of them can ever do one.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = {"CPU": takes["num_cpus"], "GPU": takes["num_gpus"]}
+    room = sum(
+        min(int(node.get(key, 0) / share + 1e-9) for key, share in wanted.items() if share)
+        for node in nodes
+    )
+    if not room:
+        raise UsageError(
+            f"--cpus_per_trial, --gpus_per_trial: no machine of the cluster has "
+            f"{wanted['CPU']:g} CPUs and {wanted['GPU']:g} GPUs"
+        )
+    return room
+
+
+def _show(results: Results, screen: Screen, folder: Path) -> Compared:
+    """Write tables and report, and print the tables."""
+    written = write_results(results, folder)
+    for shown in written.tables:
+        screen.table(shown.rich())
+    for file in written.files:
+        screen.line(str(file))
+    return Compared(results.runs, written.pairs, folder)
+
+
+def _as_table(frame: pd.DataFrame) -> Table:
+    table = Table(*frame.columns)
+    for line in frame.astype(str).to_numpy():
+        table.add_row(*line)
+    return table

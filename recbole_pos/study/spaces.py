@@ -1,0 +1,71 @@
+"""The search of one row: which configurations are tried, and which is best in validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recbole_pos.study.expand import grid
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.plan import Plan, Row
+from recbole_pos.tune.files import read_space, space_file, space_of
+from recbole_pos.tune.searchers import BEST, OptunaSearcher
+
+
+class RowSearch:
+    """Trials of a row, by validation alone: none of them has test events.
+
+    A grid is tried point by point; of a space Optuna draws (TPE), and what was drawn is kept in the
+    study's folder, so that a search goes on as it began.
+
+    Args:
+        plan: of the study.
+        row: of the plan, with a search.
+        folder: of the study.
+    """
+
+    def __init__(self, plan: Plan, row: Row, folder: StudyFolder) -> None:
+        self.row, self.folder = row, folder
+        self.metric = str(plan.base.get("valid_metric", plan.metrics[0])).lower()
+        self.mode = "max" if plan.base.get("valid_metric_bigger", True) else "min"
+        self.asked: dict[int, dict[str, Any]] = {}
+        self.scores: dict[int, float] = {}
+        search = row.search
+        assert search is not None
+        self.points = grid(search.grid) if search.grid is not None else None
+        self.searcher: OptunaSearcher | None = None
+        if self.points is None:
+            space = (
+                read_space(space_file(search.space, ""))
+                if isinstance(search.space, str)
+                else space_of(search.space or {}, search.lines)
+            )
+            self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
+            self.kept = folder.drawn(row.name)
+
+    def ask(self, trial: int) -> dict[str, Any]:
+        """The options of a trial."""
+        if self.points is not None:
+            self.asked[trial] = self.points[trial]
+        elif trial in self.kept:
+            self.searcher.recall(str(trial), self.kept[trial])
+            self.asked[trial] = self.kept[trial]
+        else:
+            self.asked[trial] = self.searcher.suggest(str(trial))["options"]
+            self.kept[trial] = self.asked[trial]
+            self.folder.write_drawn(self.row.name, self.kept)
+        return self.asked[trial]
+
+    def tell(self, trial: int, score: float | None) -> None:
+        """The best validation value of a trial; None for one that failed."""
+        if score is not None:
+            self.scores[trial] = score
+        if self.searcher is not None:
+            result = None if score is None else {BEST: score}
+            self.searcher.on_trial_complete(str(trial), result, error=score is None)
+
+    def best(self) -> int | None:
+        """The trial with the best validation value, the first of equal ones; None without any."""
+        if not self.scores:
+            return None
+        sign = 1 if self.mode == "max" else -1
+        return max(sorted(self.scores), key=lambda trial: sign * self.scores[trial])

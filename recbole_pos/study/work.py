@@ -1,0 +1,164 @@
+"""What is left to train of a study, and in which order: each fit after what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
+from recbole_pos.study.expand import Fit, fits
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.spaces import RowSearch
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fit that can be trained now.
+
+    Attributes:
+        fit: of the plan.
+        config: of its run.
+        digest: of its run.
+        begin: digest of the run that is only tested; None for one that is trained.
+    """
+
+    fit: Fit
+    config: PosConfig
+    digest: str
+    begin: str | None = None
+
+
+class Work:
+    """Fits of a plan: waiting, ended or failed.
+
+    Args:
+        plan: of the study.
+        folder: of the study.
+        rows: names of rows to train; all if empty.
+    """
+
+    def __init__(self, plan: Plan, folder: StudyFolder, rows: tuple[str, ...] = ()) -> None:
+        self.plan, self.folder = plan, folder
+        for row in rows:
+            plan.source.one_of(("rows",), row, plan.rows)
+        wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
+        self.fits = [one for one in fits(plan) if one.row in wanted]
+        self.waiting = list(self.fits)
+        self.status: dict[str, str] = {}  # name of a fit -> done or failed
+        self.reasons: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
+        self.datasets = Datasets()
+        self.searches = {
+            name: RowSearch(plan, plan.rows[name], folder)
+            for name in wanted
+            if plan.rows[name].search
+        }
+
+    def ready(self) -> Job | None:
+        """The next fit that can be trained; None if none can until others have ended.
+
+        What was trained by an earlier call is marked on the way, and so is what cannot be trained.
+        """
+        for one in list(self.waiting):
+            if any(name not in self.status for name in one.after):
+                continue
+            self.waiting.remove(one)
+            try:
+                job = self._job(one)
+            except UsageError as error:
+                self.end(one, FAILED, str(error))
+                continue
+            if job is None:  # failed with what it needs
+                continue
+            known = self.folder.fit(job.digest) or {}
+            self.digests[one.name] = job.digest
+            if known.get("status") == DONE:  # what failed may have been mended meanwhile
+                self.end(one, DONE, known=known)
+                continue
+            return job
+        return None
+
+    def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
+        """Note how a fit ended."""
+        self.status[one.name] = status
+        if reason:
+            self.reasons[one.name] = reason
+        if one.stage == "trial":
+            score = _score(known, self.searches[one.row].metric) if status == DONE else None
+            self.searches[one.row].tell(one.trial, score)
+
+    def _job(self, one: Fit) -> Job | None:
+        failed = [name for name in one.after if self.status[name] == FAILED]
+        if one.stage == "attach":
+            return self._attached(one, failed)
+        row = self.plan.rows[one.row]
+        more: dict[str, Any] = {}
+        begin = None
+        if row.search:
+            search = self.searches[one.row]
+            if one.stage == "trial":
+                more = search.ask(one.trial)
+            else:
+                best = search.best()
+                if best is None:
+                    first = self.reasons.get(one.after[0], "no trial has a validation value")
+                    self.end(one, FAILED, f"all trials failed; the first one: {first}")
+                    return None
+                more = search.asked[best]
+                begin = one.after[best] if one.seed == self.plan.seeds[0] else None
+        config = row_config(one.options, more)
+        identity = self.datasets.of(config).identity
+        digest = run_digest(config, identity, one.stage == "trial")
+        return Job(one, config, digest, self.digests[begin] if begin else None)
+
+    def _attached(self, one: Fit, failed: list[str]) -> Job | None:
+        """A fit that starts from the weights of another one."""
+        if failed:
+            self.end(one, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
+            return None
+        source = self.digests[one.after[0]]
+        kept = self.folder.run(source)
+        schemes = one.options["attach"]
+        own = {key: value for key, value in one.options.items() if key != "attach"}
+        before = row_config({"config_files": [str(kept.config)]})
+        more = {
+            **own,
+            "position": attached(before.plain["position"], schemes),
+            "init_from": str(kept.path.resolve()),
+            "train_only": list(schemes),
+        }
+        config = row_config({"config_files": [str(kept.config)]}, more)
+        identity = self.datasets.of(config).identity
+        return Job(one, config, run_digest(config, identity, source))
+
+    def searched(self, one: Fit) -> dict[str, Any]:
+        """The options that a search chose for a fit, which are not its plan's."""
+        if one.row not in self.searches:
+            return {}
+        search = self.searches[one.row]
+        trial = one.trial if one.stage == "trial" else search.best()
+        return {} if trial is None else search.asked.get(trial, {})
+
+    def pending(self) -> int:
+        """How many fits have not ended."""
+        return sum(one.name not in self.status for one in self.fits)
+
+
+def _needed(plan: Plan, row: str) -> list[str]:
+    """A row, and those it is attached to."""
+    found = [row]
+    while attach := plan.rows[found[-1]].attach:
+        found.append(attach.to)
+    return found
+
+
+def _score(known: Mapping[str, Any] | None, metric: str) -> float | None:
+    """The best validation value of a run."""
+    value = ((known or {}).get("best_valid") or {}).get(metric)
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None

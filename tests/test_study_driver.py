@@ -1,0 +1,304 @@
+"""Studies that are trained: every fit once, kept, continued, tested alike, shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+from conftest import wait
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.yaml_files import read_yaml
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
+BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for all studies of this file."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def study(tiny: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "dataset": "tiny",
+        "title": "A study",
+        "base": {**BASE, "data_path": str(tiny)},
+        "rows": {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}},
+        "seeds": 2,
+        **more,
+    }
+
+
+def times(folder: Path) -> dict[str, float]:
+    """When each run was last written."""
+    return {p.parent.name: p.stat().st_mtime for p in folder.glob("runs/*/result.json")}
+
+
+def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
+    """A plugin model, one of RecBole's and one that has nothing to train; all is written."""
+    folder = tmp_path / "study"
+    given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 8, "data_path": str(tiny)}
+    options = {"config_dict": given, "seeds": 2, "run_dir": folder, "verbose": False}
+    found = recbole_pos.compare(["FPARec", "GRU4Rec", "Pop"], "tiny", **options)
+    assert list(found.runs["row"]) == ["FPARec", "FPARec", "GRU4Rec", "GRU4Rec", "Pop", "Pop"]
+    assert set(found.runs["status"]) == {"done"} and set(found.runs["seed"]) == {2020, 2021}
+    assert list(found.pairs["row"]) == ["GRU4Rec", "Pop"]
+    assert not found.runs[["commit", "digest", "device"]].isna().any().any()
+    for _, line in found.runs.iterrows():
+        ranks = pd.read_parquet(folder / line["path"] / "test_ranks.parquet")
+        hit = (ranks["rank"] < 10).mean()
+        assert line["hit@10"] == pytest.approx(hit, abs=1e-6)
+        alone = read_yaml(folder / line["path"] / "config.yaml")
+        assert alone["seed"] == line["seed"] and alone["model"] == line["row"]
+    names = {"table.md", "table.csv", "runs.csv", "runs.parquet", "report.html", "study.json"}
+    assert names <= {p.name for p in folder.iterdir()}
+    assert "GRU4Rec" in (folder / "report.html").read_text()
+    before = times(folder)
+    again = recbole_pos.compare(["FPARec", "GRU4Rec", "Pop"], "tiny", **options)
+    assert times(folder) == before and again.runs.equals(found.runs)
+    shown = recbole_pos.compare(folder, report=True, verbose=False)
+    assert shown.pairs.equals(found.pairs)
+
+
+def test_a_run_of_a_study_is_the_run_of_the_command_line(
+    cluster, tiny: Path, tmp_path: Path
+) -> None:
+    """The same weights learn from shared data; so the row can be run again."""
+    found = recbole_pos.compare(study(tiny, seeds=1), run_dir=tmp_path / "s", verbose=False)
+    line = found.runs.iloc[0]
+    kept = tmp_path / "s" / line["path"] / "config.yaml"
+    alone = recbole_pos.run(config_file_list=[str(kept)], run_dir=tmp_path / "alone", verbose=False)
+    assert alone.test == {name: line[name] for name in alone.test}
+
+
+def test_a_changed_option_trains_its_row_alone(cluster, tiny: Path, tmp_path: Path) -> None:
+    folder, options = tmp_path / "s", {"verbose": False}
+    first = recbole_pos.compare(study(tiny), run_dir=folder, **options)
+    before = times(folder)
+    rows = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"], "n_heads": 1}}
+    rows["Rope"] = {"position": ["rope"], "epochs": 1}
+    part = recbole_pos.compare(
+        study(tiny, rows=rows, seeds=1), run_dir=folder, rows=("Rope",), **options
+    )
+    assert set(part.runs["row"]) == {"NoPE", "Learned", "Rope"}  # those finished before stay
+    whole = recbole_pos.compare(study(tiny, rows=rows, seeds=1), run_dir=folder, **options)
+    assert len(whole.runs) == 3 and set(whole.runs["seed"]) == {2020}
+    after = times(folder)
+    assert {name: after[name] for name in before} == before  # nothing erased, nothing repeated
+    same = first.runs.set_index(["row", "seed"])["digest"]
+    now = whole.runs.set_index(["row", "seed"])["digest"]
+    assert now["NoPE", 2020] == same["NoPE", 2020]
+
+
+def test_rows_attached_to_others(cluster, tiny: Path, tmp_path: Path) -> None:
+    rows = {"RoPE": {"position": ["rope"]}}
+    rows["RoPE + kernel"] = {"attach": {"to": "RoPE", "schemes": ["kernel"]}}
+    folder = tmp_path / "s"
+    found = recbole_pos.compare(study(tiny, rows=rows), run_dir=folder, verbose=False)
+    assert set(found.runs["status"]) == {"done"}
+    for seed in (2020, 2021):
+        lines = found.runs[found.runs["seed"] == seed].set_index("row")
+        config = read_yaml(folder / lines.loc["RoPE + kernel", "path"] / "config.yaml")
+        assert config["train_only"] == ["kernel"] and config["position"] == ["rope", "kernel"]
+        assert config["init_from"].endswith(lines.loc["RoPE", "digest"])
+        assert config["seed"] == seed
+    before = times(folder)
+    recbole_pos.compare(study(tiny, rows=rows), run_dir=folder, verbose=False)
+    assert times(folder) == before
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"learning_rate": [1e-5, 3e-2]},
+        {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-5, 1e-1]}}},
+    ],
+    ids=["grid", "space"],
+)
+def test_a_search_goes_by_validation_alone(
+    cluster, tiny: Path, tmp_path: Path, search: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No trial has a test event, so none can read a test metric; the best one is tested."""
+    folder = tmp_path / "s"
+    found = recbole_pos.compare(study(tiny, search=search), run_dir=folder, verbose=False)
+    kept = StudyFolder(folder)
+    fits = [kept.fit(path.name) for path in kept.runs.iterdir()]
+    trials = [one for one in fits if one["stage"] == "trial"]
+    assert len(trials) == 4 and all(one["test"] is None for one in trials)
+    assert all(one["test_targets"] == 0 for one in trials)
+    for one in trials:
+        assert not (kept.runs / one["digest"] / "test_ranks.parquet").exists()
+    for row in ("NoPE", "Learned"):
+        mine = [one for one in trials if one["row"] == row]
+        best = max(mine, key=lambda one: one["best_valid"]["ndcg@10"])
+        lines = found.runs[found.runs["row"] == row]
+        for path in lines["path"]:
+            config = read_yaml(folder / path / "config.yaml")
+            assert config["learning_rate"] == best["searched"]["learning_rate"]
+        tested = json.loads((folder / lines.iloc[0]["path"] / "result.json").read_text())
+        assert tested["best_valid"] == best["best_valid"]  # not trained a second time
+    before = times(folder)
+    recbole_pos.compare(study(tiny, search=search), run_dir=folder, verbose=False)
+    assert times(folder) == before
+
+
+def test_a_failed_run_stays_with_its_reason(cluster, tiny: Path, tmp_path: Path) -> None:
+    rows = {"NoPE": {"position": ["nope"]}, "Wild": {"learning_rate": 1e12, "epochs": 5}}
+    rows["Wild + kernel"] = {"attach": {"to": "Wild", "schemes": ["kernel"]}}
+    found = recbole_pos.compare(
+        study(tiny, rows=rows, seeds=1), run_dir=tmp_path / "s", verbose=False
+    )
+    lines = found.runs.set_index("row")
+    assert lines.loc["Wild", "status"] == "failed" and "loss is" in lines.loc["Wild", "reason"]
+    assert "loss is" in (tmp_path / "s" / "table.md").read_text()
+    assert lines.loc["NoPE", "status"] == "done"
+
+
+def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> None:
+    from recbole_pos.model.sasrec import PosSASRec
+
+    class Mine(PosSASRec):
+        """Nothing but a name."""
+
+    Mine.__module__ = "__main__"
+    given = {**SMALL, "data_path": str(tiny)}
+    found = recbole_pos.compare(
+        [Mine, "PosSASRec"], "tiny", config_dict=given, run_dir=tmp_path / "s", verbose=False
+    )
+    assert set(found.runs["status"]) == {"done"}, found.runs["reason"].tolist()
+    one, other = (found.runs.iloc[place]["ndcg@10"] for place in (0, 1))
+    assert one == other
+
+
+def test_runs_that_exist(tiny: Path, tmp_path: Path, capsys) -> None:
+    """Compared where data and split are the same; else an error that says what is not."""
+    given = {**SMALL, "data_path": str(tiny)}
+    for name, model, more in (
+        ("one", "FPARec", {}),
+        ("two", "PosSASRec", {}),
+        ("three", "PosSASRec", {"seed": 7}),
+        ("split", "FPARec", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
+    ):
+        recbole_pos.run(
+            model, "tiny", None, {**given, **more}, run_dir=tmp_path / name, verbose=False
+        )
+    folders = [str(tmp_path / name) for name in ("one", "two", "three")]
+    assert main(["compare", *folders, "--run_dir", str(tmp_path / "out")]) == 0
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
+    assert main(["compare", folders[0], str(tmp_path / "split")]) == 2
+    assert "eval_args is" in capsys.readouterr().err
+    assert main(["compare", folders[0]]) == 2 and "one run" in capsys.readouterr().err
+    assert main(["compare", folders[0], str(tmp_path)]) == 2
+    (tmp_path / "two" / "test_ranks.parquet").unlink()
+    assert main(["compare", *folders]) == 2
+    assert "run --resume" in capsys.readouterr().err
+
+
+def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = f"compare -d tiny --data_path {tiny} -m PosSASRec --seeds 3 --dry_run"
+    assert main([*line.split(), "--vary", "position=[nope],[rope,kernel]"]) == 0
+    told = capsys.readouterr().out
+    assert "2 rows, 3 seeds, 6 fits" in told and not list(tmp_path.iterdir())
+    wrong = f"compare -d tiny --data_path {tiny} -m PosSASRec,FPARek".split()
+    assert main(wrong) == 2 and "did you mean FPARec" in capsys.readouterr().err
+    assert main(["compare", "-d", "tiny"]) == 2
+
+
+def start(folder: Path, tiny: Path, **more: Any) -> subprocess.Popen:
+    file = folder.parent / "study.yaml"
+    file.write_text(json.dumps(study(tiny, **more)))
+    command = [sys.executable, str(SCRIPT), "compare", str(file), "--run_dir", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def digest_of_running(folder: Path) -> str | None:
+    """A run that has finished an epoch and is not through."""
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        lines = len(file.read_text().splitlines())
+        if lines > 2 and not (file.parent / "result.json").exists():
+            return file.parent.name
+    return None
+
+
+def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
+    """The driver by kill -9, then a worker of the next one: at most an epoch is lost."""
+    folder = tmp_path / "s"
+    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 60, "stopping_step": 100}}
+    process = start(folder, tiny, seeds=1, **long)
+    try:
+        begun = wait(lambda: digest_of_running(folder))
+        second = subprocess.run(
+            [sys.executable, str(SCRIPT), "compare", str(folder)], capture_output=True, text=True
+        )
+        assert second.returncode == 2 and "is being compared by process" in second.stderr
+    finally:
+        process.kill()
+        process.communicate()
+    epochs = len((folder / "runs" / begun / "metrics.jsonl").read_text().splitlines())
+    again = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "compare", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = folder / "runs" / begun / "metrics.jsonl"
+    wait(lambda: len(lines.read_text().splitlines()) > epochs or again.poll() is not None)
+    for worker in _workers(again.pid):
+        os.kill(worker, signal.SIGKILL)
+    out, error = again.communicate(timeout=300)
+    assert again.returncode == 0, out + error
+    runs = pd.read_csv(folder / "runs.csv")
+    assert set(runs["status"]) == {"done"} and set(runs["epochs"]) == {60}
+    alone = recbole_pos.run(
+        config_file_list=[str(folder / runs.iloc[0]["path"] / "config.yaml")],
+        run_dir=tmp_path / "alone",
+        verbose=False,
+    )
+    assert alone.test["ndcg@10"] == runs.iloc[0]["ndcg@10"]
+
+
+def _workers(driver: int) -> list[int]:
+    """Processes of Ray's that train, of a driver."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if re.search(r"ray::fit", line)]
+
+
+def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "dataset: tiny\nbase: {data_path: " + str(tiny) + "}\nrows:\n"
+        "  One: {model: PosSASRec}\n  Two: {model: PosSASRec, n_layer: 3}\n"
+    )
+    assert main(["compare", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert f"{file}, line 5" in told and "n_layers" in told
+    with pytest.raises(UsageError, match="there is no row 'Three'"):
+        recbole_pos.compare(study(tiny), rows=("Three",), run_dir=tmp_path / "s", verbose=False)
+
+
+def test_ties_are_said(cluster, tiny: Path, tmp_path: Path) -> None:
+    found = recbole_pos.compare(study(tiny, seeds=1), run_dir=tmp_path / "s", verbose=False)
+    told = (found.folder / "report.html").read_text()
+    assert "test items" in told and "stood in another order" in told
+    assert np.isfinite(found.runs["ndcg@10"]).all()
