@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import ray
-from conftest import wait
+from conftest import make_log, wait, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -297,8 +296,17 @@ def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys)
         recbole_pos.compare(study(tiny), rows=("Three",), run_dir=tmp_path / "s", verbose=False)
 
 
-def test_ties_are_said(cluster, tiny: Path, tmp_path: Path) -> None:
-    found = recbole_pos.compare(study(tiny, seeds=1), run_dir=tmp_path / "s", verbose=False)
+@pytest.mark.parametrize("ties", ["file", "random(3)", "drop"])
+def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> None:
+    """Times of a day: most users have several last events."""
+    log = make_log(users=80)
+    log["timestamp"] = log["timestamp"] // 40 * 40
+    data = write_atomic(log, tmp_path)
+    given = study(data, seeds=1, ties=ties, rows={"Pop": {"model": "Pop"}}, base={})
+    given["base"] = {"data_path": str(data)}
+    found = recbole_pos.compare(given, run_dir=tmp_path / "s", verbose=False)
     told = (found.folder / "report.html").read_text()
-    assert "test items" in told and "stood in another order" in told
-    assert np.isfinite(found.runs["ndcg@10"]).all()
+    assert "stood in another order" in told
+    assert {"file": "order of the file", "drop": "left out"}.get(ties, "random, seed 3") in told
+    config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
+    assert config["eval_args"]["ties"] == ties

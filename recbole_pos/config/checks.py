@@ -20,6 +20,7 @@ from recbole_pos.config.options import (
     rule,
 )
 from recbole_pos.data.sessions import read_fraction, read_session_filter
+from recbole_pos.data.ties import read_ties
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
@@ -241,6 +242,7 @@ def check_together(
     for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
             raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
+    read_ties(config["eval_args"]["ties"])
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
         raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")

@@ -80,6 +80,7 @@ _EVALUATION = {
     **dict.fromkeys(("split", "order", "group_by", "mode")),
     "target": "all",
     "cold_items": "keep",
+    "ties": "file",
 }
 _NEGATIVES = {
     **{"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False},
@@ -142,6 +143,7 @@ _TABLE = (
     Option("eval_args", inner=_EVALUATION, empty=True, role=DATA),
     Option("eval_args.target", choices=("all", "last", "first", "random")),
     Option("eval_args.cold_items", choices=("keep", "drop")),
+    Option("eval_args.ties"),
     Option("metrics", alone=True, role=DATA),
     Option("topk", 1, 10**6, alone=True, role=DATA),
     Option("valid_metric", role=DATA),

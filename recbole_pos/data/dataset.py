@@ -21,6 +21,7 @@ from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
+from recbole_pos.data.ties import read_ties, shuffled
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import overall_defaults
@@ -114,15 +115,15 @@ class _ExactTimeMixin(AtomicTables):
         # what was missing is sorted and cut like the fields, then put aside
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
+        # RecBole's own Config replaces eval_args as a whole, and does not know all keys
+        eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
         log = EventLog.build(
-            fields,
+            shuffled(fields, read_ties(eval_args["ties"])),
             self.user_num,
             self.uid_field,
             self.iid_field,
             self.time_field,
         )
-        # RecBole's own Config replaces eval_args as a whole, and does not know all keys
-        eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
         tokens = self.field2id_token[self.uid_field]
         fraction = self.config["train_fraction"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction)

@@ -21,6 +21,7 @@ from recbole_pos.data.sessions import (
     recent_sessions,
 )
 from recbole_pos.data.splits import PHASES, TRAIN, show_time, split_events, split_kind
+from recbole_pos.data.ties import DROP, FILE, tied
 from recbole_pos.errors import UsageError
 
 
@@ -60,10 +61,10 @@ def make_split(
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
-        ``target``) and ``targets``, which add up; and ``cold_targets`` among the targets. Under ST
-        ``sessions`` has those of each phase, ``left_out`` of training by ``train_fraction`` (their
-        events are counted nowhere), and ``overlapping``: held-out ones that begin before the last
-        training event.
+        ``target``), ``tied`` (under ``ties: drop``) and ``targets``, which add up; and
+        ``cold_targets`` among the targets. Under ST ``sessions`` has those of each phase,
+        ``left_out`` of training by ``train_fraction`` (their events are counted nowhere), and
+        ``overlapping``: held-out ones that begin before the last training event.
 
     Raises:
         UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
@@ -86,7 +87,12 @@ def make_split(
         log, part = log.keep(keep), part[keep]
     has_history = log.ranks > 0
     is_target = has_history & (part == TRAIN)
-    is_target[_choose(log, part, mode, user_tokens)] = True
+    chosen = _choose(log, part, mode, user_tokens)
+    is_target[chosen] = True
+    drop = eval_args.get("ties", FILE) == DROP
+    hanging = chosen[tied(log)[chosen]] if drop else chosen[:0]
+    is_target[hanging] = False
+    left_out = has_history & ~is_target
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
@@ -97,10 +103,12 @@ def make_split(
         "events": _per_phase(cut),
         "dropped": _difference(_per_phase(cut), _per_phase(part)),
         "without_history": _per_phase(part[~has_history]),
-        "not_chosen": _per_phase(part[has_history & ~is_target]),
+        "not_chosen": _difference(_per_phase(part[left_out]), _per_phase(part[hanging])),
         "targets": _per_phase(part[is_target]),
         "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
     }
+    if drop:
+        summary["tied"] = _per_phase(part[hanging])
     return Split(log, part, is_target, summary)
 
 

@@ -150,7 +150,10 @@ class Plan:
             return {**found.options, "attach": list(found.attach.schemes)}
         files = [*self.config_files, *found.config_files]
         listed = {"config_files": files} if files else {}
-        return {**self.base, **found.options, "dataset": self.dataset, **listed}
+        options = {**self.base, **found.options, "dataset": self.dataset, **listed}
+        if self.ties.order != "file":
+            options["eval_args"] = {**(options.get("eval_args") or {}), "ties": str(self.ties)}
+        return options
 
     def order(self) -> list[str]:
         """Rows, each after the one that it is attached to.
