@@ -51,14 +51,17 @@ def this_share() -> Share:
 
 def sum_gradients(model: nn.Module) -> None:
     """Replace every gradient by the sum over all processes, in one message."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:  # not used in this process's part of the batch
-            parameter.grad = torch.zeros_like(parameter)
-    flat = torch.cat([p.grad.reshape(-1) for p in trained])
+    gradients: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:  # not used in this process's part of the batch
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    for parameter, total in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        parameter.grad.copy_(total.view_as(parameter))
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, summed in zip(gradients, sums, strict=True):
+        gradient.copy_(summed.view_as(gradient))
 
 
 def total(value: float, device: torch.device) -> float:

@@ -109,10 +109,12 @@ class Screen:
         self._print(self._texts, text)
 
     def _print(self, consoles: list[Console], what: str | Table) -> None:
-        table = {} if isinstance(what, Table) else {"soft_wrap": True, "markup": False}
-        for console in consoles:  # [a] is text here
+        for console in consoles:
             with writing(self._name(console is self._log)):
-                console.print(what, **table)
+                if isinstance(what, Table):
+                    console.print(what)
+                else:
+                    console.print(what, soft_wrap=True, markup=False)  # [a] is text here
 
     def _name(self, is_log: bool) -> str | Path:
         return self._path if is_log and self._path is not None else "standard output"
@@ -175,13 +177,13 @@ class Screen:
 
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """A table with one column per phase (or model) and one row per metric."""
-        columns = {name: column for name, column in columns.items() if column}
+        filled = {name: column for name, column in columns.items() if column}
         table = Table()
         table.add_column("metric")
-        for name in columns:
+        for name in filled:
             table.add_column(name, justify="right")
-        for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
-            table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
+        for metric in dict.fromkeys(metric for column in filled.values() for metric in column):
+            table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
         self.line(title)
         self._print(self._texts, table)
 

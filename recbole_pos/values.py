@@ -5,13 +5,23 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
 # Units of time that options may name.
 SECONDS = {"milliseconds": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+class Options(Protocol):
+    """Options by their names: a configuration of RecBole or of the plugin, or a dict."""
+
+    def __getitem__(self, key: str, /) -> Any:
+        """The value; a configuration has None for a name that it does not know."""
+
+    def __contains__(self, key: Any, /) -> bool:
+        """Whether there is one of that name."""
 
 
 def is_number(value: Any) -> bool:

@@ -23,6 +23,7 @@ from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
+from recbole_pos.values import Options
 from recbole_pos.yaml_files import overall_defaults
 
 
@@ -38,6 +39,7 @@ class _ExactTimeMixin(AtomicTables):
 
     split: Split
     phase: str | None = None
+    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
 
     def _data_filtering(self) -> None:
         try:
@@ -155,7 +157,7 @@ class _ExactTimeMixin(AtomicTables):
             )
         return parts
 
-    def for_config(self, config: Any) -> Any:
+    def for_config(self, config: Options) -> Any:
         """The same events and split, after ``build``, under other options of model and training."""
         other = copy.copy(self)
         other.config, other.phase = config, None
@@ -234,7 +236,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self._require_distinct_fields()
         self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
 
-    def for_config(self, config: Any) -> Any:
+    def for_config(self, config: Options) -> Any:
         """As above; histories may have another length."""
         other = super().for_config(config)
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]

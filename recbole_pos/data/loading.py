@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
@@ -26,8 +27,8 @@ NAMING_FIELDS = {
 }
 
 
-class AtomicTables:
-    """The part of RecBole's Dataset that reads files."""
+class AtomicTables(Dataset):
+    """RecBole's Dataset, reading files in its own way."""
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []

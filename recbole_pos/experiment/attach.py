@@ -57,5 +57,5 @@ def attach(
         "init_from": str(source.path.resolve()),
         "train_only": added,
     }
-    told = {"verbose": verbose, "as_json": as_json, "log": log}
+    told: dict[str, Any] = {"verbose": verbose, "as_json": as_json, "log": log}
     return run(None, None, [str(source.config)], options, run_dir, **told)

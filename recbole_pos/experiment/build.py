@@ -49,7 +49,7 @@ def prepare(
         if dataset is None:
             dataset = read_dataset(config)
         parts = dict(zip(PHASES, dataset.build(), strict=True))
-        loaders = held_out_loaders(config, parts)
+        held_out = held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -65,11 +65,12 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, parts["train"])
     needs = adapter(config, model).needs()
-    loaders = {"train": training_loader(config, parts["train"], needs), **loaders}
+    train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
-    trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
+    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
+    loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 

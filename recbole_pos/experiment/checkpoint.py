@@ -193,7 +193,8 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
 
 def random_state() -> dict[str, Any]:
     """The state of every random number generator training uses."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    numpy: Any = np.random.get_state()  # five values, or by other types a mapping
+    kind, keys, position, has_gauss, cached = numpy
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),

@@ -8,6 +8,8 @@ import torch
 from recbole.evaluator import Collector
 from torch import Tensor
 
+from recbole_pos.values import Options
+
 TOPK = "rec.topk"
 
 
@@ -19,7 +21,7 @@ class TargetCollector(Collector):
     given is the same, bit by bit.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Options) -> None:
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
 

@@ -12,6 +12,7 @@ from recbole_pos import distributed
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.values import Options
 
 
 class ParallelTrainer(PosTrainer):
@@ -21,7 +22,7 @@ class ParallelTrainer(PosTrainer):
     them stop in the same epoch.
     """
 
-    def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
+    def __init__(self, config: Options, model: Any, run: RunFolder | None = None) -> None:
         if model.type == ModelType.TRADITIONAL:
             raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
         if getattr(model, "needs_events", False):

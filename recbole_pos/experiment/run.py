@@ -114,7 +114,7 @@ def run(
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
         folder = None
-    told = {"enabled": verbose, "as_json": as_json, "log": log}
+    told: dict[str, Any] = {"enabled": verbose, "as_json": as_json, "log": log}
     plan = processes.Plan.of(nproc, world_size, ip, port, group_offset)
     if plan.world_size > 1:
         return _run_in_parallel(plan, config, run_dir, resume, told)
@@ -131,7 +131,8 @@ def _run_in_parallel(
     gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
+    given = run_dir if resume is None else resume
+    path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
     try:
         processes.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
     except KeyboardInterrupt:
@@ -142,7 +143,7 @@ def _run_in_parallel(
         if path and resume is None and not any(path.iterdir()):
             path.rmdir()  # wrong options leave no folder behind
         raise
-    if plan.offset:
+    if plan.offset or path is None:
         return None
     return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
 
@@ -171,22 +172,21 @@ def _train(
             experiment = prepare(config, fresh=folder is None)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
-        resumed = folder is not None
-        if folder is None:
-            if first:  # wrong options have left no folder behind
-                folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-                held.enter_context(folder.held())
-                folder.require_unused()  # another process may have been faster
+        resumed = None if folder is None else str(folder.checkpoint)
         if not first:
             if resumed:
-                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+                trainer.resume_checkpoint(resumed, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
+        if folder is None:  # wrong options have left no folder behind
+            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+            held.enter_context(folder.held())
+            folder.require_unused()  # another process may have been faster
         trainer.use_folder(folder)
         try:
             if resumed:
-                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+                trainer.resume_checkpoint(resumed, loaders["train"])
             return _to_result(experiment, folder, screen)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():

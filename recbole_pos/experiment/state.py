@@ -181,7 +181,7 @@ def _expected_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
     tiny.grad = -torch.ones_like(tiny)
     twin = type(optimizer)([tiny], **options)
     twin.step()
-    kept = {}
+    kept: dict[str, Any] = {}
     for name, value in twin.state[tiny].items():
         if not isinstance(value, Tensor):
             kept[name] = Anything()

@@ -45,7 +45,7 @@ def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
 
 def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
     """The scheme that stands in for the layer's attention, or None."""
-    schemes = layer.position.schemes.values()
+    schemes = layer.position.parts().values()
     return next((s for s in schemes if replaces_attention(type(s))), None)
 
 
@@ -96,5 +96,7 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
     # such weights stand at the end: a history of l events has the last l rows and columns
     at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
     at = at.clamp(max=ctx.width - 1)  # [b, t]; what padding finds is not causal, hence tril
-    weights = replacement(layer).weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    scheme = replacement(layer)
+    assert isinstance(scheme, PositionalAttention)  # or it has no weights
+    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
     return weights.transpose(0, 1).tril()

@@ -90,8 +90,10 @@ def inspect_encoding(
     for name, scheme in found.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
-        aware = [columns(scheme, lengths[-1]) for columns in (forward_columns, backward_columns)]
-        reports.append(EncodingReport(name, *aware, is_unique(scheme, lengths[-1]), file))
+        longest = lengths[-1]
+        forward, backward = forward_columns(scheme, longest), backward_columns(scheme, longest)
+        unique = is_unique(scheme, longest)
+        reports.append(EncodingReport(name, forward, backward, unique, file))
     return reports
 
 

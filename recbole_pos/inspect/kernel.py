@@ -15,6 +15,7 @@ from torch import nn
 from recbole_pos.inspect.attention import attention_layers, layer_inputs, weighs_content
 from recbole_pos.inspect.distance import weight_batches
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.kernel import PositionalKernel
 
 
@@ -75,7 +76,7 @@ class AttentionMaps:
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> AttentionMaps | None:
+def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
     """Attention weights of every layer that weighs content, averaged over histories.
 
     Args:

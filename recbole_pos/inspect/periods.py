@@ -65,7 +65,7 @@ def learned_periods(model: nn.Module) -> list[Periods]:
     """
     found = []
     for number, layer in enumerate(attention_layers(model), 1):
-        for name, scheme in layer.position.schemes.items():
+        for name, scheme in layer.position.parts().items():
             seconds = scheme.time_periods()
             if seconds is None:
                 continue

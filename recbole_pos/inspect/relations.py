@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         batches: the rows of each batch of its training loader.
     """
     declared = [r for r in model.declared if r.source != "user"]
-    layers = list(model.trm_encoder.layer)
+    layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
     sums = _Sums(len(declared), len(layers))
     for rows in batches:
         users = model.lookup.users[rows.events]
@@ -129,6 +129,7 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         if relations.users is not None:
             count = _per_relation(relations.users, users)
             sums.read[-1] += count[0] - [len(users), 0]  # an event's own state is no relation here
+            assert model.lookup.user_table is not None
             sums.known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
             sums.squares[number] += _squares(layer, x, ctx, out)

@@ -15,12 +15,13 @@ no gradient; W^R gets its own from the dense part.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.attention import (
     BlockOptions,
@@ -81,13 +82,13 @@ class SparseProduct:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, matrix: SparseProduct) -> Tensor:
+    def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
         ctx.matrix = matrix
         return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         matrix = ctx.matrix
         return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
 
@@ -174,12 +175,16 @@ class RelationAttention(MultiHeadAttention):
 
     def _read(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """[M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
+        assert relations.heads is not None  # a batch without any is not asked
         value = self.relation_value(x)  # [m, M' e']
         return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
 
 
 class RelationLayer(TransformerLayer):
     """One block of AttrFormer: relation-augmented attention, feed-forward, aggregation by users."""
+
+    multi_head_attention: RelationAttention
+    user_gate: nn.Parameter | None
 
     def __init__(
         self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 
@@ -119,7 +120,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -129,7 +130,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
         for part in _parts(positions, items, hidden.size(1)):
-            _, _, logits = _others(hidden, weight, targets, positions[part], items[part])
+            _, _, logits = _bucket_logits(hidden, weight, targets, positions[part], items[part])
             losses[part] = logits.logsumexp(2) - losses[part]
         losses = losses.logaddexp(losses.new_zeros(()))
         largest = hidden.new_full((len(hidden),), -torch.inf)
@@ -150,19 +151,19 @@ class _BucketCrossEntropy(torch.autograd.Function):
                 grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
             for part in _parts(positions, items, hidden.size(1)):
                 where, which = positions[part], items[part]
-                rows, columns, logits = _others(hidden, weight, targets, where, which)
+                rows, columns, logits = _bucket_logits(hidden, weight, targets, where, which)
                 log_sum_exp = losses[part] + target_logit[where]
                 logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
-                if want_hidden:
+                if grad_hidden is not None:
                     grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
-                if want_weight:
+                if grad_weight is not None:
                     grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
         ctx.save_for_backward(grad_hidden, grad_weight)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
         if grad.device.type != "cpu" or grad.item() != 1:  # spares a copy of the catalogue
             grads = [None if g is None else g * grad for g in grads]
@@ -177,7 +178,7 @@ def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, n, step)]
 
 
-def _others(
+def _bucket_logits(
     hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Positions [c, x, d] and items [c, y, d] of c buckets; logits [c, x, y] of all but targets."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.layers.relations import BatchRelations, SparseProduct
@@ -68,7 +68,7 @@ class RelationLookup:
     def __init__(
         self,
         relations: Sequence[Relation],
-        dataset: Any,
+        dataset: Dataset,
         *,
         top_k: int,
         cross_sequence: str,
@@ -209,6 +209,7 @@ class RelationLookup:
 
         An event whose user has no attribute keeps its state: it is related to itself at most.
         """
+        assert self.user_table is not None
         m, event = len(order), np.arange(len(order))
         own = self.user_table.own[order.user]
         own[own == 0] = self.unknown

@@ -109,7 +109,8 @@ def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
     """exp(-|z_i - z_j| / r_norm), the mean over several r_norm (equation 10, appendix A.2)."""
     difference = np.abs(difference)
-    return sum(np.exp(-difference / scale) for scale in scales) / len(scales)
+    each = [np.exp(-difference / scale) for scale in scales]
+    return sum(each[1:], each[0]) / len(each)
 
 
 def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
@@ -98,7 +99,7 @@ def _prepare(
     return made
 
 
-def _ids(dataset: Any, users: Sequence[str]) -> np.ndarray:
+def _ids(dataset: Dataset, users: Sequence[str]) -> np.ndarray:
     """Ids of users by name, each once."""
     users = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
     known = dataset.field2token_id[dataset.uid_field]

@@ -77,7 +77,7 @@ def _yaml(path: Path, text: str) -> Space:
         raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
     finally:
         loader.dispose()
-    parameters, fixed, lines = [], {}, {}
+    parameters, fixed, lines = [], {}, dict[str, str]()
     for name, value, where in entries:
         _require_new(name, where, lines)
         lines[name] = where
@@ -129,7 +129,7 @@ def _recbole(path: Path, text: str) -> Space:
     Ends of loguniform are natural logarithms there (hyperopt's), values here. RecBole skips lines
     with fewer than three words in silence; only empty ones and comments are skipped here.
     """
-    parameters, lines = [], {}
+    parameters, lines = [], dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"
         words = line.split(maxsplit=2)

@@ -117,11 +117,13 @@ def mend_checkpoints(path: str) -> None:
 
 
 def _exists(place: tune.Checkpoint) -> bool:
-    return place.filesystem.get_file_info(place.path).type != fs.FileType.NotFound
+    storage: Any = place.filesystem
+    return storage.get_file_info(place.path).type != fs.FileType.NotFound
 
 
 def _replace(named: tune.Checkpoint) -> None:
-    storage, folder = named.filesystem, named.path.rsplit("/", 1)[0]
+    storage: Any = named.filesystem
+    folder = named.path.rsplit("/", 1)[0]
     found = storage.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     others = [one for one in found if one.base_name.startswith("checkpoint_")]
     storage.create_dir(named.path)

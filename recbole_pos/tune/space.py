@@ -273,7 +273,7 @@ def _can_be(parameter: Parameter, value: Any) -> bool:
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
-    names, placed = {p.name for p in parameters}, set()
+    names, placed = {p.name for p in parameters}, set[str]()
     left, ordered = list(parameters), []
     while left:
         ready = next((p for p in left if not (set(p.when) & names) - placed), None)

@@ -54,10 +54,11 @@ def team(
         yield
         return
     plan = Plan.of(nproc, nproc, ray.util.get_node_ip_address(), None, 0)
-    place = ray.util.get_current_placement_group()
+    place: Any = ray.util.get_current_placement_group()
+    once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **takes}
     state = start.read_bytes() if start else None
     others = [
-        ray.remote(max_retries=0, max_calls=1, **takes)(_member)
+        ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
         .remote(rank, plan, options, data, state, bool(takes["num_gpus"]))
         for rank in range(1, nproc)
@@ -85,8 +86,8 @@ def _raise_cause(others: list[Any]) -> None:
             ray.get(other)
         except Exception as error:
             said.append(error)
-    for error in sorted(said, key=lambda error: not isinstance(error, LOST)):
-        raise error
+    for first in sorted(said, key=lambda error: not isinstance(error, LOST)):
+        raise first
 
 
 def _member(
