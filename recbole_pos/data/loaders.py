@@ -48,7 +48,8 @@ class WindowLoader:
     The order of an epoch depends on the seed and the epoch alone, so a resumed run sees the same
     batches. ``length_pool`` batches' worth of random windows are sorted by length and cut into
     batches with about equal numbers of targets, which are then shuffled: little padding, and every
-    target weighs about the same in a step.
+    target weighs about the same in a step, which equal numbers of windows would not give after
+    sorting.
 
     Args:
         dataset: the training part.

@@ -1,4 +1,8 @@
-"""Windows over the event log: (start, end) pairs, never copies of histories."""
+"""Windows over the event log: (start, end) pairs, never copies of histories.
+
+``chunk`` makes every event a target once, at the cost of one forward pass an event; ``sliding``
+adds context at window borders for L / stride times the cost; ``last`` is what SASRec's code does.
+"""
 
 from __future__ import annotations
 

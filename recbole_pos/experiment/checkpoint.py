@@ -1,7 +1,11 @@
 """Checkpoints: plain tensors and values, written atomically, read without running their content.
 
 Nothing in a file is used before it is held against what must stand there: :data:`LAYOUT`, and, for
-weights and optimiser, what the model at hand would have written (``training_state.py``).
+weights and optimiser, what the model at hand would have written (``state.py``).
+
+RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
+Here every epoch writes tensors and plain values, with all random states, so that a resumed run ends
+with the same bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""PosTrainer as one of several processes that train the same model."""
+"""PosTrainer as one of several processes that train the same model.
+
+Only the order of dropout and negatives differs from one process (see ``processes.py``).
+"""
 
 from __future__ import annotations
 

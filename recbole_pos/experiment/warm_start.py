@@ -1,7 +1,9 @@
 """Starting from a trained model: weights of another run, and training of chosen schemes only.
 
 The kernel attention paper attaches its kernel to the best pretrained models and fine-tunes nothing
-but the kernel's factors (Nabiev and Frolov, section 6.1).
+but the kernel's factors (Nabiev and Frolov, section 6.1). A kernel starts as the identity, so
+training starts exactly at the trained model. Other data, attributes or another split are refused:
+the weights would have seen what is held out here.
 """
 
 from __future__ import annotations

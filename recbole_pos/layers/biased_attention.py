@@ -1,4 +1,9 @@
-"""Attention with a learned bias that all sequences of a batch share, without [b, h, t, t]."""
+"""Attention with a learned bias that all sequences of a batch share, without [b, h, t, t].
+
+Biases of distance alone (T5, KERPLE) are such. CAPE's gates need [b, h, t, t] by definition, and
+HSTU's bias [b, t, t], since times differ between sequences; its buckets are computed once a batch
+for all layers.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,14 @@ W^R is linear, so the mixture need not be formed: with V_j the value of head j,
     ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)              equations 6 to 8
 
 one sparse product for all heads, E M' e' multiplications, and a small dense one. The relations have
-no gradient; W^R gets its own from the dense part.
+no gradient; W^R gets its own from the dense part. Heads have values V_j of their own, as "relation
+dimension" (B.3) suggests.
+
+Relations of heads leave out the event itself, whose value the residual and self-attention carry;
+for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the own state:
+``user_update: replace``. With the smoothed state added at weight 1 instead, the items of ten other
+users stay in every state, and the layers above cannot weigh them down (results/attrformer.md); so
+its weight is learned, from 0.
 """
 
 from __future__ import annotations

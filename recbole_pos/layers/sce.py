@@ -1,4 +1,9 @@
-"""Scalable cross-entropy: the loss of every position against the items that matter most to it."""
+"""Scalable cross-entropy: the loss of every position against the items that matter most to it.
+
+Buckets are exact: the largest products of 500,000 items with a bucket are a running top-k with a
+threshold, chunk by chunk, so [buckets, items] never exists. The gradient is made in the forward
+pass, as for full cross-entropy.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
 What an event may read is said in one place, ``RelationLookup.order``; ``relations/lookup.py`` tells
-why nothing of a user's future comes back to the user.
+why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
+are of random windows (``length_pool: 1``): sorted by length, one of long histories would be a few
+of them, one of short histories many. Positions of section 3.1.3 count from the oldest event of a
+window.
 """
 
 from __future__ import annotations

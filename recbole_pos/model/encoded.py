@@ -10,6 +10,9 @@ session and to nothing else:
 - STAMP has no positions; with ``position: [nope]`` it is RecBole's.
 - SASRec learns a vector for each place from the start, which ``position`` replaces; with ``[lpe]``
   it is RecBole's.
+
+RecBole's STAMP starts with a small random vector for padding, which it never trains and adds up
+over a row; here it is zero, or scores would depend on the width of a batch.
 """
 
 from __future__ import annotations
@@ -35,8 +38,7 @@ class EncodedEmbedding(nn.Embedding):
     list of items, as candidates are, becomes x.
 
     Args:
-        plain: item vectors, whose table is taken over; the row of padding becomes zero, since
-            STAMP sums over padding.
+        plain: item vectors, whose table is taken over; the row of padding becomes zero.
         schemes: input encodings with ``rows``.
     """
 

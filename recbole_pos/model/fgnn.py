@@ -15,6 +15,7 @@ follows itself:
 Graphs are those of ``layers/graph.py``, the first two lines ``WGAT``, the third ``GRUSet2Set`` in
 ``layers/wgat.py``. With ``anchors: True`` the anchors of PosRec that send, the first and repeated
 items, have edges to all nodes, their distances the weights (Figures 5 and 6 of the PosRec paper).
+Nodes attend to N_in alone, so the last item is no anchor here.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ back to a user from the user's own future: not values, not which relations are k
 The degrees that normalise a relation count what its two ends themselves read, for the same reason.
 (Where a window of training begins does depend on how many training events follow: windows are
 counted from the newest, for every model.)
+
+The paper aggregates over the whole batch. That gives an event its own target by way of another user
+within two layers, so to mask the user's own future would not be enough. The order costs half of the
+pairs.
 """
 
 from __future__ import annotations
@@ -135,7 +139,12 @@ class RelationLookup:
         )
 
     def bank(self, users: np.ndarray) -> Rows:
-        """The newest window of training events of each user who has any."""
+        """The newest window of training events of each user who has any.
+
+        Training has all chunks of fewer users, so an early event of a long history finds fewer
+        neighbours here. Whole histories, tried on models trained on ml-100k, were not better, for
+        twice the events.
+        """
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
         start = np.maximum(self.offsets[users], end - self.max_length)

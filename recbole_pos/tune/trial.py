@@ -1,4 +1,9 @@
-"""One trial: a function that Ray runs in a process of its own, on whichever machine has room."""
+"""One trial: a function that Ray runs in a process of its own, on whichever machine has room.
+
+What a trial reports, and ASHA and TPE go by, is its best validation value so far: that of its
+newest epoch would punish patience. Its own failure is its last report, not an error of Ray's, which
+would repeat it; a lost process is repeated from its last checkpoint.
+"""
 
 from __future__ import annotations
 
