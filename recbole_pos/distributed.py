@@ -32,10 +32,10 @@ class Share:
         """This process's rows of a batch, ``counts`` being their numbers of targets (1 if None)."""
         if self.alone:
             return rows
-        mine = rows[self.rank :: self.size]
+        own_rows = rows[self.rank :: self.size]
         self.whole = len(rows) if counts is None else int(counts.sum())
-        self.own = len(mine) if counts is None else int(counts[self.rank :: self.size].sum())
-        return mine if len(mine) else rows[:1]
+        self.own = len(own_rows) if counts is None else int(counts[self.rank :: self.size].sum())
+        return own_rows if len(own_rows) else rows[:1]
 
     @property
     def weight(self) -> float:
@@ -66,17 +66,17 @@ def sum_gradients(model: nn.Module) -> None:
 
 def total(value: float, device: torch.device) -> float:
     """Sum of a number over all processes."""
-    found = torch.tensor([value], dtype=torch.float64).to(device)
-    dist.all_reduce(found)
-    return float(found)
+    summed = torch.tensor([value], dtype=torch.float64).to(device)
+    dist.all_reduce(summed)
+    return float(summed)
 
 
-def gather_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of all processes, one after another; a process without rows has none of them."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found)
-    names = dict.fromkeys(name for part in everyone for name in part)
-    return {name: torch.cat([part[name] for part in everyone if name in part]) for name in names}
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, own)
+    names = dict.fromkeys(name for part in of_all for name in part)
+    return {name: torch.cat([part[name] for part in of_all if name in part]) for name in names}
 
 
 def cores() -> int:

@@ -285,8 +285,8 @@ class AtomicFile:
         """Refuse a quote that does not end where its cell does: Arrow takes it for any other."""
         cut = re.escape(self.separator)
         doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'  # a few are all right
-        for found in re.finditer(doubtful, text, re.MULTILINE):
-            line = text[text.rfind("\n", 0, found.end()) + 1 :].partition("\n")[0]
+        for quote in re.finditer(doubtful, text, re.MULTILINE):
+            line = text[text.rfind("\n", 0, quote.end()) + 1 :].partition("\n")[0]
             self._cells(0, line)
 
     def _value(self, cell: str, kind: str) -> Any:

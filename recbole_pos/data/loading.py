@@ -161,15 +161,15 @@ class AtomicTables(Dataset):
         inter = source == FeatureSource.INTERACTION
         roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if inter else {})
         for key, (field, kind, table) in roles.items():
-            found = wanted.get(field)
-            if found is None and (inter or table == source):
+            actual = wanted.get(field)
+            if actual is None and (inter or table == source):
                 raise UsageError(
                     f"field {field!r} ({key}) was not loaded from {file.path}, whose columns are "
                     f"{', '.join(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
                     f"{key} or load_col (now {self.config['load_col']}) accordingly"
                 )
-            if found not in (None, kind):
+            if actual not in (None, kind):
                 raise UsageError(
-                    f"field {field!r} ({key}) in {file.path} has type {found}, expected {kind}: "
+                    f"field {field!r} ({key}) in {file.path} has type {actual}, expected {kind}: "
                     f"its first line must name it {field}:{kind}"
                 )

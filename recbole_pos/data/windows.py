@@ -139,14 +139,14 @@ class PrefixRows(Interaction):
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         rows = rows.reshape(-1)
         target, start = self.target[rows], self.start[rows]
-        found = {name: column[target] for name, column in self.log.fields.items()}
+        fields = {name: column[target] for name, column in self.log.fields.items()}
         event, padding = self._history(start, target)
         for name, column in self.log.fields.items():
             if name != self.log.user_field:
-                found[name + self.suffix] = self._gather(column, event, padding)
-        found[self.length_field] = target - start
-        found[TARGET_EVENT] = target
-        return Interaction(found)
+                fields[name + self.suffix] = self._gather(column, event, padding)
+        fields[self.length_field] = target - start
+        fields[TARGET_EVENT] = target
+        return Interaction(fields)
 
     def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         event = start[:, None] + torch.arange(self.max_length)

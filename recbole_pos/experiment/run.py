@@ -165,9 +165,9 @@ def _train(
     """One experiment in this process, from a folder on if it is given."""
     first = this_share().rank == 0
     keep_freed_memory()
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if folder is not None and first:  # before the checkpoint is read
-            held.enter_context(folder.held())
+            locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             experiment = prepare(config, fresh=folder is None)
         trainer, loaders = experiment.trainer, experiment.loaders
@@ -181,7 +181,7 @@ def _train(
             return None
         if folder is None:  # wrong options have left no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            held.enter_context(folder.held())
+            locks.enter_context(folder.held())
             folder.require_unused()  # another process may have been faster
         trainer.use_folder(folder)
         try:

@@ -317,8 +317,8 @@ class PosTrainer(Trainer):
             torch.inference_mode(),
             screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
         ):
-            found = super().evaluate(eval_data, load_best_model=False)
-        return {metric: float(value) for metric, value in found.items()}  # GAUC is a numpy float
+            metrics = super().evaluate(eval_data, load_best_model=False)
+        return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
 
     def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
         """Rows of every batch and their [B, items] scores, -inf for what ``evaluate`` leaves out.

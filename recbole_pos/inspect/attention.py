@@ -29,13 +29,13 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
     """
     layers = [m for m in model.modules() if isinstance(m, PositionalAttention)]
     n = getattr(model, "max_seq_length", 0)
-    found = []
+    matrices = []
     for layer in layers:
         weights = layer.weights(n)
         if layer.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
-        found.append(weights.cpu().numpy())
-    return found
+        matrices.append(weights.cpu().numpy())
+    return matrices
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:

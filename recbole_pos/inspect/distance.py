@@ -142,11 +142,11 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
     total = a.sum(-1)  # one, or zero for a row of zeros
     index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
-    found = [total * index - a @ index, torch.special.entr(a).sum(-1)]
+    measures = [total * index - a @ index, torch.special.entr(a).sum(-1)]
     if ctx.times is not None:
         hours = ctx.pad(ctx.elapsed.to(a.dtype) / SECONDS["hours"], "start")  # [b, t]
-        found.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
-    each = torch.stack(found, 1)  # [b, measures, h, t]
+        measures.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
+    each = torch.stack(measures, 1)  # [b, measures, h, t]
     last = (ctx.lengths - 1)[:, None, None, None].expand(*each.shape[:3], 1)
     padding = index >= ctx.lengths[:, None, None, None]
     mean = each.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]

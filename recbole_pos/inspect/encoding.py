@@ -72,22 +72,22 @@ def inspect_encoding(
         )
     if trained is None:
         folder, where = Path("."), ""
-        found = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
+        drawn = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
         run, experiment = open_run(trained)
         config = experiment.config
         folder, where = run.path, f"; {config['model']} on {config['dataset']}"
-        found = learned_encodings(experiment.model, schemes)
-    short = [name for name, scheme in found.items() if scheme.max_length < lengths[-1]]
+        drawn = learned_encodings(experiment.model, schemes)
+    short = [name for name, scheme in drawn.items() if scheme.max_length < lengths[-1]]
     if short:
-        longest = found[short[0]].max_length
+        longest = drawn[short[0]].max_length
         raise UsageError(f"--length: {short[0]} of this model ends at {longest} events")
     folder = folder if out is None else Path(out)
     make_folder(folder)
     reports = []
-    for name, scheme in found.items():
+    for name, scheme in drawn.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
         longest = lengths[-1]
@@ -110,7 +110,7 @@ def fixed_encodings(
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
     known = [name for name, cls in SCHEMES.items() if issubclass(cls, PositionEncoding)]
-    found = {}
+    fresh = {}
     for name in names:
         if name not in known:
             raise UsageError(
@@ -120,8 +120,8 @@ def fixed_encodings(
             scheme = SCHEMES[name](sizes, **read_yaml(ROOT / "position" / f"{name}.yaml"))
         if any(True for _ in scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
-        found[name] = scheme
-    return found
+        fresh[name] = scheme
+    return fresh
 
 
 def _title(name: str, scheme: PositionEncoding) -> str:
@@ -148,15 +148,15 @@ def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Posit
         UsageError: if there are none, or not those.
     """
     registered = {cls: name for name, cls in SCHEMES.items()}
-    found: dict[str, PositionEncoding] = {}
+    own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            found.setdefault(registered.get(type(module), type(module).__name__), module)
-    missing = [name for name in names if name not in found]
-    if missing or not found:
-        has = f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
+            own.setdefault(registered.get(type(module), type(module).__name__), module)
+    missing = [name for name in names if name not in own]
+    if missing or not own:
+        has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"
         raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
-    return {name: scheme for name, scheme in found.items() if not names or name in names}
+    return {name: scheme for name, scheme in own.items() if not names or name in names}
 
 
 def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:

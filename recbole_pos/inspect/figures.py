@@ -73,7 +73,7 @@ def _heads(panel: Any, x: np.ndarray, values: np.ndarray, color: str) -> None:
         panel.plot(1 + step * np.arange(1, values.shape[1] + 1), values[0], "o", **style)
 
 
-def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
+def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
     """A row of marks per layer, or per group of equal heads, on a logarithmic axis.
 
     Args:
@@ -81,12 +81,12 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
         title: of the picture.
         file: to write.
     """
-    found = [group for group in found if group.hours]
-    figure = new_figure(9.5, 2.3 + 0.4 * len(found))
+    periods = [group for group in periods if group.hours]
+    figure = new_figure(9.5, 2.3 + 0.4 * len(periods))
     panel = figure.subplots()
-    several = len({group.scheme for group in found}) > 1
-    rows = range(len(found), 0, -1)
-    for row, group in zip(rows, found, strict=True):
+    several = len({group.scheme for group in periods}) > 1
+    rows = range(len(periods), 0, -1)
+    for row, group in zip(rows, periods, strict=True):
         if group.learned:
             style: dict[str, Any] = {"color": "black", "markersize": 9, "alpha": 0.4}
             panel.plot(group.started, [row] * len(group.started), "|", **style)
@@ -111,10 +111,10 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    names = [f"{group.scheme}, {group.label}" if several else group.label for group in found]
+    names = [f"{group.scheme}, {group.label}" if several else group.label for group in periods]
     panel.set_yticks(rows, names)
-    panel.set(ylim=(0.4, len(found) + 0.6))
-    learned = any(group.learned for group in found)
+    panel.set(ylim=(0.4, len(periods) + 0.6))
+    learned = any(group.learned for group in periods)
     origin = "learned; strokes: before training" if learned else "fixed by the configuration"
     near_what = f"diamonds: within 15% of {', '.join(f'a {name}' for name in MARKED)}"
     panel.set_xlabel("period (hours)")

@@ -27,7 +27,7 @@ def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
     """
     kernels = [m for m in model.modules() if isinstance(m, PositionalKernel)]
     n = getattr(model, "max_seq_length", 0)
-    found: dict[str, np.ndarray] = {}
+    matrices: dict[str, np.ndarray] = {}
     for name in ("U", "L"):
         factors = [getattr(kernel, name) for kernel in kernels]
         shared = len({id(factor) for factor in factors}) == 1 and len(factors) > 1
@@ -36,8 +36,8 @@ def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
                 continue
             matrix = factor.matrix(n)
             where = "all layers" if shared else f"layer {number + 1}"
-            found[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
-    return found
+            matrices[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
+    return matrices
 
 
 @dataclass(frozen=True)

@@ -97,21 +97,21 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     buffer = rows.new_empty(n, min(width, total))
     for start in range(0, total, width):
         chunk = rows[start : start + width]
-        found = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
+        products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
         if best.size(1) < k or len(chunk) < width:
             where = torch.arange(start, start + len(chunk), device=rows.device).expand(n, -1)
         else:
-            found = found.view(n, GROUP, groups)
-            highest = found.amax(1)
+            products = products.view(n, GROUP, groups)
+            highest = products.amax(1)
             # "not below", so that values that are no numbers come through and end in the loss
             count = int((~(highest <= best.amin(1, keepdim=True))).sum(1).amax())
             if not count:
                 continue
             group = highest.topk(count, 1, sorted=False).indices[:, None].expand(-1, GROUP, -1)
-            found = found.gather(2, group).flatten(1)
+            products = products.gather(2, group).flatten(1)
             where = (group + member + start).flatten(1)
-        found, where = torch.cat([best, found], 1), torch.cat([index, where], 1)
-        best, kept = found.topk(min(k, found.size(1)), 1, sorted=False)
+        products, where = torch.cat([best, products], 1), torch.cat([index, where], 1)
+        best, kept = products.topk(min(k, products.size(1)), 1, sorted=False)
         index = where.gather(1, kept)
     return index
 

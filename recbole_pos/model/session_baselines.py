@@ -36,10 +36,10 @@ def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray
     Returns:
         [items, k] ids, 0 where there are fewer; [items, k] similarities, 0 there.
     """
-    found = (events > 0).astype(np.float64)
-    together = (found.T @ found).tocoo()
+    present = (events > 0).astype(np.float64)
+    together = (present.T @ present).tocoo()
     row, column = together.row, together.col
-    norm = np.sqrt(np.asarray(found.sum(axis=0)).ravel())
+    norm = np.sqrt(np.asarray(present.sum(axis=0)).ravel())
     similarity = together.data / (norm[row] * norm[column] + shrink)
     others = row != column
     row, column, similarity = row[others], column[others], similarity[others]

@@ -56,13 +56,13 @@ def read_relations(given: Any, dataset: Fields) -> list[Relation]:
     """
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"relations: expected a list such as [{{field: brand}}], found {given!r}")
-    found: list[Relation] = []
+    relations: list[Relation] = []
     for entry in given:
         relation = _read(entry, dataset)
-        if any(relation.field == other.field for other in found):
+        if any(relation.field == other.field for other in relations):
             raise UsageError(f"relations: field {relation.field!r} is given twice")
-        found.append(relation)
-    return found
+        relations.append(relation)
+    return relations
 
 
 def _read(entry: Any, dataset: Fields) -> Relation:

@@ -191,7 +191,7 @@ class RelationLookup:
     def find(self, rows: Rows, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Top-K relations of every event, attribute by attribute; and those of its user."""
         across = self.clock != "none"
-        heads = [found.top(rows.events, order, self.top_k, across) for found in self.heads]
+        heads = [relation.top(rows.events, order, self.top_k, across) for relation in self.heads]
         if self.user_table is None:
             return heads, None
         group = self.user_table.group[order.user]

@@ -178,7 +178,7 @@ def _tuner(
             model=settings.model,
             dataset=settings.dataset,
             base=settings.base,
-            takes={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
+            resources={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
             nproc=settings.nproc,
             data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
         ),

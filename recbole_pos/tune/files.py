@@ -81,9 +81,9 @@ def _yaml(path: Path, text: str) -> Space:
     for name, value, where in entries:
         _require_new(name, where, lines)
         lines[name] = where
-        found = _parameter(name, value, where)
-        if found:
-            parameters.append(found)
+        parameter = _parameter(name, value, where)
+        if parameter:
+            parameters.append(parameter)
         else:
             fixed[name] = value
     return Space(parameters, fixed, lines)

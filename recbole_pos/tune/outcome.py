@@ -70,8 +70,8 @@ def collect(path: str, grid: Any = None) -> list[Trial]:
             f"Ray could not start a process for any of {len(lost)} trials; is this package "
             f"installed where they run? {_lost(lost[0].error)}"
         )
-    found = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
-    return sorted(found, key=lambda trial: trial.number)
+    trials = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
+    return sorted(trials, key=lambda trial: trial.number)
 
 
 def _folder(of_trial: Any) -> str:

@@ -33,7 +33,7 @@ LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedErro
 @contextmanager
 def team(
     nproc: int,
-    takes: dict[str, float],
+    resources: dict[str, float],
     options: dict[str, Any],
     data: list[Any],
     start: Path | None,
@@ -42,7 +42,7 @@ def team(
 
     Args:
         nproc: how many; nothing happens for one.
-        takes: ``num_cpus`` and ``num_gpus`` of each.
+        resources: ``num_cpus`` and ``num_gpus`` of each.
         options: the complete configuration, plain.
         data: a list with the reference of the shared data.
         start: a checkpoint to go on from, or None.
@@ -55,16 +55,16 @@ def team(
         return
     plan = Plan.of(nproc, nproc, ray.util.get_node_ip_address(), None, 0)
     place: Any = ray.util.get_current_placement_group()
-    once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **takes}
+    once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **resources}
     state = start.read_bytes() if start else None
     others = [
         ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
-        .remote(rank, plan, options, data, state, bool(takes["num_gpus"]))
+        .remote(rank, plan, options, data, state, bool(resources["num_gpus"]))
         for rank in range(1, nproc)
     ]
     try:
-        plan.join(0, bool(takes["num_gpus"]))
+        plan.join(0, bool(resources["num_gpus"]))
         yield
         ray.get(others)
     except Exception:

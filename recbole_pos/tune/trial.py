@@ -53,7 +53,7 @@ def run_trial(
     model: str,
     dataset: str,
     base: dict[str, Any],
-    takes: dict[str, float],
+    resources: dict[str, float],
     nproc: int,
     data: list[Any],
 ) -> None:
@@ -67,13 +67,13 @@ def run_trial(
     Args:
         config: number and options, from the searcher.
         model, dataset, base: of the search.
-        takes: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
+        resources: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
             the trials of a machine share its cores.
         nproc: how many processes train the model together.
         data: a list with the reference of a :class:`SharedData` in the object store.
     """
-    on_gpu = takes["num_gpus"] > 0
-    torch.set_num_threads(max(1, int(takes["num_cpus"])))
+    on_gpu = resources["num_gpus"] > 0
+    torch.set_num_threads(max(1, int(resources["num_cpus"])))
     keep_freed_memory()
     logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
     options = {**config["options"], **QUIET, "gpu_id": gpu_of_ray(on_gpu)}
@@ -82,7 +82,7 @@ def run_trial(
             chosen = trial_config(model, dataset, base, options)
             run = RunFolder(folder)
             start = _last_checkpoint(run)
-            with team(nproc, takes, chosen.plain, data, start):
+            with team(nproc, resources, chosen.plain, data, start):
                 _train(chosen, ray.get(data[0]), run, start)
     except LOST:  # another process of the team: no fault of the trial, Ray takes it up again
         raise
