@@ -213,7 +213,9 @@ class TargetLoader(FullSortEvalDataLoader):
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
 
-def training_loader(config: Options, train: Any, needs: Needs) -> WindowLoader | RowLoader:
+def training_loader(
+    config: Options, train: PosDataset | PosSequentialDataset, needs: Needs
+) -> WindowLoader | RowLoader:
     """Packed windows under ``augmentation: all_positions``, else rows.
 
     Args:
@@ -247,7 +249,9 @@ def training_loader(config: Options, train: Any, needs: Needs) -> WindowLoader |
     )
 
 
-def held_out_loaders(config: Options, parts: dict[str, Any]) -> dict[str, TargetLoader | None]:
+def held_out_loaders(
+    config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
+) -> dict[str, TargetLoader | None]:
     """A loader for validation and for test; None for a phase without targets.
 
     Args:

@@ -12,6 +12,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import held_out_loaders, training_loader
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
@@ -36,7 +37,10 @@ class Experiment:
 
 
 def prepare(
-    config: PosConfig, folder: RunFolder | None = None, fresh: bool = True, dataset: Any = None
+    config: PosConfig,
+    folder: RunFolder | None = None,
+    fresh: bool = True,
+    dataset: PosDataset | PosSequentialDataset | None = None,
 ) -> Experiment:
     """Data, model and trainer for a configuration, seeded.
 
@@ -87,7 +91,7 @@ _REFUSALS = (
 )
 
 
-def build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
+def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     """The model on its device.
 
     Args:
