@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +76,3 @@ def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:
     dist.all_gather_object(of_all, own)
     names = dict.fromkeys(name for part in of_all for name in part)
     return {name: torch.cat([part[name] for part in of_all if name in part]) for name in names}
-
-
-def cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import recbole_pos
-from recbole_pos.cli.main import _files, main, parse_overrides
+from recbole_pos.cli.arguments import config_files, parse_overrides, split_options
+from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = ["--epochs=1", "--hidden_size=16", "--inner_size=16", "--show_progress=false"]
@@ -49,7 +51,7 @@ def test_config_files_and_the_default_folder(tiny: Path, tmp_path: Path, monkeyp
         (["-m", "FPARec", "-d", "ml-100k", "--ITEM_ID_FIELD=rating"], "has type float"),
         (["-m", "FPARec", "-d", "ml-100k", "--epochs=many"], "epochs: expected a whole number"),
         (["-m", "FPARec", "-d", "ml-100k", "--epochs=1", "--epochs=2"], "given twice"),
-        (["-m", "FPARec", "-d", "ml-100k", "--epochs", "1"], "--key=value"),
+        (["-m", "FPARec", "-d", "ml-100k", "--epochs"], "--key=value"),
         (["-m", "FPARec", "-d", "ml-100k", "--config_files", "no.yaml"], "cannot read"),
         (["--resume", "nowhere"], "not a run folder"),
         (["-m", "PosSASRec", "-d", "ml-100k", "--hidden_size=63"], "not a multiple of n_heads"),
@@ -130,4 +132,57 @@ def test_the_script_is_the_same_command(tmp_path: Path) -> None:
 def test_names_of_config_files_may_have_spaces(tmp_path: Path) -> None:
     spaced = tmp_path / "my best.yaml"
     spaced.write_text("epochs: 1")
-    assert _files([str(spaced), "a.yaml b.yaml"]) == [str(spaced), "a.yaml", "b.yaml"]
+    assert config_files([str(spaced), "a.yaml b.yaml"]) == [str(spaced), "a.yaml", "b.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("line", "mine", "options"),
+    [
+        ("-m FPARec --epochs 2 -d x", "-m FPARec -d x", "--epochs=2"),
+        ("-m FPARec --epochs=2 -d x", "-m FPARec -d x", "--epochs=2"),
+        ("--lambda_0 -1.5 --nproc 2", "--nproc 2", "--lambda_0=-1.5"),
+        ("--config_files a.yaml b.yaml --seed 3", "--config_files a.yaml b.yaml", "--seed=3"),
+        ("--quiet --topk [1,2] --log f", "--quiet --log f", "--topk=[1,2]"),
+        ("--tensorboard -m FPARec", "-m FPARec", "--tensorboard"),
+        ("--tensorboard --epochs 1", "", "--tensorboard --epochs=1"),
+    ],
+)
+def test_one_syntax_on_a_line(line: str, mine: str, options: str) -> None:
+    """A value may stand after = or after a space, as of the command's own options."""
+    own = {"m", "d", "nproc", "config_files", "quiet", "log"}
+    assert split_options(line.split(), own) == (mine.split(), options.split())
+
+
+def test_a_value_after_a_space_trains(tiny: Path, tmp_path: Path) -> None:
+    line = f"run -m Pop -d tiny --data_path {tiny} --topk [1,3] --valid_metric NDCG@3 --quiet"
+    assert main([*line.split(), "--run_dir", str(tmp_path / "run")]) == 0
+    assert set(read_yaml(tmp_path / "run" / "config.yaml")["topk"]) == {1, 3}
+
+
+HEAVY = {"torch", "recbole", "ray", "matplotlib", "pandas", "scipy", "numpy"}
+LIGHT = [
+    "--help",
+    "--version",
+    "models",
+    "schemes",
+    "run -m FPARec --help",
+    "run -m GRU4Rec --help",
+]
+LIGHT += [f"{name} --help" for name in ("run", "tune", "attach", "plot", "inspect", "recommend")]
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_what_only_tells_imports_nothing_heavy(line: str) -> None:
+    """In a process of its own, as a shell starts it: half a second of CPU at most."""
+    code = (
+        "import sys, time; from recbole_pos.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print('\\n', time.process_time(), *sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True
+    )
+    seconds, *modules = done.stderr.split()
+    assert not HEAVY & set(modules) and len(done.stdout) > 10
+    assert float(seconds) < 0.5, seconds

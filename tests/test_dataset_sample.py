@@ -22,12 +22,12 @@ def table(suffix: str) -> pd.DataFrame:
     return pd.read_csv(SAMPLE / f"toyshop.{suffix}", sep="\t")
 
 
-def code_block(language: str, section: str = "") -> str:
-    """The first block of a language in docs/data.md, or in a section of it."""
-    guide = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+def code_block(language: str, section: str = "", page: str = "data.md") -> str:
+    """The first block of a language in a page of docs/, or in a section of it."""
+    guide = (ROOT / "docs" / page).read_text(encoding="utf-8")
     guide = guide[guide.index(section) :]
     found = re.search(rf"^```{language}\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/data.md has no {language} block"
+    assert found, f"{page} has no {language} block"
     return found[1]
 
 
@@ -110,7 +110,9 @@ def test_guide_from_csv_to_run(tmp_path: Path, copies: int) -> None:
     assert (result.valid_targets, result.test_targets) == (copies, copies)
 
     relations = tmp_path / "relations.yaml"
-    relations.write_text(code_block("yaml", "## Relations"), encoding="utf-8")
+    relations.write_text(
+        code_block("yaml", "### Relations", "models/attrformer.md"), encoding="utf-8"
+    )
     result = recbole_pos.run(
         "AttrFormer", "shop", [relations], options, run_dir=tmp_path / "related", verbose=False
     )

@@ -9,13 +9,16 @@ import sys
 import pytest
 from recbole.utils import get_model
 
-from recbole_pos.cli.listing import summary
+from recbole_pos.cli.listing import paragraph, summary
 from recbole_pos.cli.main import main
 from recbole_pos.model import recbole_models
 from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.position.build import describe
+from recbole_pos.position.facts import FACTS
 from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
-OURS = {name: summary(model) for name, model in {**MODELS, **BASELINES}.items()}
+OURS = {name: paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()}
 THEIRS = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
 WITHOUT_PAPER = {"SASRecF", "Pop"}
 
@@ -50,7 +53,7 @@ def test_everything_is_there_and_whole(monkeypatch, width: int, terminal: bool) 
         rows = cells(lines)
         assert list(rows)[-len(told) :] == list(told)
         for name, text in told.items():
-            expected = text if isinstance(text, str) else summary(text)
+            expected = text if isinstance(text, str) else paragraph(text.__doc__)
             assert squeezed(expected) in rows[name], name
             for option in getattr(text, "options", ()):
                 assert squeezed(option) in rows[name]
@@ -110,7 +113,16 @@ def test_a_model_is_a_sentence_with_its_paper(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*OURS, *SCHEMES])
 def test_no_equation_without_its_paper(name: str) -> None:
-    text = OURS.get(name) or summary(SCHEMES[name])
+    text = OURS.get(name) or paragraph(SCHEMES[name].__doc__)
     assert text.endswith(".") or name == "linear_attention"
     for place in re.findall(r"\([^()]*\b(?:sections?|equations?|eq\.|Tables?)\b[^()]*\)", text):
         assert re.search(r"\((?:HSTU, )?\w+ (?:et al\.|and \w+), ", place), text
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_is_told_of_a_scheme_is_true(name: str) -> None:
+    """It is written down, so that listing schemes imports none of them."""
+    found = describe(name)
+    assert FACTS[name] == (found.place, found.needs, found.parameters)
+    assert set(read_yaml(ROOT / "position" / f"{name}.yaml")) == set(found.options)
+    assert summary(SCHEMES, name) == paragraph(SCHEMES[name].__doc__)

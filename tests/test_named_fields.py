@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.cli.main import parse_overrides
+from recbole_pos.cli.arguments import parse_overrides
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loading import NAMING_FIELDS
 from recbole_pos.errors import UsageError

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import io
 import re
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
@@ -142,3 +146,22 @@ def test_files_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`(?!dataset/)([\w./]+/[\w.]+\.(?:py|yaml|md))`", text(page)):
         places = (ROOT, ROOT / "recbole_pos", PROPERTIES / "presets", ROOT / "docs")
         assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
+
+
+def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, in an empty folder, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
+    names, told = {"recbole_pos": recbole_pos}, []
+    for name in ("run", "load", "recommend", "attach", "search"):
+        text = getattr(recbole_pos, name).__doc__
+        test = parser.get_doctest(text, names, name, None, None)
+        assert test.examples, f"recbole_pos.{name} has no example"
+        with contextlib.redirect_stdout(io.StringIO()):  # tables of results
+            for example in test.examples:
+                if not example.want:
+                    exec(example.source, names)
+                    example.source = "None\n"
+        test.globs = names
+        runner.run(test, out=told.append, clear_globs=False)
+    assert not runner.failures, "".join(told)

@@ -49,7 +49,7 @@ def test_the_seed_of_the_command_is_that_of_the_search(seed: list[str], monkeypa
 
     monkeypatch.setattr("recbole_pos.tune.search", caught)
     assert main(["tune", "-m", "FPARec", "-d", "tiny", *seed, "--epochs=3"]) == 0
-    assert called[0]["seed"] == 5 and called[0]["given"] == {"epochs": 3}
+    assert called[0]["settings"].seed == 5 and called[0]["given"] == {"epochs": 3}
 
 
 def test_the_seed_of_a_run_is_that_of_training(monkeypatch) -> None:

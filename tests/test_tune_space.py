@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import shop
 
+from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.model.models import MODELS
@@ -53,7 +54,9 @@ def write(folder: Path, text: str, name: str = "space.yaml") -> Path:
 
 
 def settings(file: Path | None, model: str = "PosSASRec", given: dict | None = None, **others):
-    return read_settings(model, "ml-100k", file, [], given or {}, **{**OTHERS, **others})
+    return read_settings(
+        model, "ml-100k", file, [], given or {}, SearchArguments(**{**OTHERS, **others})
+    )
 
 
 def test_the_space_of_torope_tells_its_ratios_apart() -> None:
@@ -334,7 +337,7 @@ def test_a_search_belongs_to_its_attributes(tmp_path: Path) -> None:
     """As a trained model does: later trials would learn from other data than earlier ones."""
     made = shop.tables()
     given = shop.shop_options(shop.write(tmp_path, made))
-    begun = read_settings("AttrFormer", "shop", None, [], given, **OTHERS)
+    begun = read_settings("AttrFormer", "shop", None, [], given, SearchArguments(**OTHERS))
     _prepare(begun)
     SearchFolder(tmp_path).settings.write_text(json.dumps(begun.to_plain()))
     _prepare(SearchFolder(tmp_path).read())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.position.build import describe
+from recbole_pos.model.models import BASELINES, MODELS, OURS
+from recbole_pos.position.facts import FACTS
 from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.yaml_files import ROOT, read_yaml
 
 NARROWEST, WIDEST = 40, 200  # columns of a page
 ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must have
@@ -20,9 +25,9 @@ ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must hav
 
 def list_models() -> None:
     """Print what ``run -m`` takes."""
-    ours = {name: summary(model) for name, model in {**MODELS, **BASELINES}.items()}
+    ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
     theirs = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
-    rows = [(name, "recbole-pos", text) for name, text in ours.items()]
+    rows = [(name, "recbole-pos", summary(OURS, name)) for name in ours]
     rows += [(name, "RecBole", text) for name, text in theirs.items()]
     show(("model", "from", "what it is"), rows)
 
@@ -30,19 +35,43 @@ def list_models() -> None:
 def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
-    for name, scheme in SCHEMES.items():
-        found = describe(name)
-        options = ", ".join(found.options) or "-"
-        parameters = f"{found.parameters:,}"
-        rows.append((name, found.place, found.needs, parameters, options, summary(scheme)))
+    for name in SCHEMES:
+        found = FACTS.get(name) or _facts(name)
+        options = read_yaml(ROOT / "position" / f"{name}.yaml") if name in FACTS else found.options
+        text = summary(SCHEMES, name)
+        told = (", ".join(options) or "-", text)
+        rows.append((name, found.place, found.needs, f"{found.parameters:,}", *told))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
 
-def summary(described: type) -> str:
-    """The first paragraph of a class's docstring, as plain text."""
-    paragraph = (described.__doc__ or "").strip().split("\n\n")[0]
-    return " ".join(paragraph.replace("``", "").split())
+def _facts(name: str) -> Any:
+    """Of a scheme that another package brought, which must be imported for it."""
+
+    from recbole_pos.position.build import describe
+
+    return describe(name)
+
+
+def summary(table: Mapping[str, type], name: str) -> str:
+    """The first paragraph of a class's docstring, as plain text.
+
+    The plugin's own classes are read as text, since importing one costs seconds.
+    """
+    tables = getattr(table, "maps", [table])
+    place = next((one.places[name] for one in tables if name in one.places), None)
+    if place is None:
+        return paragraph(table[name].__doc__)
+    module, _, described = place.partition(":")
+    file = importlib.util.find_spec(module).origin
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return paragraph(next(ast.get_docstring(c) for c in classes if c.name == described))
+
+
+def paragraph(text: str | None) -> str:
+    """The first paragraph of a docstring in one line."""
+    return " ".join((text or "").strip().split("\n\n")[0].replace("``", "").split())
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:

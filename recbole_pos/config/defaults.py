@@ -27,7 +27,7 @@ def plugin_defaults(
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
             schemes.update(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    sampled = on_our_base(model) and (loss_type or own["loss_type"]) == "SCE"
+    sampled = (loss_type or own.get("loss_type")) == "SCE" and on_our_base(model)
     loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
     return {**overall_defaults(), **schemes, **loss, **own}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.config.arguments import AttachArguments, RunArguments, arguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
@@ -20,11 +21,17 @@ def attach(
     schemes: str | Iterable[str],
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
-    verbose: bool = True,
-    as_json: bool = False,
-    log: str | Path | None = None,
+    *,
+    settings: AttachArguments | None = None,
+    **given: Any,
 ) -> Any:
     """Add position schemes to a trained model and fine-tune their parameters alone.
+
+    >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+    >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
+    >>> tuned = recbole_pos.attach("first", "kernel", config_dict={"epochs": 1}, run_dir="tuned")
+    >>> tuned.parameters < first.parameters  # only the kernel's are trained
+    True
 
     A kernel starts as the identity and a bias at zero, so training starts from the trained model
     itself; schemes that have no such start (``learned``, ``rope``) change it at once.
@@ -34,7 +41,9 @@ def attach(
         schemes: names to add, such as ``kernel``.
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: where to write.
-        verbose, as_json, log: what is told, as of :func:`recbole_pos.run`.
+        settings: the other arguments together.
+        given: or by name, as of :func:`recbole_pos.run`: ``verbose``, ``as_json``, ``log``: what is
+            told.
 
     Returns:
         The :class:`~recbole_pos.experiment.run.Result` of the new run.
@@ -57,5 +66,7 @@ def attach(
         "init_from": str(source.path.resolve()),
         "train_only": added,
     }
-    told: dict[str, Any] = {"verbose": verbose, "as_json": as_json, "log": log}
-    return run(None, None, [str(source.config)], options, run_dir, **told)
+    told = arguments(settings or AttachArguments(), given)
+    return run(
+        None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(told))
+    )

@@ -8,6 +8,8 @@ import torch
 from recbole.evaluator import Collector
 from torch import Tensor
 
+from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.experiment.ranks import EVENT, RANK, ranks
 from recbole_pos.values import Options
 
 TOPK = "rec.topk"
@@ -24,6 +26,8 @@ class TargetCollector(Collector):
     def __init__(self, config: Options) -> None:
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
+        self.ranking = False  # whether the rank of every target is kept, too
+        self.last: Any = None  # what the evaluator got last
 
     def eval_batch_collect(
         self, scores_tensor: Tensor, interaction: Any, positive_u: Tensor, positive_i: Tensor
@@ -32,9 +36,23 @@ class TargetCollector(Collector):
         single = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
         setattr(self.register, TOPK, self.needs_topk and not single)
         super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
-        if self.needs_topk and single:
+        if not single:
+            return
+        best, device = None, scores_tensor.device
+        target = positive_i.to(device)[positive_u.argsort().to(device)]
+        if self.needs_topk:
             best = scores_tensor.topk(max(self.topk), dim=-1).indices
-            target = positive_i.to(best.device)[positive_u.argsort().to(best.device)]
             hits = best == target[:, None]
             count = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, count), 1).long())
+        if self.ranking and TARGET_EVENT in interaction:
+            self.data_struct.update_tensor(RANK, ranks(scores_tensor, target, best))
+            self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
+
+    def get_data_struct(self) -> Any:
+        """RecBole's; what ranks there are leave with it."""
+        self.last = super().get_data_struct()
+        for name in (RANK, EVENT):
+            if name in self.data_struct:
+                del self.data_struct[name]
+        return self.last

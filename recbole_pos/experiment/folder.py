@@ -14,13 +14,13 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.files import only_writer, remove_unfinished, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
 
 class RunFolder:
-    """The folder of one run: config.yaml, metrics.jsonl, checkpoint.pt, result.json."""
+    """The folder of one run: configuration, metrics, checkpoint, result, ranks of the test."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -28,6 +28,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoint = self.path / "checkpoint.pt"
         self.result = self.path / "result.json"
+        self.ranks = self.path / "test_ranks.parquet"
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
@@ -98,6 +99,11 @@ class RunFolder:
         """Append one epoch."""
         with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def write_ranks(self, ranks: Any) -> None:
+        """Where the targets of the test stood, a DataFrame."""
+        with whole(self.ranks, text=False) as file:
+            ranks.to_parquet(file, index=False)
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""

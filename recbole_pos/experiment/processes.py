@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recbole_pos.distributed import cores
+from recbole_pos.config.options import cores
 from recbole_pos.errors import CheckpointError, PosError, StorageError, TrainingError, UsageError
 
 MOST = 8  # processes of one run that any machine may try

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
@@ -21,6 +22,7 @@ from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.device import describe_device, device_line, require_device
 from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.state import load_best
 from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
@@ -65,17 +67,15 @@ def run(
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
-    resume: str | Path | None = None,
-    verbose: bool = True,
-    nproc: int = 1,
-    world_size: int = -1,
-    ip: str = "localhost",
-    port: int | str | None = None,
-    group_offset: int = 0,
-    as_json: bool = False,
-    log: str | Path | None = None,
+    *,
+    settings: RunArguments | None = None,
+    **given: Any,
 ) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
+
+    >>> result = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="mine")
+    >>> 0 < result.test["ndcg@10"] < 1
+    True
 
     Args:
         model: a plugin model or one of RecBole's (``recbole-pos models`` lists them).
@@ -83,15 +83,12 @@ def run(
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
         run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
-        resume: the folder of an interrupted run; of the other arguments only ``epochs`` in
-            ``config_dict`` may be given with it.
-        verbose: print progress and the result table.
-        nproc: how many processes train together on this machine, each with a part of every batch.
-        world_size: how many do so on all machines; ``nproc`` when -1.
-        ip, port: where those of several machines meet: the machine of the first process.
-        group_offset: number of this machine's first process.
-        as_json: print json objects, one a line, instead: ``start``, ``epoch`` and ``result``.
-        log: a file to which what is printed is added too.
+        settings: the other arguments together.
+        given: or by name, see :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
+            folder of an interrupted run, with which only ``epochs`` in ``config_dict`` may be
+            given; ``verbose``, ``as_json``, ``log``: what is told; ``nproc``, ``world_size``,
+            ``ip``, ``port``, ``group_offset``: processes that train together, each with a part of
+            every batch, as RecBole has them.
 
     Returns:
         What was found; None on a machine that does not run process 0.
@@ -103,6 +100,8 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
+    told = cast(RunArguments, arguments(settings or RunArguments(), given))
+    run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
             raise UsageError(
@@ -114,11 +113,11 @@ def run(
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
         folder = None
-    told: dict[str, Any] = {"enabled": verbose, "as_json": as_json, "log": log}
-    plan = processes.Plan.of(nproc, world_size, ip, port, group_offset)
+    screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
+    plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
-        return _run_in_parallel(plan, config, run_dir, resume, told)
-    return _train(config, folder, run_dir, Screen(**told))
+        return _run_in_parallel(plan, config, run_dir, resume, screen)
+    return _train(config, folder, run_dir, Screen(**screen))
 
 
 def _run_in_parallel(
@@ -213,6 +212,10 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=shown)
+    if loaders["test"]:
+        part, unit = loaders["test"]._dataset, config["timestamp_unit"]
+        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
+            folder.write_ranks(ranks)
     result = _result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
@@ -234,6 +237,10 @@ def _what_is_left(folder: RunFolder) -> str:
 
 def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
     """A trained model with its data, from a run folder; best weights, evaluation mode.
+
+    >>> trained = recbole_pos.load("mine")
+    >>> trained.dataset.user_num, len(trained.dataset.log)
+    (944, 100000)
 
     Args:
         path: the run folder.

@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
+from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -313,6 +314,7 @@ class PosTrainer(Trainer):
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
         screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
+        self.eval_collector.ranking = part == PHASES[-1]
         with (
             torch.inference_mode(),
             screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,

@@ -1,1 +1,1 @@
-"""Position schemes: one class per idea, one file per family. The table is in ``registry.py``."""
+"""Position schemes: one class per idea, one file per family. The table is ``schemes.py``."""

@@ -30,6 +30,10 @@ def recommend(
 
     Histories are whole: what was held out from training is read too, like any other event.
 
+    >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
+    >>> list(found), len(found)
+    (['user_id', 'rank', 'item_id', 'score'], 10)
+
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.
         users: names of users (of sessions, where these are the users), each taken once; all with

@@ -3,7 +3,6 @@ evaluate the best one on test data."""
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import time
 from contextlib import ExitStack, suppress
@@ -14,6 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from recbole_pos.config.arguments import SearchArguments, arguments, changed
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
@@ -63,88 +63,70 @@ def search(
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     *,
-    num_samples: int | None = None,
-    max_concurrent: int | None = None,
-    metric: str | None = None,
-    scheduler: Any = "asha",
-    grace_epochs: int = 5,
-    searcher: str = "optuna",
-    seed: int = 0,
-    run_dir: str | Path | None = None,
-    storage: str | None = None,
-    resume: str | Path | None = None,
-    address: str | None = None,
-    cpus_per_trial: float = 1,
-    gpus_per_trial: float = 0,
-    nproc: int = 1,
-    verbose: bool = True,
+    settings: SearchArguments | None = None,
+    **given: Any,
 ) -> Found:
     """Search for the best configuration by validation; test it once.
+
+    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+    >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
+    >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
+    (['finished', 'finished'], True)
 
     Args:
         model, dataset, config_file_list, config_dict: as of :func:`recbole_pos.run`; options given
             here are the same in all trials, whatever the space says of them.
         space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
-        num_samples: how many trials, 60 when None; a grid runs all its points.
-        max_concurrent: how many at the same time; as many as the machines have room for when None.
-        metric: validation metric, ``valid_metric`` of the configuration when None.
-        scheduler: asha, none, or a scheduler object of Ray's.
-        grace_epochs: epochs that ASHA leaves every trial.
-        searcher: optuna (TPE), random or grid.
-        seed: of the searcher; that of training is the option ``seed``.
-        run_dir: where to write; saved/<dataset>/<model>/tune-<time>/ when None.
-        storage: path or URI for Ray's checkpoints, which all machines reach; in run_dir when None.
-        resume: the folder of an interrupted search; only ``address`` may be given with it.
-        address: of a Ray cluster, ``auto`` or HOST:PORT; a cluster of its own when None.
-        cpus_per_trial, gpus_per_trial: what a trial takes; fractions share a GPU.
-        nproc: processes that train one trial together, each of which takes as much.
-        verbose: print progress.
+        settings: the other arguments together.
+        given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
+            ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
+            how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
+            scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
+            optuna (TPE), random or grid; ``seed`` of the searcher (that of training is the option
+            ``seed``); ``run_dir``; ``storage``, path or URI for Ray's checkpoints, which all
+            machines reach; ``resume``, the folder of an interrupted search, with which only
+            ``address`` may be given; ``address`` of a Ray cluster, ``auto`` or HOST:PORT;
+            ``cpus_per_trial`` and ``gpus_per_trial``, of which fractions share a GPU; ``nproc``
+            processes that train one trial together, each of which takes as much; ``verbose``.
 
     Raises:
         UsageError: if something given is wrong, before any trial starts.
         TrainingError: if every trial failed.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    given = dict(locals())
-    if resume is not None:
-        _require_nothing_else(given)
-        folder = SearchFolder(resume)
-        settings = folder.read()
+    told = arguments(settings or SearchArguments(), given)
+    if told.resume is not None:
+        _require_nothing_else(told, model, dataset, space, config_file_list, config_dict)
+        folder = SearchFolder(told.resume)
+        search = folder.read()
     else:
-        settings = read_settings(
-            model, dataset, space, config_file_list, config_dict,
-            num_samples=num_samples, max_concurrent=max_concurrent, metric=metric,
-            scheduler=scheduler, grace_epochs=grace_epochs, searcher=searcher, seed=seed,
-            storage=storage, cpus_per_trial=cpus_per_trial, gpus_per_trial=gpus_per_trial,
-            nproc=nproc,
-        )  # fmt: skip
+        search = read_settings(model, dataset, space, config_file_list, config_dict, told)
         folder = None
-    screen, began = Screen(verbose), time.perf_counter()
+    screen, began = Screen(told.verbose), time.perf_counter()
     with ExitStack() as held:
         if folder is not None:
             held.enter_context(folder.held())
-        experiment = _prepare(settings)
+        experiment = _prepare(search)
         shared = SharedData(experiment.dataset)
-        started = connect(address)
+        started = connect(told.address)
         try:
-            fill(settings.room())
+            fill(search.room())
             if folder is None:
-                folder = SearchFolder.create(run_dir, settings)
+                folder = SearchFolder.create(told.run_dir, search)
                 held.enter_context(folder.held())
-            _headline(screen, settings, folder, experiment, shared)
-            tuner = _tuner(settings, folder, scheduler, shared, verbose)
-            trials = _fit(tuner, folder, settings)
+            _headline(screen, search, folder, experiment, shared)
+            tuner = _tuner(search, folder, told.scheduler, shared, told.verbose)
+            trials = _fit(tuner, folder, search)
         finally:
             stop(started)
-        return _finish(settings, folder, experiment, trials, screen, time.perf_counter() - began)
+        return _finish(search, folder, experiment, trials, screen, time.perf_counter() - began)
 
 
-def _require_nothing_else(given: dict[str, Any]) -> None:
-    own = ("resume", "address", "verbose")
-    defaults = {name: p.default for name, p in inspect.signature(search).parameters.items()}
+def _require_nothing_else(told: SearchArguments, *what: Any) -> None:
     # the command line gives no files and no configuration as empty ones
-    more = [name for name in defaults if name not in own and given[name] != defaults[name]
-            and given[name] not in ([], {})]  # fmt: skip
+    more = [name for name in changed(told) if name not in ("resume", "address", "verbose")]
+    names = ("model", "dataset", "space", "config_file_list", "config_dict")
+    more += [name for name, value in zip(names, what, strict=True) if value not in (None, [], {})]
     if more:
         raise UsageError(
             f"--resume takes everything from its folder; only --address may change, not "

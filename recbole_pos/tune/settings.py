@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import folder as folders
@@ -29,6 +30,13 @@ from recbole_pos.values import suggest
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
 _RAY = "trials"  # name of Ray's folder
+
+
+# What a search keeps of its arguments as it is.
+ASKED = (
+    *("max_concurrent", "grace_epochs", "searcher", "seed", "storage", "nproc"),
+    *("cpus_per_trial", "gpus_per_trial"),
+)
 
 
 @dataclass
@@ -109,12 +117,7 @@ def read_settings(
     space: str | Path | None,
     config_file_list: list[str] | None,
     config_dict: dict[str, Any] | None,
-    *,
-    num_samples: int | None,
-    scheduler: Any,
-    searcher: str,
-    metric: str | None,
-    **others: Any,
+    told: SearchArguments,
 ) -> Settings:
     """Settings of what a user gave.
 
@@ -122,22 +125,22 @@ def read_settings(
         UsageError: naming the option, or the file and line, that is wrong.
     """
     for name, value, known in (
-        ("scheduler", scheduler, SCHEDULERS),
-        ("searcher", searcher, SEARCHERS),
+        ("scheduler", told.scheduler, SCHEDULERS),
+        ("searcher", told.searcher, SEARCHERS),
     ):
         if isinstance(value, str) and value not in known:
             raise UsageError(
                 f"--{name}: {value!r} is not one of {', '.join(known)}{suggest(value, known)}"
             )
-    given = {**(config_dict or {}), **({"valid_metric": metric} if metric else {})}
+    given = {**(config_dict or {}), **({"valid_metric": told.metric} if told.metric else {})}
     first = PosConfig(model, dataset, config_file_list, given)
     found = read_space(space_file(space, first["model"]))
-    told = {**first.external_config_dict}
-    overruled = [name for name in found.names if name in told]
-    found = found.without(told)
+    fixed = {**first.external_config_dict}
+    overruled = [name for name in found.names if name in fixed]
+    found = found.without(fixed)
     if not found.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    base = to_plain({k: v for k, v in told.items() if k not in EXTRA_KEYS})
+    base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
     base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
     base = {**found.fixed, **base}
     build = functools.partial(trial_config, first["model"], first["dataset"], base)
@@ -152,21 +155,22 @@ def read_settings(
         dataset=first["dataset"],
         base=base,
         space=found,
-        total=num_samples or SAMPLES,
+        total=told.num_samples or SAMPLES,
         metric=config["valid_metric"].lower(),
         mode="max" if config["valid_metric_bigger"] else "min",
-        scheduler=scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
-        searcher=searcher,
+        scheduler=told.scheduler
+        if isinstance(told.scheduler, str)
+        else type(told.scheduler).__name__,
         epochs=config["epochs"],
         overruled=overruled,
-        **others,
+        **{name: getattr(told, name) for name in ASKED},
     )
-    _require_numbers(settings, num_samples)
-    if searcher == "random":
+    _require_numbers(settings, told.num_samples)
+    if told.searcher == "random":
         settings.total = min(settings.total, found.points() or settings.total)
-    if searcher == "grid":
+    if told.searcher == "grid":
         points = len(found.grid())
-        if num_samples not in (None, points):
+        if told.num_samples not in (None, points):
             raise UsageError(
                 f"--num_samples: the grid has {points} points and all are run; leave it out, or "
                 "use --searcher random"

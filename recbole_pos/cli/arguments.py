@@ -1,0 +1,101 @@
+"""Arguments of commands: made of the fields of settings objects, and read back into them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from recbole_pos.errors import UsageError
+
+Settings = TypeVar("Settings")
+_OPTION = re.compile(r"--|-[a-zA-Z]$")  # how options begin; -1 and -inf are numbers
+
+
+def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
+    """An option of the command line for every field."""
+    groups: dict[str, Any] = {}
+    for one in fields(kind):
+        told = one.metadata
+        if not told.get("cli", True):
+            continue
+        place = parser
+        if name := told.get("group"):
+            if name not in groups:
+                groups[name] = parser.add_mutually_exclusive_group()
+            place = groups[name]
+        option = {"dest": one.name, "help": told["text"], "default": one.default}
+        if told["kind"] is bool:
+            option["action"] = "store_false" if one.default else "store_true"
+        else:
+            option |= {"type": told["kind"], "metavar": told["metavar"]}
+        place.add_argument(f"--{told.get('flag', one.name)}", **option)
+
+
+def read_fields(args: argparse.Namespace, kind: type[Settings]) -> Settings:
+    """The settings object that the command line says."""
+    names = [one.name for one in fields(kind) if one.metadata.get("cli", True)]
+    return kind(**{name: getattr(args, name) for name in names})
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """The names, without dashes, of a command's own options."""
+    return {name.lstrip("-") for action in parser._actions for name in action.option_strings}
+
+
+def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]]:
+    """A command's own words, and the options of the configuration among them.
+
+    ``--key value`` is ``--key=value``: what follows the name of an option that is not the
+    command's own is its value, unless it begins like another option.
+
+    Args:
+        words: of the command line.
+        own: names of the command's own options, without dashes.
+    """
+    mine, options = [], []
+    waiting = list(reversed(words))
+    while waiting:
+        word = waiting.pop()
+        key, equals, _ = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not key or key in own:
+            mine.append(word)
+            if key in own and not equals and word.startswith("--"):
+                while waiting and not _OPTION.match(waiting[-1]):
+                    mine.append(waiting.pop())  # its values, whatever they look like
+            continue
+        if not equals and waiting and not _OPTION.match(waiting[-1]):
+            word = f"{word}={waiting.pop()}"
+        options.append(word)
+    return mine, options
+
+
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
+    """``--key=value`` arguments as a dict, values read as yaml.
+
+    Raises:
+        UsageError: for anything of another form, or a key given twice with different values.
+    """
+    from recbole_pos.yaml_files import parse_scalar
+
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.removeprefix("--").partition("=")
+        if not (argument.startswith("--") and equals and key):
+            raise UsageError(
+                f"cannot read {argument!r}: options are given as --key=value or --key value"
+            )
+        value = parse_scalar(text, f"--{key}")
+        if key in found and found[key] != value:
+            raise UsageError(f"--{key} is given twice, with {found[key]!r} and {value!r}")
+        found[key] = value
+    return found
+
+
+def config_files(given: list[str]) -> list[str]:
+    """Files one by one, or several in one argument as RecBole has them; a name may have spaces."""
+    parts = ([group] if os.path.exists(group) else group.split() for group in given)
+    return [file for part in parts for file in part]

@@ -1,0 +1,184 @@
+"""What each command takes, and what it calls: imports are made when a command runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
+from recbole_pos.cli.inspect import add_inspect
+from recbole_pos.config.arguments import AttachArguments, RunArguments, SearchArguments
+
+
+def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Every command, to the subparsers of the command line.
+
+    Args:
+        commands: what ``add_subparsers`` gave.
+        debug: has the option that all of them share.
+    """
+    _add_run(commands, debug)
+    _add_tune(commands, debug)
+    _add_attach(commands, debug)
+    models = commands.add_parser("models", parents=[debug], help="list what can be run")
+    models.set_defaults(command=_models)
+    schemes = commands.add_parser("schemes", parents=[debug], help="list position schemes")
+    schemes.set_defaults(command=_schemes)
+    plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
+    plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    plot.set_defaults(command=_plot)
+    add_inspect(commands, debug)
+    _add_recommend(commands, debug)
+
+
+def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:
+    run = commands.add_parser(
+        "run",
+        parents=[debug],
+        help="train and test one model",
+        description="Train a model to early stopping and test its best epoch. Every key of the "
+        "configuration can be given as --key value or --key=value; values are read as yaml. "
+        "`run -m MODEL --help` lists the keys that a model reads.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    run.add_argument("-h", "--help", action="store_true", help="this, and the keys of MODEL")
+    _add_what(run, "plugin model or RecBole model, see `recbole-pos models`")
+    add_fields(run, RunArguments)
+    run.set_defaults(command=_run, parser=run, configured=True)
+
+
+def _add_what(parser: argparse.ArgumentParser, models: str) -> None:
+    """The model, the data and the files of a configuration."""
+    parser.add_argument("-m", "--model", help=models)
+    parser.add_argument(
+        "-d", "--dataset", help="folder with atomic files under data_path, or ml-100k"
+    )
+    parser.add_argument(
+        "--config_files", nargs="+", default=[], metavar="YAML", help="configuration"
+    )
+
+
+def _run(args: argparse.Namespace, options: list[str]) -> int:
+    if args.help:
+        args.parser.print_help()
+        if args.model:
+            from recbole_pos.cli.option_list import list_options
+
+            list_options(args.model, parse_overrides(options).get("position"))
+        return 0
+    from recbole_pos.experiment.run import run
+
+    run(
+        args.model,
+        args.dataset,
+        config_files(args.config_files),
+        parse_overrides(options),
+        settings=read_fields(args, RunArguments),
+    )
+    return 0
+
+
+def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
+    tune = commands.add_parser(
+        "tune",
+        parents=[debug],
+        help="search for the best configuration with Ray Tune, by validation",
+        description="Search for the best configuration by validation, on this machine or a Ray "
+        "cluster, and test it once. Every key of the configuration can be given as --key value or "
+        "--key=value and is then the same in all trials.",
+        allow_abbrev=False,
+    )
+    _add_what(tune, "plugin model or RecBole model")
+    tune.add_argument(
+        "--space", metavar="FILE", help="yaml, .hyper or .test (properties/tune/<model>.yaml)"
+    )
+    add_fields(tune, SearchArguments)
+    tune.set_defaults(command=_tune, configured=True)
+
+
+def _tune(args: argparse.Namespace, options: list[str]) -> int:
+    from recbole_pos.tune import search
+
+    search(
+        args.model,
+        args.dataset,
+        args.space,
+        config_files(args.config_files),
+        parse_overrides(options),
+        settings=read_fields(args, SearchArguments),
+    )
+    return 0
+
+
+def _add_attach(commands: Any, debug: argparse.ArgumentParser) -> None:
+    attach = commands.add_parser(
+        "attach",
+        parents=[debug],
+        help="add position schemes to a trained model and fine-tune only them",
+        description="Start from the best weights of a run, add position schemes, and train their "
+        "parameters alone. Options are those of the run; --key value changes them.",
+        allow_abbrev=False,
+    )
+    attach.add_argument("trained", metavar="RUN_DIR", help="the folder of a finished run")
+    attach.add_argument("schemes", nargs="+", metavar="SCHEME", help="such as kernel")
+    add_fields(attach, AttachArguments)
+    attach.set_defaults(command=_attach, configured=True)
+
+
+def _attach(args: argparse.Namespace, options: list[str]) -> int:
+    from recbole_pos.experiment.attach import attach
+
+    settings = read_fields(args, AttachArguments)
+    attach(args.trained, args.schemes, parse_overrides(options), settings=settings)
+    return 0
+
+
+def _add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
+    recommend = commands.add_parser(
+        "recommend",
+        parents=[debug],
+        help="what a trained model recommends to every user, as a csv file",
+        description="The items with the highest scores after everything a user has done, held-out "
+        "events included, best first.",
+        allow_abbrev=False,
+    )
+    recommend.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
+    recommend.add_argument("-k", type=int, default=10, help="items a user (10)")
+    recommend.add_argument("--users", nargs="+", metavar="USER", help="names of users (all)")
+    recommend.add_argument(
+        "--mask_history",
+        action=argparse.BooleanOptionalAction,
+        help="leave out items of a user's past (as the run was evaluated)",
+    )
+    recommend.add_argument("--out", metavar="FILE", help="(RUN_DIR/recommendations.csv)")
+    recommend.set_defaults(command=_recommend)
+
+
+def _models(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.cli.listing import list_models
+
+    list_models()
+    return 0
+
+
+def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.serve.recommend import write_recommendations
+
+    write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out)
+    return 0
+
+
+def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.cli.listing import list_schemes
+
+    list_schemes()
+    return 0
+
+
+def _plot(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.inspect.plot import plot_run
+
+    for file in plot_run(args.run_dir):
+        print(file)
+    return 0

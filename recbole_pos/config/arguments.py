@@ -1,0 +1,116 @@
+"""What a run and a search are told beside their configuration: one field an argument.
+
+The command line is made of these fields (``cli/arguments.py``), and :func:`recbole_pos.run` and
+:func:`recbole_pos.search` take them by name, so that a default stands once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+
+def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
+    """A field, with what ``--help`` says of it.
+
+    Args:
+        default: where it is not given.
+        text: the sentence; a default in brackets ends it.
+        kind: type of the value on the command line; bool for a flag.
+        metavar: what stands for the value.
+        more: ``flag``, where the argument is called otherwise on the command line; ``group``, for
+            flags of which one can be given; ``cli=False`` for Python alone.
+    """
+    return field(default=default, metadata={"text": text, "kind": kind, "metavar": metavar, **more})
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What is told while a model trains."""
+
+    verbose: bool = _told(True, "print nothing", bool, flag="quiet", group="telling")
+    as_json: bool = _told(
+        False,
+        "print json objects, one a line: start, epoch (each), result",
+        bool,
+        flag="json",
+        group="telling",
+    )
+    log: str | Path | None = _told(None, "add what is printed to this file too", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class AttachArguments(Telling):
+    """Arguments of :func:`recbole_pos.attach`."""
+
+    run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/<time>)")
+
+
+@dataclass(frozen=True)
+class RunArguments(AttachArguments):
+    """Arguments of :func:`recbole_pos.run`.
+
+    Several processes train together where ``world_size`` is above 1, as RecBole has them.
+    """
+
+    resume: str | Path | None = _told(None, "continue an interrupted run", metavar="RUN_DIR")
+    nproc: int = _told(1, "processes here (1)", int, "N")
+    world_size: int = _told(-1, "processes on all machines together", int, "N")
+    ip: str = _told("localhost", "address of the machine that runs process 0")
+    port: int | str | None = _told(None, "where they meet (a free one; 5678 between machines)", int)
+    group_offset: int = _told(0, "number of the first process here", int, "N")
+
+
+@dataclass(frozen=True)
+class SearchArguments:
+    """Arguments of :func:`recbole_pos.search`."""
+
+    num_samples: int | None = _told(None, "trials (60; all of a grid)", int, "N")
+    max_concurrent: int | None = _told(None, "trials side by side (as many as fit)", int, "N")
+    metric: str | None = _told(None, "validation metric to go by (valid_metric), such as ndcg@10")
+    scheduler: Any = _told("asha", "asha (stops weak trials early) or none")
+    grace_epochs: int = _told(5, "epochs of each trial before asha may stop it (5)", int, "N")
+    searcher: str = _told("optuna", "optuna (TPE), random or grid")
+    seed: int = _told(
+        0, "of the search (0); that of training is `seed` in a configuration file", int
+    )
+    run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
+    resume: str | Path | None = _told(None, "continue an interrupted search", metavar="DIR")
+    address: str | None = _told(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    storage: str | None = _told(None, "path or URI that all machines reach", metavar="PATH")
+    cpus_per_trial: float = _told(1, "cores (1)", float, "N")
+    gpus_per_trial: float = _told(0, "0.5 shares a GPU (0)", float, "N")
+    nproc: int = _told(1, "processes that train one trial (1)", int, "N")
+    verbose: bool = _told(True, "", bool, cli=False)
+
+
+Arguments = TypeVar("Arguments", Telling, SearchArguments)
+
+
+def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:
+    """A settings object with some fields given by name, as keywords of a call.
+
+    Raises:
+        TypeError: for a name that is none of them, as Python says it of a call.
+    """
+    known = {one.name for one in fields(default)}
+    for name in given:
+        if name not in known:
+            raise TypeError(
+                f"unexpected argument {name!r}; arguments are {', '.join(sorted(known))}"
+            )
+    return replace(default, **given)
+
+
+def changed(given: Any) -> dict[str, Any]:
+    """The fields of a settings object that are not as by default."""
+    return {
+        one.name: getattr(given, one.name)
+        for one in fields(given)
+        if getattr(given, one.name) != _default(one)
+    }
+
+
+def _default(one: Field) -> Any:
+    return None if one.default is MISSING else one.default

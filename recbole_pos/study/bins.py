@@ -1,0 +1,82 @@
+"""Targets in bins: by length of history, age of its newest event, popularity, whether cold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+
+# What targets can be binned by: column -> what its values are called.
+KINDS = {"history": "history", "age": "age", "popularity": "popularity"}
+COLD = "cold"
+_SPANS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+
+
+def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] | bool) -> dict[str, np.ndarray]:
+    """The bins of one kind.
+
+    Args:
+        targets: of a :class:`~recbole_pos.study.ranks.RankTable`.
+        kind: history (length), age (seconds from the newest event of the history to the target),
+            popularity (training events of the item), or cold (whether it has none).
+        edges: ascending; a bin holds what is above one edge and not above the next. For cold, true.
+
+    Returns:
+        Name of the bin -> [targets] which of them are in it.
+
+    Raises:
+        UsageError: if the runs did not write down what the bins are of.
+    """
+    column = "popularity" if kind == COLD else kind
+    if column not in targets.columns:
+        raise UsageError(
+            f"bins: the runs have no column {column}, so there are no bins by {kind}; found "
+            f"{', '.join(targets.columns)}"
+        )
+    values = targets[column].to_numpy()
+    if kind == COLD:
+        return {"cold items": values == 0, "other items": values != 0}
+    ends = [-np.inf, *edges, np.inf]
+    names = labels(kind, edges)
+    return {
+        name: (values > low) & (values <= high)
+        for name, low, high in zip(names, ends[:-1], ends[1:], strict=True)
+    }
+
+
+def labels(kind: str, edges: Sequence[float]) -> list[str]:
+    """Names of the bins between edges: ``history up to 5``, ``history 6 to 15``, ...
+
+    Args:
+        kind: one of ``KINDS``.
+        edges: ascending.
+    """
+    if kind == "age":
+        shown = [_span(edge) for edge in edges]
+        between = [f"{low} to {high}" for low, high in zip(shown, shown[1:], strict=False)]
+    else:
+        shown = [f"{edge:,g}" for edge in edges]
+        between = [
+            f"{low + 1:,g} to {high:,g}" if low + 1 < high else f"{high:,g}"
+            for low, high in zip(edges, edges[1:], strict=False)
+        ]
+    return [
+        f"{KINDS[kind]} {name}" for name in (f"up to {shown[0]}", *between, f"over {shown[-1]}")
+    ]
+
+
+def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Kind -> its bins, for every kind that a study asks for."""
+    return {kind: masks(targets, kind, edges) for kind, edges in bins.items() if edges}
+
+
+def _span(seconds: float) -> str:
+    for name, length in _SPANS:
+        if seconds >= length and seconds % length == 0:
+            count = seconds / length
+            return f"{count:,g} {name}{'s' if count != 1 else ''}"
+    return f"{seconds:,g} seconds"

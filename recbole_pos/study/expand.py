@@ -1,0 +1,218 @@
+"""A plan as fits: what is trained, in which order, how many, and when a run is the same run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+from recbole_pos.study.plan import Plan, Row
+from recbole_pos.values import shown
+
+Check = Callable[[dict[str, Any]], dict[str, Any]]
+_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One training.
+
+    Attributes:
+        row: its row.
+        seed: its seed.
+        stage: ``trial`` (of a search), ``final`` or ``attach``.
+        trial: number of the trial, from 0; None for others.
+        options: model, dataset, options and config_files, as far as the plan knows them. A trial of
+            a space lacks what is drawn, a final fit after a search what validation chooses.
+        after: names of fits that must have ended: all trials of the row, or the run attached to.
+        repeats: whether the same run has been made as a trial, so that nothing is left to train:
+            the chosen configuration of a grid with the first seed.
+    """
+
+    row: str
+    seed: int
+    stage: str
+    trial: int | None
+    options: dict[str, Any]
+    after: tuple[str, ...] = ()
+    repeats: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name within the study."""
+        end = f"trial {self.trial}" if self.trial is not None else f"seed {self.seed}"
+        return f"{self.row}, {end}"
+
+
+def fits(plan: Plan) -> list[Fit]:
+    """Everything that is trained, each after what it needs.
+
+    Seeds go round: all rows have their first before any has its second, so that a study that is cut
+    short has whole rounds.
+    """
+    order = [plan.rows[name] for name in plan.order()]
+    found = [trial for row in order for trial in trials(plan, row)]
+    names = {row.name: tuple(fit.name for fit in found if fit.row == row.name) for row in order}
+    for seed in plan.seeds:
+        for row in order:
+            options = {**plan.options(row.name), "seed": seed}
+            after, stage = names[row.name], "final"
+            if row.attach:
+                after, stage = (f"{row.attach.to}, seed {seed}",), "attach"
+            repeats = bool(row.search and row.search.grid) and seed == plan.seeds[0]
+            found.append(Fit(row.name, seed, stage, None, options, after, repeats))
+    return found
+
+
+def trials(plan: Plan, row: Row) -> list[Fit]:
+    """The fits of a row's search; none where it has none."""
+    if row.search is None:
+        return []
+    seed = plan.seeds[0]
+    options = {**plan.options(row.name), "seed": seed}
+    chosen = grid(row.search.grid) if row.search.grid else [{}] * row.search.trials
+    return [
+        Fit(row.name, seed, "trial", number, {**options, **values})
+        for number, values in enumerate(chosen)
+    ]
+
+
+def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """All combinations, the last option changing first."""
+    return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+
+
+def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
+    """Every row, and every value of a grid, against the models themselves; nothing is trained.
+
+    Args:
+        plan: the study.
+        check: of a row's options (model, dataset, config_files; for a row that is attached, those
+            of the row that it is attached to, its own over them, and ``attach``, the schemes):
+            returns the complete configuration that matters, as plain values, or raises UsageError.
+
+    Returns:
+        Row -> what ``check`` returned for it, with the first values of a grid.
+
+    Raises:
+        UsageError: naming file and line of the option, or of the row.
+    """
+    found = {}
+    for name in plan.order():
+        row = plan.rows[name]
+        options = _first_options(plan, row)
+        found[name] = _checked(plan, row, options, check)
+        for option, values in (row.search.grid or {}).items() if row.search else ():
+            for value in values[1:]:
+                _checked(plan, row, {**options, option: value}, check)
+    return found
+
+
+def _first_options(plan: Plan, row: Row) -> dict[str, Any]:
+    options = plan.options(row.name)
+    if row.attach:
+        return {**_first_options(plan, plan.rows[row.attach.to]), **options}
+    if row.search and row.search.grid:
+        options |= {name: values[0] for name, values in row.search.grid.items()}
+    return options
+
+
+def _checked(plan: Plan, row: Row, options: dict[str, Any], check: Check) -> dict[str, Any]:
+    try:
+        return check({**options, "seed": plan.seeds[0]})
+    except UsageError as error:
+        source, text = plan.source, str(error).removeprefix("configuration: ")
+        lines = dict(row.search.lines) if row.search else {}
+        lines |= {name: source.where("base", name) for name in plan.base}
+        lines |= {name: source.where("rows", row.name, name) for name in row.options}
+        lines.pop("model", None)  # half of all messages have the word
+        named = (where for name, where in lines.items() if name in text)
+        where = next(named, source.where("rows", row.name))
+        raise UsageError(f"{where}: row {row.name}: {text}") from error
+
+
+def digest(options: Mapping[str, Any], *others: Any) -> str:
+    """A name for what decides a run: equal for equal values, in whatever order keys stand.
+
+    1 and 1.0 are the same, and so are a tuple and a list; true is not 1.
+
+    Args:
+        options: the complete configuration that matters, plain values only.
+        others: what else does: fingerprints of data and split, version of the numerics.
+
+    Raises:
+        UsageError: for a value that is no plain one; names the option.
+    """
+    plain = {name: _canonical(value, str(name)) for name, value in options.items()}
+    rest = [_canonical(value, "digest") for value in others]
+    text = json.dumps([plain, rest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _canonical(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return int(value) if value.is_integer() else value
+        return {"float": str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(part, f"{name}.{key}") for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(part, name) for part in value]
+    raise UsageError(
+        f"{name}: {shown(value)} is no plain value, so runs cannot be told apart by it"
+    )
+
+
+def dry_run(plan: Plan) -> pd.DataFrame:
+    """What would be run.
+
+    Returns:
+        A line a row: row, model, options (those of the row itself), search, trials, seeds, fits
+        (trainings), after (the row that it is attached to).
+    """
+    lines = []
+    made = fits(plan)
+    for name, row in plan.rows.items():
+        options = {key: value for key, value in row.options.items() if key != "model"}
+        if row.config_files:
+            options["config_files"] = list(row.config_files)
+        model = row.options.get("model") or plan.base.get("model", "")
+        if row.attach:
+            model = f"{' + '.join(row.attach.schemes)} attached"
+        lines.append(
+            {
+                "row": name,
+                "model": model,
+                "options": ", ".join(f"{key}: {_written(v)}" for key, v in options.items()),
+                "search": str(row.search) if row.search else "",
+                "trials": row.search.trials if row.search else 0,
+                "seeds": len(plan.seeds),
+                "fits": sum(fit.row == name and not fit.repeats for fit in made),
+                "after": row.attach.to if row.attach else "",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def dry_run_sentence(plan: Plan) -> str:
+    """How much it is, in a line."""
+    made = [fit for fit in fits(plan) if not fit.repeats]
+    searched = sum(fit.stage == "trial" for fit in made)
+    parts = f" ({searched} of a search, {len(made) - searched} after it)" if searched else ""
+    return (
+        f"{plan.title}: {len(plan.rows)} rows, {len(plan.seeds)} seeds, {len(made)} fits{parts} on "
+        f"{plan.dataset}; differences are to {plan.reference}"
+    )
+
+
+def _written(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)

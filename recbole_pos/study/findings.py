@@ -1,0 +1,52 @@
+"""What a study says, in sentences: no more than its intervals allow."""
+
+from __future__ import annotations
+
+from recbole_pos.study.results import Comparison, Results
+from recbole_pos.study.shown import listed, number
+from recbole_pos.study.tables import metric_name
+
+
+def findings(results: Results, found: Comparison) -> list[str]:
+    """What a table says, in sentences."""
+    main, table = metric_name(found.table.metrics[0]), found.table
+    mine = found.means[found.means["metric"] == table.metrics[0]].dropna(subset=["mean"])
+    if mine.empty:
+        return ["No run has finished yet."]
+    best = mine.loc[mine["mean"].idxmax()]
+    seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
+    said = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
+    pairs = found.differences
+    if pairs.empty:
+        return said
+    starred = pairs[pairs["star"]]
+    clear = [
+        f"{line['row']} ({number(line['difference'], sign=True)})"
+        for line in starred.to_dict("records")
+    ]
+    if clear:
+        said.append(
+            f"Of {len(pairs)} rows compared with {table.reference}, {len(clear)} can be told from "
+            f"it after correction: {listed(clear)}."
+        )
+    else:
+        said.append(
+            f"No row can be told from {table.reference} after correction, of {len(pairs)} compared."
+        )
+    seen = pairs["detectable"].dropna()
+    if len(seen) and len(clear) < len(pairs):
+        smallest, largest = number(seen.min()), number(seen.max())
+        reach = smallest if smallest == largest else f"{smallest} to {largest}, by row"
+        said.append(
+            f"The smallest true difference such a study sees in four of five cases is {reach}: "
+            "smaller ones may be there."
+        )
+    lonely = pairs[~((pairs["seeds"] > 1) & (pairs["reference_seeds"] > 1))]
+    if len(lonely):
+        said.append(
+            f"No statement is made of {listed(lonely['row'])}: that needs two seeds on both sides."
+        )
+    waiting = len(results.runs) - len(results.done) - len(results.failed)
+    if waiting:
+        said.append(f"{waiting} runs are not finished; these figures are preliminary.")
+    return said

@@ -1,0 +1,141 @@
+"""What a study has found so far: the only thing that tables and report are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from recbole_pos.study.bins import all_masks
+from recbole_pos.study.plan import Plan, TablePlan
+from recbole_pos.study.ranks import RankTable, is_from_ranks
+from recbole_pos.study.statistics import differences, means
+from recbole_pos.study.ties import TieCount
+
+DONE, FAILED = "done", "failed"
+RUN_COLUMNS = ("row", "seed", "status")
+
+
+def _empty(*columns: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=list(columns))
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of a study, finished or not.
+
+    Attributes:
+        plan: what was to be run.
+        runs: a line a run: row, seed, status (``done``, ``failed``, or any other word for one that
+            is under way), and where known reason (of a failure), a column for each metric of the
+            test, seconds (of training), parameters (their number), epochs, device, commit, digest
+            and path.
+        ranks: of the finished runs; None where none wrote them.
+        curves: a line an epoch: row, seed, epoch, value (of ``curve_metric`` in validation).
+        searches: a line a trial: row, trial, options (text), value (in validation), chosen (bool).
+        curve_metric: of curves and searches.
+        ties: what the order of events at one time decides.
+        data: facts about the data: name -> number or text.
+        versions: of what decides a result.
+        commands: how the study is run again.
+    """
+
+    plan: Plan
+    runs: pd.DataFrame
+    ranks: RankTable | None = None
+    curves: pd.DataFrame = field(default_factory=lambda: _empty("row", "seed", "epoch", "value"))
+    searches: pd.DataFrame = field(
+        default_factory=lambda: _empty("row", "trial", "options", "value", "chosen")
+    )
+    curve_metric: str = ""
+    ties: TieCount | None = None
+    data: Mapping[str, int | str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> pd.DataFrame:
+        """The finished runs."""
+        return self.runs[self.runs["status"] == DONE]
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """The runs that failed, with their reasons."""
+        return self.runs[self.runs["status"] == FAILED]
+
+    @property
+    def finished_rows(self) -> list[str]:
+        """Rows with a finished run, in the order of the plan."""
+        done = set(self.done["row"])
+        return [row for row in self.plan.rows if row in done]
+
+    def ranked(self, row: str) -> bool:
+        """Whether a row's targets can be compared to those of others."""
+        return self.ranks is not None and row in self.ranks.rows
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One table's numbers.
+
+    Attributes:
+        table: what was asked for.
+        means: a line for each row and metric: row, metric, mean, deviation, seeds, and where they
+            come from ranks targets and units.
+        differences: in the first metric, as :func:`recbole_pos.study.statistics.differences` has
+            them; empty where nothing can be compared.
+        bins: kind -> means and differences by bin, of the first metric.
+    """
+
+    table: TablePlan
+    means: pd.DataFrame
+    differences: pd.DataFrame
+    bins: dict[str, tuple[pd.DataFrame, pd.DataFrame]]
+
+
+def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison:
+    """The numbers of one table.
+
+    Args:
+        results: of the study.
+        table: one of the plan's.
+        bins: whether to look at the bins, too.
+    """
+    main, *_ = table.metrics
+    found = pd.concat([_means(results, table, metric) for metric in table.metrics])
+    found = found.reset_index(drop=True)
+    ranks, plan = results.ranks, results.plan
+    rows = [row for row in table.rows if results.ranked(row)]
+    none = pd.DataFrame(columns=["row", "metric", "bin", "star"])
+    if ranks is None or table.reference not in rows or not is_from_ranks(main):
+        return Comparison(table, found, none, {})
+    others = [row for row in rows if row != table.reference]
+    given = {"rows": others, "coupled": plan.coupled}
+    pairs = differences(ranks, [main], table.reference, **given) if others else none
+    by_bin = {}
+    for kind, masks in (all_masks(ranks.targets, plan.bins) if bins else {}).items():
+        mean = means(ranks, [main], masks)
+        pair = differences(ranks, [main], table.reference, bins=masks, **given) if others else none
+        by_bin[kind] = mean[mean["row"].isin(rows)].reset_index(drop=True), pair
+    return Comparison(table, found, pairs, by_bin)
+
+
+def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
+    """One metric of all rows: from the ranks, or else as the runs report it."""
+    parts = []
+    ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(metric)]
+    if ranked and results.ranks is not None:
+        found = means(results.ranks, [metric]).set_index("row").loc[ranked].reset_index()
+        parts.append(found.drop(columns="bin"))
+    others = [row for row in table.rows if row not in ranked]
+    if metric in results.runs.columns and others:
+        done = results.done[results.done["row"].isin(others)].dropna(subset=[metric])
+        if len(done):
+            found = done.groupby("row", sort=False)[metric].agg(["mean", "std", "size"])
+            found.columns = ["mean", "deviation", "seeds"]
+            parts.append(found.reset_index().assign(metric=metric))
+    columns = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
+    if not parts:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(parts, ignore_index=True).reindex(columns=columns)

@@ -1,0 +1,129 @@
+"""Numbers as tables have them, and a table on the terminal and in markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+_SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table.
+
+    Attributes:
+        text: short.
+        detail: what is said of it in smaller letters.
+        bold: whether it is the best of its column.
+    """
+
+    text: str = ""
+    detail: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table for people; programs read the tidy frames.
+
+    Attributes:
+        title: above it.
+        columns: their names; the first holds names, the others numbers.
+        lines: cells by line.
+        notes: sentences below.
+        words: places of columns that hold words, beside the first.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    words: frozenset[int] = frozenset()
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column stands to the left."""
+        return column == 0 or column in self.words
+
+    def rich(self) -> Table:
+        """For the terminal."""
+        table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)))
+        table.title_justify = table.caption_justify = "left"
+        for place, name in enumerate(self.columns):
+            table.add_column(Text(name), justify="left" if self.is_text(place) else "right")
+        for line in self.lines:
+            table.add_row(*(_rich(cell) for cell in line))
+        return table
+
+    def markdown(self, level: int = 2) -> str:
+        """For a page."""
+        marks = ("---" if self.is_text(place) else "---:" for place in range(len(self.columns)))
+        lines = [self.columns, tuple(marks), *(map(_marked, line) for line in self.lines)]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
+
+
+def _rich(cell: Cell) -> Text:
+    text = Text(cell.text, style="bold" if cell.bold else "")
+    return text.append(f"\n{cell.detail}", style="dim") if cell.detail else text
+
+
+def _marked(cell: Cell) -> str:
+    text, detail = (part.replace("|", "\\|") for part in (cell.text, cell.detail))
+    text = f"**{text}**" if cell.bold and text else text
+    return f"{text} ({detail})" if detail else text
+
+
+def number(value: float, digits: int = 4, sign: bool = False) -> str:
+    """A metric; nothing for none."""
+    if value is None or math.isnan(value):
+        return ""
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    return text.replace("+", " ").replace("-", " ").strip() if float(text) == 0 else text
+
+
+def with_deviation(mean: float, deviation: float) -> str:
+    """``0.0425 ± 0.0020``, or the mean alone of one seed."""
+    spread = number(deviation)
+    return f"{number(mean)} ± {spread}" if spread else number(mean)
+
+
+def interval(low: float, high: float) -> str:
+    """``[-0.0010, +0.0035]``."""
+    if math.isnan(low):
+        return ""
+    return f"[{number(low, sign=True)}, {number(high, sign=True)}]"
+
+
+def span(seconds: float) -> str:
+    """``41 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if math.isnan(seconds):
+        return ""
+    for length, name, part, part_name in _SPANS:
+        whole, rest = divmod(round(seconds / part), length // part)
+        if whole:
+            return f"{whole} {name} {rest} {part_name}" if rest else f"{whole} {name}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def count(value: float) -> str:
+    """``812``, ``45.1 k``, ``1.20 M``."""
+    if math.isnan(value):
+        return ""
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:.0f}"
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """``a, b and c``; of many the first, and how many more."""
+    names = list(names)
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

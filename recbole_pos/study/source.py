@@ -1,0 +1,168 @@
+"""Where the parts of a study stand in its file, so that every message can name the line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recbole_pos.errors import UsageError
+from recbole_pos.values import nearest, shown, suggest
+
+_Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A study as it was written.
+
+    Attributes:
+        name: the file, or what else it came from.
+        content: its values.
+        lines: path of keys and places in lists -> line, from 1.
+    """
+
+    name: str
+    content: dict[str, Any]
+    lines: dict[_Path, int] = field(default_factory=dict)
+
+    def where(self, *path: Any) -> str:
+        """File and line of a part, or of the nearest part around it that has a line."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return f"{self.name}, line {self.lines[path[:end]]}"
+        return self.name
+
+    def error(self, path: _Path, problem: str) -> UsageError:
+        """A message that begins with file and line."""
+        return UsageError(f"{self.where(*path)}: {problem}")
+
+    def require_known(
+        self, path: _Path, given: dict[Any, Any], known: Collection[str], what: str
+    ) -> None:
+        """No key may stand in a mapping that means nothing there."""
+        for key in given:
+            if key not in known:
+                hint = suggest(str(key), known) or f"; there are {', '.join(known)}"
+                raise self.error((*path, key), f"unknown {what} {shown(key)}{hint}")
+
+    def mapping(self, path: _Path, value: Any, example: str) -> dict[str, Any]:
+        """A copy of a mapping with names for keys; empty where there is none."""
+        if value is None:
+            return {}
+        name = path[-1]
+        if not isinstance(value, dict):
+            raise self.error(path, f"{name}: expected a mapping {example}, found {shown(value)}")
+        for key in value:
+            if not isinstance(key, str):
+                problem = f"{name}: a name is text, found {shown(key)}; write it in quotes"
+                raise self.error((*path, str(key)), problem)
+        return dict(value)
+
+    def text(self, path: _Path, value: Any) -> str:
+        """A text; empty where there is none."""
+        if isinstance(value, (dict, list)):
+            raise self.error(path, f"{path[-1]}: expected text, found {shown(value)}")
+        return "" if value is None else str(value).strip()
+
+    def names(self, path: _Path, value: Any, what: str) -> tuple[str, ...]:
+        """A list of different names; a single one may stand without brackets."""
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self.error(path, f"{path[-1]}: expected a list of {what}, found {shown(value)}")
+        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+            raise self.error(path, f"{path[-1]}: {twice[0]} is given twice")
+        return tuple(names)
+
+    def one_of(self, path: _Path, name: Any, rows: Collection[str]) -> str:
+        """The name of a row that there is."""
+        if not isinstance(name, str) or name not in rows:
+            raise self.error(path, f"there is no row {shown(name)}{nearest(str(name), rows)}")
+        return name
+
+
+def read_source(path: str | Path) -> Source:
+    """The file of a study.
+
+    Raises:
+        UsageError: if it cannot be read, is no yaml or holds no mapping; names the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read study {path}: {reason}") from error
+    loader = None
+    try:
+        loader = _loader_of(text)
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise UsageError(f"study {path} must hold `key: value` lines")
+        lines: dict[_Path, int] = {}
+        _add_lines(root, (), lines, set())
+        return Source(str(path), loader.construct_document(root), lines)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int], above: set[int]) -> None:
+    if id(node) in above:  # an alias to what it stands in
+        raise yaml.constructor.ConstructorError(
+            None, None, "an alias stands within its own anchor", node.start_mark
+        )
+    above = {*above, id(node)}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a plain word", key.start_mark
+                )
+            if (*path, key.value) in lines:
+                problem = f"key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[(*path, key.value)] = key.start_mark.line + 1
+            _add_lines(value, (*path, key.value), lines, above)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            lines[(*path, place)] = value.start_mark.line + 1
+            _add_lines(value, (*path, place), lines, above)
+
+
+def parse_list(text: str, where: str) -> list[Any]:
+    """Values with commas between them, each as yaml: ``[nope],[rope,kernel]``, ``1e-3,0.01``.
+
+    Args:
+        text: as written.
+        where: of what they are the values, for messages.
+
+    Raises:
+        UsageError: if it is not yaml.
+    """
+    loader = None
+    try:
+        loader = _loader_of(f"[{text}]")
+        return loader.get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise UsageError(f"{where}: {text!r} is no list of values ({problem})") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _loader_of(text: str) -> yaml.SafeLoader:
+    """The package's reader of yaml, which takes 1e-3 for a number."""
+    from recbole_pos.properties import YamlLoader
+
+    return YamlLoader(text)

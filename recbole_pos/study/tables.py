@@ -1,0 +1,277 @@
+"""The tables of a study: metrics with their seeds, differences, bins, failures, searches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from recbole_pos.study.results import Comparison, Results
+from recbole_pos.study.shown import (
+    Cell,
+    Shown,
+    count,
+    interval,
+    number,
+    span,
+    with_deviation,
+)
+
+STAR = "*"
+# Behind an interval whose noise between seeds is not that of its own two rows.
+MARKS = {"own": "", "pooled": "†", "unknown": "‡"}
+_NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
+_MARKED = {
+    "pooled": "† one seed: the noise between seeds is that of the study's other rows; no star.",
+    "unknown": (
+        "‡ one seed, and no row has several: the noise between seeds is unknown, the interval is "
+        "that of these very models and too narrow for the methods; no star."
+    ),
+}
+
+
+def metrics_table(results: Results, found: Comparison) -> Shown:
+    """Every row: seeds, metrics, the paper's figures, the difference to the reference, cost."""
+    table, plan = found.table, results.plan
+    compared = not found.differences.empty
+    main, reference = table.metrics[0], table.reference
+    columns = ["row", "seeds", *map(metric_name, table.metrics)]
+    columns += [f"{metric_name(main)} - {reference}"] * compared
+    cost = _cost(results, table.rows)
+    columns += [name for name, _, _ in cost]
+    best = {metric: _best(found.means, metric) for metric in table.metrics}
+    lines = []
+    for row in table.rows:
+        cells, figures = [Cell(row), _seeds(results, row)], plan.paper.get(row, {})
+        for metric in table.metrics:
+            mean = _line(found.means, row, metric)
+            text = "" if mean is None else with_deviation(mean["mean"], mean["deviation"])
+            shown = number(mean["mean"]) if mean is not None else ""
+            paper = f"paper {number(figures[metric])}" if metric in figures else ""
+            cells.append(Cell(text, paper, bold=bool(shown) and shown == best[metric]))
+        if compared:
+            cells.append(_difference(found.differences, row))
+        cells += [Cell(write(values[row])) for _, values, write in cost]
+        lines.append(tuple(cells))
+    notes = [*_what_is_compared(found, plan.unit), *_marks(found.differences)]
+    return Shown(table.title, tuple(columns), tuple(lines), tuple(notes))
+
+
+def differences_table(found: Comparison) -> Shown | None:
+    """Each row less the reference, and what could have been seen; None without any."""
+    pairs = found.differences
+    if pairs.empty:
+        return None
+    lines = []
+    for line in pairs.to_dict("records"):
+        seeds = f"{line['seeds']} and {line['reference_seeds']}"
+        mark = MARKS[line["seed_noise"]]
+        lines.append(
+            (
+                Cell(line["row"]),
+                Cell(seeds),
+                Cell(number(line["difference"], sign=True) + STAR * line["star"]),
+                Cell(interval(line["low"], line["high"]) + mark),
+                Cell(_p(line["p"])),
+                Cell(_p(line["p_holm"])),
+                Cell(number(line["detectable"])),
+            )
+        )
+    main = metric_name(found.table.metrics[0])
+    columns = ("row", "seeds of both", "difference", "95% interval", "p", "p after Holm")
+    notes = (
+        "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
+        "flips of units. Holm's correction is for all lines of this table; * is below 0.05.",
+        "Smallest to be seen: the true difference that four of five such studies would tell from "
+        "zero. Where none is told, smaller ones may still be there.",
+        *_marks(pairs),
+    )
+    title = f"{found.table.title}: {main} less that of {found.table.reference}"
+    return Shown(title, (*columns, "smallest to be seen"), tuple(lines), notes)
+
+
+def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
+    """The main metric of every row on targets of each bin, with the difference to the reference."""
+    mean, pairs = found.bins[kind]
+    bins = list(dict.fromkeys(mean["bin"]))
+    sizes = mean.drop_duplicates("bin").set_index("bin")
+    names = [
+        f"{name} ({_amount(sizes['targets'][name], sizes['units'][name], unit, False)})"
+        for name in bins
+    ]
+    best = {name: _best(mean[mean["bin"] == name], found.table.metrics[0]) for name in bins}
+    lines = []
+    for row in dict.fromkeys(mean["row"]):
+        cells = [Cell(row)]
+        for name in bins:
+            here = mean[(mean["row"] == row) & (mean["bin"] == name)].iloc[0]
+            pair = pairs[pairs["bin"] == name] if not pairs.empty else pairs
+            beside = _difference(pair, row)
+            detail = " ".join(part for part in (beside.text, beside.detail) if part)
+            text = number(here["mean"])
+            cells.append(Cell(text, detail, bool(text) and text == best[name]))
+        lines.append(tuple(cells))
+    main = metric_name(found.table.metrics[0])
+    of = "of cold and of other items" if kind == "cold" else f"by {kind}"
+    title = f"{found.table.title}: {main} {of}"
+    note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
+    return Shown(title, ("row", *names), tuple(lines), (note, *_marks(pairs)))
+
+
+def failures_table(results: Results) -> Shown | None:
+    """The runs that failed, and why; None where none did."""
+    failed = results.failed
+    if failed.empty:
+        return None
+    lines = tuple(
+        (Cell(str(line["row"])), Cell(str(line["seed"])), Cell(_reason(line)))
+        for line in failed.to_dict("records")
+    )
+    return Shown("Runs that failed", ("row", "seed", "reason"), lines, words=frozenset({2}))
+
+
+def search_table(results: Results) -> Shown | None:
+    """What each row's search chose; None where nothing was searched."""
+    trials = results.searches
+    if trials.empty:
+        return None
+    lines = []
+    for row, part in trials.groupby("row", sort=False):
+        chosen = part[part["chosen"].astype(bool)]
+        text = str(chosen["options"].iloc[0]) if len(chosen) else "not yet"
+        value = number(float(chosen["value"].iloc[0])) if len(chosen) else ""
+        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value)))
+    metric = metric_name(results.curve_metric) or "the metric"
+    note = f"Chosen by {metric} in validation alone; test figures were looked at afterwards."
+    columns = ("row", "trials", "chosen", f"{metric}, validation")
+    return Shown("Search", columns, tuple(lines), (note,), frozenset({2}))
+
+
+def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[Shown]:
+    """Everything there is to show, in the order of the report."""
+    found: list[Shown | None] = []
+    for comparison in comparisons:
+        found += [metrics_table(results, comparison), differences_table(comparison)]
+        found += [bins_table(comparison, kind, results.plan.unit) for kind in comparison.bins]
+    found += [search_table(results), failures_table(results)]
+    return [table for table in found if table is not None]
+
+
+def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
+    """``table.md``: all tables on one page."""
+    parts = [f"# {results.plan.title}"]
+    if results.ties is not None:
+        parts.append(results.ties.sentence(results.plan.dataset, results.plan.ties))
+    parts += [table.markdown() for table in all_tables(results, comparisons)]
+    return "\n\n".join(parts) + "\n"
+
+
+def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """``table.csv``: a line for each table, row, metric and bin, with all that is known of it."""
+    parts = []
+    for comparison in comparisons:
+        bins = [(comparison.means.assign(bin="all targets"), comparison.differences)]
+        for mean, pair in [*bins, *comparison.bins.values()]:
+            keys = ["row", "metric", "bin"]
+            both = mean
+            if not pair.empty:
+                both = mean.merge(
+                    pair.drop(columns=["seeds", "targets", "units"]), on=keys, how="left"
+                )
+            parts.append(both.assign(table=comparison.table.title))
+    found = pd.concat(parts, ignore_index=True)
+    first = ["table", "row", "metric", "bin"]
+    return found[[*first, *(name for name in found if name not in first)]]
+
+
+def metric_name(metric: str) -> str:
+    """As papers write it: ``hit@10`` is HR@10."""
+    name, at, cutoff = metric.partition("@")
+    return _NAMES.get(name, name.upper()) + at + cutoff
+
+
+def _line(frame: pd.DataFrame, row: str, metric: str) -> pd.Series | None:
+    found = frame[(frame["row"] == row) & (frame["metric"] == metric)]
+    return found.iloc[0] if len(found) else None
+
+
+def _best(frame: pd.DataFrame, metric: str) -> str:
+    values = frame.loc[frame["metric"] == metric, "mean"].dropna()
+    return number(float(values.max())) if len(values) > 1 else ""
+
+
+def _difference(pairs: pd.DataFrame, row: str) -> Cell:
+    found = pairs[pairs["row"] == row] if not pairs.empty else pairs
+    if found.empty:
+        return Cell()
+    line = found.iloc[0]
+    text = number(line["difference"], sign=True) + STAR * bool(line["star"])
+    around = interval(line["low"], line["high"])
+    return Cell(text, around + MARKS[line["seed_noise"]] if around else "")
+
+
+def _seeds(results: Results, row: str) -> Cell:
+    """How many seeds are done, and what has become of the others."""
+    wanted = len(results.plan.seeds)
+    mine = results.runs[results.runs["row"] == row]
+    done, failed = ((mine["status"] == word).sum() for word in ("done", "failed"))
+    text = f"{done}" if done == wanted else f"{done} of {wanted}"
+    return Cell(text, f"{failed} failed" if failed else "")
+
+
+def _cost(results: Results, rows: Sequence[str]) -> list[tuple]:
+    """Columns of what a row costs: name, row -> median over seeds, how it is written."""
+    found = []
+    writes = {"epochs": lambda v: "" if math.isnan(v) else f"{v:g}", "seconds": span}
+    for column, name in (("epochs", "epochs"), ("seconds", "training"), ("parameters", "weights")):
+        if column not in results.runs.columns or results.done[column].isna().all():
+            continue
+        middle = results.done.groupby("row")[column].median()
+        values = {row: float(middle.get(row, np.nan)) for row in rows}
+        found.append((name, values, writes.get(column, count)))
+    return found
+
+
+def _what_is_compared(found: Comparison, unit: str) -> list[str]:
+    notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
+    known = found.means.dropna(subset=["targets"])
+    if len(known):
+        targets, units = (int(known[name].iloc[0]) for name in ("targets", "units"))
+        notes.append(f"{_amount(targets, units, unit)}; {plural(unit)} are taken as independent.")
+    if not found.differences.empty:
+        notes.append(
+            f"Differences are paired by target, with 95% intervals over {plural(unit)} and seeds; "
+            "* is below 0.05 after Holm's correction over the table."
+        )
+    return notes
+
+
+def plural(unit: str) -> str:
+    """Users, sessions; a column of ids is what it numbers."""
+    return f"{unit.removesuffix('_id')}s"
+
+
+def _amount(targets: int, units: int, unit: str, said: bool = True) -> str:
+    """How much evidence there is: targets of one unit are not independent."""
+    if targets == units:
+        return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * said
+    return f"{targets:,} targets of {units:,} {plural(unit)}"
+
+
+def _marks(pairs: pd.DataFrame) -> list[str]:
+    if pairs.empty:
+        return []
+    return [_MARKED[kind] for kind in _MARKED if (pairs["seed_noise"] == kind).any()]
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _reason(line: dict) -> str:
+    reason = line.get("reason")
+    return reason if isinstance(reason, str) and reason else "no reason was written down"

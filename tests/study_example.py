@@ -1,0 +1,132 @@
+"""A study whose runs are generated: rows of three seeds and of one, an attached one, a failure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.ranks import RankTable, gains
+from recbole_pos.study.reading import make_plan
+from recbole_pos.study.results import Results
+from recbole_pos.study.source import Source
+from recbole_pos.study.ties import TieCount
+
+STUDY = """
+title: Position schemes on a generated shop
+question: >-
+  Does a model that knows distances in time recommend better than one that knows only the order?
+dataset: shop
+base: {n_layers: 2}
+rows:
+  Pop: {model: Pop, search: false}
+  NoPE: {model: PosSASRec, position: [nope]}
+  Learned: {model: PosSASRec, position: [learned]}
+  RoPE: {model: PosSASRec, position: [rope]}
+  Kernel: {model: KernelAttention}
+  TO-RoPE, time and order together: {model: TORoPE}
+  RoPE + kernel: {attach: {to: RoPE, schemes: [kernel]}}
+  FPARec: {model: FPARec}
+search: {hidden_dropout_prob: [0.2, 0.3]}
+seeds: 3
+reference: NoPE
+metrics: [ndcg@10, hit@10, itemcoverage@10]
+bins: {history: [5, 15], popularity: [10, 100], cold: true}
+paper: {NoPE: {ndcg@10: 0.0316}, Kernel: {ndcg@10: 0.0394, hit@10: 0.0683}}
+"""
+# log-rank less NoPE's, seeds, seconds, weights
+_ROWS = {
+    "Pop": (1.6, 3, 0.4, 0),
+    "NoPE": (0.0, 3, 410, 812_000),
+    "Learned": (-0.05, 3, 430, 815_200),
+    "RoPE": (-0.2, 3, 520, 812_000),
+    "Kernel": (-0.9, 3, 760, 813_400),
+    "TO-RoPE, time and order together": (-0.3, 1, 1900, 890_000),
+    "RoPE + kernel": (-0.21, 3, 90, 813_400),
+}
+
+
+def example_plan() -> Plan:
+    """Its plan."""
+    return make_plan(Source("shop.yaml", yaml.safe_load(STUDY)))
+
+
+def example(users: int = 1500, seed: int = 0) -> Results:
+    """All that there is to show of it."""
+    rng = np.random.default_rng(seed)
+    popularity = rng.negative_binomial(1, 0.01, users)
+    history = 1 + rng.geometric(0.1, users)
+    hard = rng.normal(6.2, 1.6, users) - 0.004 * np.minimum(popularity, 200) - 0.02 * history
+    targets = pd.DataFrame(
+        {
+            "user": np.arange(users),
+            "item": rng.integers(900, size=users),
+            "history": history,
+            "popularity": popularity,
+        }
+    )
+    frames, lines, curves = {}, [], []
+    plan = example_plan()
+    logs: dict[tuple[str, int], np.ndarray] = {}
+    for row, (shift, seeds, seconds, weights) in _ROWS.items():
+        own = rng.normal(shift, 0.6, users)
+        for one in plan.seeds:
+            line = {"row": row, "seed": one, "status": "done", "device": "cpu", "commit": "0a1b2c3"}
+            if one - 2020 >= seeds:
+                lines.append({**line, "status": "waiting"})
+                continue
+            noise = rng.normal(rng.normal(0, 0.08), 0.7, users) * (row != "Pop")
+            log = hard + own + noise
+            if row == "RoPE + kernel":
+                log = logs["RoPE", one] + rng.normal(-0.01, 0.05, users)
+            logs[row, one] = log
+            rank = np.floor(np.exp(np.maximum(log, 0.0))) - 1
+            frames[row, one] = targets.assign(rank=rank)
+            epochs = int(rng.integers(14, 26)) if weights else 1
+            best = gains(rank, "ndcg@10").mean() * 1.3
+            curves += [
+                {"row": row, "seed": one, "epoch": epoch + 1, "value": value}
+                for epoch, value in enumerate(
+                    best * (1 - np.exp(-(np.arange(epochs) + 1) / 5)) + rng.normal(0, 0.001, epochs)
+                )
+                if weights
+            ]
+            lines.append(
+                {
+                    **line,
+                    "ndcg@10": gains(rank, "ndcg@10").mean(),
+                    "hit@10": gains(rank, "hit@10").mean(),
+                    "itemcoverage@10": rng.normal(0.6, 0.03),
+                    "seconds": seconds * rng.uniform(0.8, 1.2),
+                    "parameters": weights,
+                    "epochs": epochs,
+                }
+            )
+    reason = "the loss is not a number after 3 epochs; a smaller learning_rate often helps"
+    failed = {"row": "FPARec", "status": "failed", "reason": reason}
+    lines += [{**failed, "seed": one} for one in plan.seeds]
+    searches = [
+        {
+            "row": row,
+            "trial": trial,
+            "options": f"hidden_dropout_prob: {value}",
+            "value": 0.07 + 0.001 * trial,
+            "chosen": trial == 1,
+        }
+        for row in _ROWS
+        for trial, value in enumerate((0.2, 0.3))
+        if row not in ("Pop", "RoPE + kernel")
+    ]
+    return Results(
+        plan=plan,
+        runs=pd.DataFrame(lines),
+        ranks=RankTable.from_runs(frames),
+        curves=pd.DataFrame(curves),
+        searches=pd.DataFrame(searches),
+        curve_metric="ndcg@10",
+        ties=TieCount(users=users, test=users // 3, valid=users // 2, expected=0.2 * users),
+        data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
+        versions={"recbole-pos": "0.2.0", "recbole": "1.2.0", "torch": "2.13.0"},
+        commands=("recbole-pos compare shop.yaml --data_path FOLDER",),
+    )

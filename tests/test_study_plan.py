@@ -1,0 +1,363 @@
+"""Studies as files and command lines: what is run, in which order, messages with their line."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import recbole_pos.study
+from recbole_pos.errors import UsageError
+from recbole_pos.study.command import plan_of_models
+from recbole_pos.study.expand import check_plan, digest, dry_run, dry_run_sentence, fits
+from recbole_pos.study.plan import Attach, Plan, Ties
+from recbole_pos.study.reading import make_plan, read_plan
+from recbole_pos.study.source import Source
+
+STUDY = """\
+title: Kernel attention, Table 2
+dataset: amazon-beauty
+base: {config_files: [kernel_attention/beauty.yaml], n_layers: 2}
+rows:
+  NoPE: {model: PosSASRec, position: [nope]}
+  RoPE:
+    model: PosSASRec
+    position: [rope]
+  Ours: {model: KernelAttention, config_files: own.yaml}
+  RoPE + kernel: {attach: {to: RoPE, schemes: [kernel]}, learning_rate: 1e-4}
+  Pop: {model: Pop, search: false}
+search: {hidden_dropout_prob: [0.2, 0.3]}
+seeds: [2020, 2021, 2022]
+reference: NoPE
+metrics: [NDCG@10, hit@10]
+bins: {history: [5, 15], cold: true}
+paper: {NoPE: {ndcg@10: 0.0316, HIT@10: 0.0571}}
+split: {GT: [0.95, 0.97]}
+ties: random(7)
+tables:
+  - {title: Table 2, rows: [NoPE, Ours]}
+  - {rows: [RoPE, RoPE + kernel], metrics: [ndcg@10]}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path):
+    """Reads a study's text."""
+
+    def read(text: str = STUDY) -> Plan:
+        file = tmp_path / "study.yaml"
+        file.write_text(text)
+        return read_plan(file)
+
+    return read
+
+
+# what a study says
+
+
+def test_a_study_is_read_whole(study):
+    plan = study()
+    assert list(plan.rows) == ["NoPE", "RoPE", "Ours", "RoPE + kernel", "Pop"]
+    assert plan.rows["RoPE + kernel"].attach == Attach("RoPE", ("kernel",))
+    assert plan.rows["RoPE + kernel"].options == {"learning_rate": 1e-4}
+    assert plan.seeds == (2020, 2021, 2022) and plan.reference == "NoPE"
+    assert plan.metrics == ("ndcg@10", "hit@10")
+    assert plan.paper == {"NoPE": {"ndcg@10": 0.0316, "hit@10": 0.0571}}
+    assert plan.bins == {"history": [5, 15], "cold": True}
+    assert plan.ties == Ties("random", 7) and str(plan.ties) == "random(7)"
+    assert [table.reference for table in plan.tables] == ["NoPE", "RoPE"]
+    assert plan.tables[1].title == "RoPE, RoPE + kernel"
+    assert plan.options("Ours") == {
+        "model": "KernelAttention",
+        "dataset": "amazon-beauty",
+        "n_layers": 2,
+        "eval_args": {"split": {"GT": [0.95, 0.97]}},
+        "config_files": ["kernel_attention/beauty.yaml", "own.yaml"],
+    }
+
+
+def test_little_is_needed():
+    content = {"dataset": "shop", "rows": {"A": {"model": "SASRec"}, "B": {"model": "Pop"}}}
+    plan = make_plan(Source("here", content))
+    assert plan.title == "2 rows on shop" and plan.reference == "A" and plan.seeds == (2020,)
+    assert plan.tables[0].rows == ("A", "B") and plan.unit == "user" and plan.ties == Ties()
+
+
+def test_rows_that_are_attached_come_after_what_they_are_attached_to(study):
+    text = STUDY.replace("to: RoPE,", "to: late,") + "  "
+    text = text.replace("  Pop:", "  late: {attach: {to: RoPE, schemes: [cape]}}\n  Pop:")
+    plan = study(text)
+    order = plan.order()
+    assert order.index("RoPE") < order.index("late") < order.index("RoPE + kernel")
+    assert plan.root("RoPE + kernel") == "RoPE"
+    assert plan.coupled("RoPE + kernel", "late") and not plan.coupled("RoPE", "NoPE")
+    done: set[str] = set()
+    for fit in fits(plan):
+        assert set(fit.after) <= done
+        done.add(fit.name)
+
+
+def test_fits_of_a_study(study):
+    made = fits(study())
+    trials = [fit for fit in made if fit.stage == "trial"]
+    assert [(fit.row, fit.options["hidden_dropout_prob"]) for fit in trials] == [
+        (row, value) for row in ("NoPE", "RoPE", "Ours") for value in (0.2, 0.3)
+    ]
+    assert {fit.seed for fit in trials} == {2020}
+    rope = next(fit for fit in made if fit.name == "RoPE, seed 2021")
+    assert rope.after == ("RoPE, trial 0", "RoPE, trial 1") and not rope.repeats
+    assert next(fit for fit in made if fit.name == "RoPE, seed 2020").repeats
+    attached = next(fit for fit in made if fit.name == "RoPE + kernel, seed 2022")
+    assert attached.after == ("RoPE, seed 2022",) and attached.stage == "attach"
+    assert attached.options == {"learning_rate": 1e-4, "attach": ["kernel"], "seed": 2022}
+    finals = [fit.seed for fit in made if fit.stage != "trial"]
+    assert finals == sorted(finals)  # a study that is cut short has whole rounds of seeds
+
+
+def test_a_dry_run_says_how_much_it_is(study):
+    plan = study()
+    table = dry_run(plan).set_index("row")
+    assert table["fits"].to_dict() == {
+        "NoPE": 4,
+        "RoPE": 4,
+        "Ours": 4,
+        "RoPE + kernel": 3,
+        "Pop": 3,
+    }
+    assert table["trials"].to_dict()["Pop"] == 0 and table["after"]["RoPE + kernel"] == "RoPE"
+    assert table["options"]["NoPE"] == "position: [nope]"
+    assert table["search"]["NoPE"] == "hidden_dropout_prob: 0.2, 0.3"
+    assert dry_run_sentence(plan) == (
+        "Kernel attention, Table 2: 5 rows, 3 seeds, 18 fits (6 of a search, 12 after it) on "
+        "amazon-beauty; differences are to NoPE"
+    )
+
+
+def test_a_space_has_a_budget(study):
+    space = "search:\n  trials: 20\n  space:\n    learning_rate: {loguniform: [1e-4, 1e-2]}\n"
+    plan = study(STUDY.replace("search: {hidden_dropout_prob: [0.2, 0.3]}\n", space))
+    search = plan.rows["NoPE"].search
+    assert search.trials == 20 and search.grid is None
+    assert search.lines["learning_rate"].endswith("study.yaml, line 15")
+    assert len(fits(plan)) == 3 * 20 + 15
+    assert not any(fit.repeats for fit in fits(plan))  # a trial of a space may have been cut short
+
+
+# what is wrong is told with its line
+
+WRONG = [
+    ("title: K", "titel: K", 1, r"unknown key 'titel' \(did you mean title"),
+    ("dataset: amazon-beauty\n", "", None, "dataset: give the name"),
+    ("reference: NoPE", "reference: NoPe", 14, "there is no row 'NoPe'; nearest known: NoPE"),
+    ("model: PosSASRec\n", "modle: PosSASRec\n", 6, r"row RoPE has no model \(is 'modle' the"),
+    ("to: RoPE,", "to: Rope2,", 10, "there is no row 'Rope2'; nearest known: RoPE"),
+    ("to: RoPE,", "ot: RoPE,", 10, r"unknown key 'ot' \(did you|unknown key 'ot'; there are to"),
+    ("to: RoPE,", "to: RoPE + kernel,", 10, "attached to each other in a circle"),
+    ("schemes: [kernel]}", "schemes: []}", 10, "attach: schemes is missing"),
+    ("learning_rate: 1e-4", "position: [nope]", 10, "position is that of row RoPE"),
+    ("learning_rate: 1e-4", "search: {x: [1]}", 10, "takes the configuration of row RoPE"),
+    ("search: false", "search: {x: [1, 2, 3]}", 11, "searched with 3 trials and row NoPE with 2"),
+    ("[0.2, 0.3]", "0.2", 12, "hidden_dropout_prob: expected a list of values, found 0.2"),
+    ("[0.2, 0.3]", "[0.2, 0.2]", 12, "0.2 is listed twice"),
+    ("[0.2, 0.3]", "{uniform: [0, 1]}", 12, "drawn, not listed"),
+    ("{hidden_dropout_prob: [0.2, 0.3]}", "{space: tune.yaml}", 12, "needs a number of trials"),
+    ("[2020, 2021, 2022]", "[2020, 2020]", 13, "different whole numbers"),
+    ("[2020, 2021, 2022]", "0", 13, "expected how many"),
+    ("NDCG@10", "NDCG", 15, "'NDCG' is no metric such as ndcg@10"),
+    ("history: [5", "histroy: [5", 16, r"unknown kind of bins 'histroy' \(did you mean history"),
+    ("[5, 15]", "[15, 5]", 16, "ascending"),
+    ("cold: true", "cold: 3", 16, "cold is true or false"),
+    ("paper: {NoPE", "paper: {NOPE2", 17, "there is no row 'NOPE2'"),
+    ("0.0316", "high", 17, "ndcg@10 of row NoPE: expected a number, found 'high'"),
+    ("random(7)", "random", 19, r"'random' is none of file, random\(SEED\), drop"),
+    ("n_layers: 2}", "eval_args: {}}", 18, "eval_args is given in the base already, .*line 3"),
+    ("n_layers: 2}", "seed: 2}", 3, "seed cannot stand here"),
+    ("rows: [NoPE, Ours]", "rows: [NoPE, Our]", 21, "there is no row 'Our'"),
+    ("rows: [NoPE, Ours]", "row: [NoPE, Ours]", 21, r"unknown key 'row' \(did you mean rows"),
+    ("rows: [NoPE, Ours]", "rows: []", 21, "there is none in this table"),
+    ("  NoPE: {", "  2: {", 5, "a name is text, found 2; write it in quotes"),
+    ("  Ours: {", "  NoPE: {", 9, "'NoPE' is given twice"),
+    ("title: K", "title: [K", 2, "not valid yaml"),
+    ("title: Kernel attention, Table 2", "title: [a]", 1, "title: expected text"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "message"), WRONG)
+def test_what_is_wrong_is_told_with_its_line(study, old, new, line, message):
+    assert old in STUDY
+    where = rf"study\.yaml, line {line}: " if line else r"study\.yaml: "
+    with pytest.raises(UsageError, match=rf"{where}.*(?:{message})"):
+        study(STUDY.replace(old, new, 1))
+
+
+ABSURD = [None, "", "x", -1, 3.5, True, [], {}, [[]], [None], {"a": None}, {"a": {"b": []}}, 10**40]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to everything in a nested value."""
+    inside = value.items() if isinstance(value, dict) else ()
+    inside = enumerate(value) if isinstance(value, list) else inside
+    return [path] * bool(path) + [p for key, part in inside for p in _places(part, (*path, key))]
+
+
+@pytest.mark.parametrize("path", _places(yaml.safe_load(STUDY)), ids=str)
+def test_whatever_stands_anywhere_is_taken_or_refused_in_words(path):
+    for value in ABSURD:
+        content = copy.deepcopy(yaml.safe_load(STUDY))
+        inner = content
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        try:
+            plan = make_plan(Source("here", content))
+        except UsageError as error:
+            assert str(error).startswith("here: ")  # noqa: PT017 (either is right)
+        else:
+            fits(plan), dry_run(plan), dry_run_sentence(plan)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a\n", "a", "a: &x {b: *x}\n", "? [a]\n: b\n", "a: !!x {}\n"]
+)
+def test_what_is_no_study(study, text):
+    with pytest.raises(UsageError, match="study.yaml"):
+        study(text)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="cannot read study .*none.yaml: No such file"):
+        read_plan(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"title: \xe9\n")
+    with pytest.raises(UsageError, match="cannot read study .*latin.yaml"):
+        read_plan(tmp_path / "latin.yaml")
+
+
+# against the models
+
+
+def test_every_row_and_value_is_checked(study):
+    seen = []
+
+    def check(options: dict[str, Any]) -> dict[str, Any]:
+        seen.append(options)
+        return {**options, "complete": True}
+
+    plan = study()
+    found = check_plan(plan, check)
+    assert set(found) == set(plan.rows) and found["Pop"]["complete"]
+    assert [o["hidden_dropout_prob"] for o in seen if o["model"] == "KernelAttention"] == [0.2, 0.3]
+    attached = found["RoPE + kernel"]
+    assert attached["position"] == ["rope"] and attached["attach"] == ["kernel"]
+    assert attached["hidden_dropout_prob"] == 0.2 and attached["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [("hidden_dropout_prob", 12), ("n_layers", 3), ("position", 8), ("whatever", 6)],
+)
+def test_what_the_models_refuse_is_told_with_its_line(study, word, line):
+    def check(options: dict[str, Any]) -> dict[str, Any]:
+        if options.get("position") == ["rope"]:
+            raise UsageError(f"configuration: {word}: the model does not take it")
+        return options
+
+    with pytest.raises(UsageError, match=rf"study.yaml, line {line}: row RoPE: {word}: the model"):
+        check_plan(study(), check)
+
+
+# when a run is the same run
+
+
+def test_digest_is_of_values_not_of_how_they_are_written():
+    one = {"a": 1, "b": [0.5, {"c": None}], "d": True}
+    assert digest(one, "data") == digest({"d": True, "b": (0.5, {"c": None}), "a": 1.0}, "data")
+    assert len(digest(one)) == 16
+    others = [
+        {**one, "a": 2},
+        {**one, "a": True},
+        {**one, "d": 1},
+        {**one, "e": None},
+        {**one, "b": [{"c": None}, 0.5]},
+        {**one, "a": "1"},
+        {**one, "a": float("inf")},
+    ]
+    assert len({digest(other, "data") for other in [one, *others]}) == len(others) + 1
+    assert digest(one, "data") != digest(one, "other data") != digest(one)
+
+
+def test_digest_stays_the_same_from_version_to_version():
+    assert digest({"model": "SASRec", "lr": 1e-3}, "split") == "2e036afcd2f1a1f3"
+
+
+def test_digest_takes_plain_values_only():
+    with pytest.raises(UsageError, match="a.b: .* is no plain value"):
+        digest({"a": {"b": object()}})
+
+
+# from the command line
+
+
+def test_models_are_rows():
+    plan = plan_of_models("ml-100k", ["FPARec", "SASRec"], seeds=3, base={"epochs": 2})
+    assert list(plan.rows) == ["FPARec", "SASRec"] and plan.seeds == (2020, 2021, 2022)
+    assert plan.options("SASRec") == {"model": "SASRec", "dataset": "ml-100k", "epochs": 2}
+    assert plan.reference == "FPARec"
+
+
+def test_values_are_rows():
+    plan = plan_of_models("shop", ["PosSASRec"], ["position=[nope],[learned],[rope,kernel]"])
+    assert [row.options["position"] for row in plan.rows.values()] == [
+        ["nope"],
+        ["learned"],
+        ["rope", "kernel"],
+    ]
+    assert list(plan.rows) == ["nope", "learned", "rope+kernel"]
+    plan = plan_of_models("shop", ["A", "B"], ["--lr=1e-3,0.01", "block=x,y"])
+    assert list(plan.rows)[:2] == ["A lr=0.001 block=x", "A lr=0.001 block=y"]
+    assert len(plan.rows) == 8 and plan.rows["B lr=0.01 block=y"].options["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ("position", "expected option=value,value"),
+        ("=1,2", "expected option=value,value"),
+        ("position=[nope]", "expected two values or more"),
+        ("position=[nope],[nope]", r"\['nope'\] is given twice"),
+        ("position=[nope],[rope", "--vary: position: .* is no list of values"),
+        ("position=", "expected two values or more"),
+    ],
+)
+def test_what_cannot_be_varied(vary, message):
+    with pytest.raises(UsageError, match=message):
+        plan_of_models("shop", ["PosSASRec"], [vary])
+
+
+def test_models_and_options_are_given_once():
+    with pytest.raises(UsageError, match="SASRec is given twice"):
+        plan_of_models("shop", ["SASRec", "SASRec"])
+    with pytest.raises(UsageError, match="x is given twice"):
+        plan_of_models("shop", ["SASRec"], ["x=1,2", "x=3,4"])
+    with pytest.raises(UsageError, match="name the models"):
+        plan_of_models("shop", [])
+    with pytest.raises(UsageError, match="command line: there is no row 'Pop'"):
+        plan_of_models("shop", ["SASRec"], reference="Pop")
+
+
+# the room
+
+
+def test_studies_need_neither_recbole_nor_torch_nor_ray():
+    """A dry run and a report of finished runs are there at once."""
+    for file in sorted((Path(recbole_pos.study.__file__).parent).glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in getattr(node, "names", []) if not names]
+            for name in names:
+                ours = name.startswith(("recbole_pos.study", "recbole_pos.errors"))
+                assert ours or name == "recbole_pos.values" or not name.startswith("recbole"), file
+                assert name.split(".")[0] not in ("torch", "ray"), file

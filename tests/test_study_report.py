@@ -1,0 +1,375 @@
+"""Tables and report of a generated study: what they say, and that they need nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+from study_example import example
+
+from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves, looks
+from recbole_pos.study.components import estimate
+from recbole_pos.study.findings import findings
+from recbole_pos.study.plan import TablePlan
+from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.report import html, protocol
+from recbole_pos.study.results import Comparison, Results, compare
+from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
+from recbole_pos.study.tables import (
+    all_tables,
+    bins_table,
+    differences_table,
+    failures_table,
+    markdown,
+    metric_name,
+    metrics_table,
+    search_table,
+    tidy,
+)
+
+ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return example(users=600)
+
+
+@pytest.fixture(scope="module")
+def found(results) -> Comparison:
+    return compare(results, results.plan.tables[0])
+
+
+def without_ranks(results: Results) -> Results:
+    return dataclasses.replace(results, ranks=None)
+
+
+def nothing_yet(results: Results) -> Results:
+    runs = results.runs[["row", "seed"]].assign(status="waiting")
+    empty = {name: getattr(results, name)[:0] for name in ("curves", "searches")}
+    return dataclasses.replace(without_ranks(results), runs=runs, **empty)
+
+
+def line_of(table: Shown, row: str) -> dict[str, Cell]:
+    line = next(line for line in table.lines if line[0].text == row)
+    return dict(zip(table.columns, line, strict=True))
+
+
+# numbers
+
+
+def test_means_are_those_that_the_runs_report(results, found):
+    """Ranks and the evaluator's own figures are two ways to the same number."""
+    reported = results.done.groupby("row")[["ndcg@10", "hit@10", "itemcoverage@10"]].mean()
+    for line in found.means.to_dict("records"):
+        assert line["mean"] == pytest.approx(reported.loc[line["row"], line["metric"]])
+    coverage = found.means[found.means["metric"] == "itemcoverage@10"]
+    assert coverage["units"].isna().all()  # no sum over targets
+    assert "FPARec" not in set(found.means["row"])
+
+
+def test_a_row_that_shares_models_with_the_reference_is_paired_by_seed(results):
+    pair = TablePlan("pair", ("RoPE", ATTACHED), ("ndcg@10",), "RoPE")
+    found = compare(results, pair).differences.iloc[0]
+    assert results.ranks is not None
+    totals, _ = results.ranks.totals("ndcg@10")
+    sides = totals[ATTACHED], totals["RoPE"]
+    assert found["error"] == estimate(*sides, coupled=True).error != estimate(*sides).error
+
+
+def test_what_has_no_ranks_has_means_alone(results):
+    found = compare(without_ranks(results), results.plan.tables[0])
+    assert len(found.means) == 21 and found.differences.empty and not found.bins
+    assert differences_table(found) is None
+    shown = metrics_table(without_ranks(results), found)
+    assert not any(column.startswith("NDCG@10 -") for column in shown.columns)
+    # a metric that is no mean over targets cannot be compared by target
+    table = TablePlan("coverage", ("NoPE", "RoPE"), ("itemcoverage@10",), "NoPE")
+    assert compare(results, table).differences.empty
+
+
+# tables
+
+
+def test_the_main_table(results, found):
+    table = metrics_table(results, found)
+    kernel, lonely, failed = (line_of(table, r) for r in ("Kernel", LONELY, "FPARec"))
+    assert kernel["seeds"] == Cell("3") and lonely["seeds"] == Cell("1 of 3")
+    assert failed["seeds"] == Cell("0 of 3", "3 failed") and failed["NDCG@10"] == Cell()
+    assert kernel["NDCG@10"].bold and kernel["NDCG@10"].detail == "paper 0.0394"
+    assert re.fullmatch(r"0\.\d{4} ± 0\.\d{4}", kernel["NDCG@10"].text)
+    assert re.fullmatch(r"0\.\d{4}", lonely["NDCG@10"].text)
+    assert sum(line_of(table, row)["HR@10"].bold for row in results.plan.rows) == 1
+    assert line_of(table, "NoPE")["NDCG@10 - NoPE"] == Cell()
+    assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
+    assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
+    assert "600 targets, one a user; users are taken as independent." in table.notes
+    assert any(note.startswith("† one seed") for note in table.notes)
+
+
+def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
+    first = results.runs[results.runs["seed"] == 2020]
+    assert results.ranks is not None
+    keep = (results.ranks.runs["seed"] == 2020).to_numpy()
+    ranks = RankTable(
+        results.ranks.runs[keep].reset_index(drop=True),
+        results.ranks.targets,
+        results.ranks.rank[keep],
+        results.ranks.unit,
+    )
+    alone = dataclasses.replace(results, runs=first, ranks=ranks)
+    found = compare(alone, results.plan.tables[0])
+    assert found.differences["p_holm"].min() < 0.05 and not found.differences["star"].any()
+    table = metrics_table(alone, found)
+    assert "*" not in "".join(cell.text for line in table.lines for cell in line)
+    assert any("noise between seeds is unknown" in note for note in table.notes)
+    assert any("needs two seeds on both sides" in said for said in findings(alone, found))
+
+
+def test_sessions_of_several_targets_are_counted_once(results):
+    assert results.ranks is not None
+    ranks = dataclasses.replace(results.ranks, unit=np.arange(600) % 71)
+    plan = dataclasses.replace(results.plan, unit="session_id")
+    grouped = dataclasses.replace(results, ranks=ranks, plan=plan)
+    found = compare(grouped, plan.tables[0])
+    notes = metrics_table(grouped, found).notes
+    assert "600 targets of 71 sessions; sessions are taken as independent." in notes
+    by_history = bins_table(found, "history", plan.unit)
+    assert re.search(r"\(\d+ targets of \d+ sessions\)", by_history.columns[1])
+
+
+def test_bins_and_failures_and_searches(results, found):
+    table = bins_table(found, "history")
+    assert re.fullmatch(r"history 6 to 15 \(\d+ targets\)", table.columns[2])
+    assert re.match(r"[+-]0\.\d{4}\*? \[", line_of(table, "Pop")[table.columns[1]].detail)
+    failed = failures_table(results)
+    assert failed is not None and len(failed.lines) == 3
+    assert failed.lines[0][2].text.startswith("the loss is not a number")
+    assert failures_table(nothing_yet(results)) is None
+    searched = search_table(results)
+    assert searched is not None
+    assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
+    assert "validation alone" in searched.notes[0]
+    unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
+    searched = search_table(unfinished)
+    assert searched is not None and line_of(searched, "RoPE")["chosen"] == Cell("not yet")
+
+
+def test_tables_as_text(results, found):
+    page = markdown(results, [found])
+    lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
+    assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
+    assert "On shop, 200 of 600 test items (33%) would be others" in page
+    for block in page.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count(" | ") for line in block.splitlines()}) == 1
+    console = Console(file=io.StringIO(), width=200)
+    for table in all_tables(results, [found]):
+        console.print(table.rich())
+    assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
+
+
+def test_text_of_the_users_is_no_markup():
+    table = Shown("[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table.rich())
+    for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
+        assert text in console.file.getvalue()
+    assert "| [blue]a\\|b | 1 |" in table.markdown()
+
+
+def test_a_csv_has_everything_that_is_known(results, found):
+    frame = tidy([found])
+    line = frame[(frame["row"] == "Kernel") & (frame["bin"] == "all targets")].iloc[0]
+    expected = found.differences.set_index("row").loc["Kernel"]
+    for name in ("difference", "low", "high", "p_holm", "star", "detectable", "seed_noise"):
+        assert line[name] == expected[name]
+    assert line["seeds"] == 3 and line["units"] == 600
+    assert set(frame["bin"]) > {"all targets", "history over 15", "cold items"}
+    assert not frame.duplicated(["table", "row", "metric", "bin"]).any()
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (number(0.04249), "0.0425"),
+        (number(-0.00001, sign=True), "0.0000"),
+        (number(float("nan")), ""),
+        (interval(-0.001, 0.0035), "[-0.0010, +0.0035]"),
+        (interval(float("nan"), 1.0), ""),
+        (span(0.42), "0.4 s"),
+        (span(41), "41 s"),
+        (span(200), "3 min 20 s"),
+        (span(3599.9), "1 h"),
+        (span(7500), "2 h 5 min"),
+        (span(90_000), "1 d 1 h"),
+        (count(812), "812"),
+        (count(45_120), "45.1 k"),
+        (count(1_234_000), "1.23 M"),
+        (listed(["a"]), "a"),
+        (listed("abc"), "a, b and c"),
+        (listed("abcdefgh"), "a, b, c, d, e and 3 more"),
+        (listed([]), ""),
+        (metric_name("hit@10"), "HR@10"),
+        (metric_name("ndcg@5"), "NDCG@5"),
+    ],
+)
+def test_numbers_are_written_for_people(shown, text):
+    assert shown == text
+
+
+# what is said
+
+
+def test_findings_say_no_more_than_the_intervals(results, found):
+    said = " ".join(findings(results, found))
+    assert "Highest NDCG@10: Kernel" in said
+    assert re.search(r"Of 6 rows compared with NoPE, \d can be told from it after correct", said)
+    assert f"No statement is made of {LONELY}" in said
+    assert "2 runs are not finished" in said
+    assert re.search(r"smallest true difference such a study sees .* is 0\.\d{4} to 0\.\d{4}", said)
+    none = dataclasses.replace(found, differences=found.differences.assign(star=False))
+    said = " ".join(findings(results, none))
+    assert "No row can be told from NoPE after correction, of 6 compared." in said
+    assert "smaller ones may be there" in said
+
+
+def test_the_protocol_follows_from_the_plan(results):
+    said = " ".join(protocol(results))
+    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in said
+    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in said
+    assert "RoPE + kernel is made from the trained models of RoPE" in said
+    assert "200 of 600 test items" in said
+
+
+# the report
+
+
+class _Page(HTMLParser):
+    """What a page is made of."""
+
+    VOID = {"meta", "path", "use", "rect", "br", "link", "img", "input"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+
+def test_the_report_needs_nothing_else(results, found):
+    text = html(results, [found])
+    page = _Page(text)
+    assert not page.open
+    for tag, name, value in page.attributes:
+        assert tag not in ("script", "link", "img", "iframe"), tag
+        if name in ("src", "href", "xlink:href"):
+            assert value.startswith("#"), (tag, name, value)
+    assert not re.search(r"@import|url\((?!#)", text)
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    referred = {v[1:] for _, name, v in page.attributes if name == "xlink:href"}
+    referred |= set(re.findall(r"url\(#([^)]*)\)", text))
+    assert referred and referred <= set(ids)
+    assert len(text) < 1_000_000
+
+
+def test_the_report_says_everything(results, found):
+    words = " ".join(_Page(html(results, [found])).words)
+    for text in (
+        results.plan.title,
+        results.plan.question,
+        *findings(results, found),
+        *protocol(results),
+        "the loss is not a number after 3 epochs",
+        "recbole-pos compare shop.yaml",
+        "2.13.0",
+        "0a1b2c3",
+        "hidden_dropout_prob: 0.3",
+        "NDCG@10 by history",
+        "NDCG@10 against training time",
+        "NDCG@10 against number of weights",
+        "in validation, a line a run",
+    ):
+        assert text in words
+
+
+def test_names_of_the_users_are_no_html(results):
+    evil = '<script>alert("x")</script> $a$ & [b]'
+    plan = dataclasses.replace(
+        results.plan,
+        title=evil,
+        question=evil,
+        rows={**results.plan.rows, evil: results.plan.rows["NoPE"]},
+        tables=(TablePlan(evil, (evil, "RoPE"), ("ndcg@10",), evil),),
+    )
+    assert results.ranks is not None
+    renamed = {"NoPE": evil}
+    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(renamed))
+    changed = {
+        name: getattr(results, name).replace(renamed) for name in ("runs", "curves", "searches")
+    }
+    odd = dataclasses.replace(results, plan=plan, ranks=ranks, commands=(evil,), **changed)
+    page = _Page(html(odd, [compare(odd, plan.tables[0])]))
+    assert not any(tag == "script" for tag, _, _ in page.attributes)
+    assert evil in " ".join(page.words)
+
+
+def test_a_report_of_nothing_yet(results):
+    empty = nothing_yet(results)
+    found = compare(empty, empty.plan.tables[0])
+    words = " ".join(_Page(html(empty, [found])).words)
+    assert "No run has finished yet." in words
+    assert all_charts(empty, found) == []
+    assert "0 of 3" in markdown(empty, [found])
+    assert len(tidy([found])) == 0
+
+
+def test_pictures_are_the_same_each_time_and_say_what_they_show(results, found):
+    charts, again = all_charts(results, found), all_charts(results, found)
+    assert [chart.svg for chart in charts] == [chart.svg for chart in again]
+    assert len(charts) == 7
+    for chart in charts:
+        assert chart.alternative and "Kernel" in chart.alternative
+        head = chart.svg[: chart.svg.index(">")]
+        assert "viewBox" in head and " width=" not in head and " height=" not in head
+
+
+def test_rows_can_be_told_apart_without_colours():
+    many = [f"row {number}" for number in range(20)]
+    found = looks(many)
+    assert len(set(found.values())) == 20 and len(set(COLORS)) == 7
+    assert len({(look.marker, look.dash) for look in found.values()}) == 20
+
+
+def test_what_cannot_be_drawn_is_left_out(results, found):
+    free = dataclasses.replace(results, runs=results.runs.drop(columns="seconds"))
+    assert draw_cost(free, found, "seconds") is None
+    none = dataclasses.replace(results, curves=pd.DataFrame(columns=results.curves.columns))
+    assert draw_curves(none, list(results.plan.rows)) is None
+    one = compare(results, TablePlan("one", ("NoPE",), ("ndcg@10",), "NoPE"))
+    assert [chart.title for chart in all_charts(results, one)][0].startswith("NDCG@10 in valid")

@@ -1,0 +1,362 @@
+"""Metrics from ranks, differences and their noise, tests, and what a generated study must show."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from recbole_pos.errors import UsageError
+from recbole_pos.study import simulation
+from recbole_pos.study.components import SeedNoise, estimate, pseudo_values
+from recbole_pos.study.ranks import RankTable, gains, is_from_ranks
+from recbole_pos.study.significance import holm, sign_flips
+from recbole_pos.study.simulation import Case, bootstrap, cover, interval
+from recbole_pos.study.statistics import differences, means
+
+
+def table_of(case: Case, rng: np.random.Generator, names: str = "ABCDEFGH") -> RankTable:
+    """A generated study as the ranks of its runs."""
+    ranks, unit = case.ranks(rng)
+    frames = {
+        (name, 2020 + seed): pd.DataFrame(
+            {"user": unit, "item": np.arange(len(unit)), "rank": rank}
+        )
+        for name, row in zip(names, ranks, strict=False)
+        for seed, rank in enumerate(row)
+    }
+    return RankTable.from_runs(frames)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+# metrics and ranks
+
+
+def test_metrics_follow_from_ranks():
+    rank = np.array([0, 1, 9, 10, np.inf])
+    assert gains(rank, "hit@10").tolist() == [1, 1, 1, 0, 0]
+    assert gains(rank, "recall@1").tolist() == [1, 0, 0, 0, 0]
+    assert gains(rank, "NDCG@10") == pytest.approx([1, 1 / np.log2(3), 1 / np.log2(11), 0, 0])
+    assert gains(rank, "mrr@10") == pytest.approx([1, 0.5, 0.1, 0, 0])
+    assert is_from_ranks("NDCG@5") and not is_from_ranks("itemcoverage@10")
+    with pytest.raises(UsageError, match=r"'ncdg@10' does not follow from ranks.*mean ndcg"):
+        gains(rank, "ncdg@10")
+    with pytest.raises(UsageError, match="ndcg@0"):
+        gains(rank, "ndcg@0")
+
+
+def test_runs_are_compared_target_by_target_whatever_their_order(rng):
+    frame = pd.DataFrame({"user": [3, 1, 3], "item": [5, 6, 7], "rank": [0, 20, 1]})
+    shuffled = frame.sample(frac=1, random_state=1)
+    table = RankTable.from_runs({("A", 1): frame, ("B", 1): shuffled})
+    assert (table.rank[0] == table.rank[1]).all()
+    totals, size = table.totals("hit@10")
+    assert size.tolist() == [1, 2] and totals["A"].tolist() == [[0, 2]]
+    assert means(table, ["hit@10"])["mean"].tolist() == pytest.approx([2 / 3, 2 / 3])
+    tidy = pd.concat([frame.assign(row="A", seed=1), shuffled.assign(row="B", seed=1)])
+    assert (RankTable.from_frame(tidy).rank == table.rank).all()
+
+
+def test_runs_of_a_row_stand_in_the_order_of_their_seeds():
+    frames = {("A", seed): pd.DataFrame({"user": [1], "rank": [seed]}) for seed in (7, 2, 5)}
+    table = RankTable.from_runs(frames | {("B", 1): frames["A", 7]})
+    totals, _ = table.totals("mrr@100")
+    assert totals["A"][:, 0].tolist() == [1 / 3, 1 / 6, 1 / 8]
+    assert table.seeds("A") == [2, 5, 7] and table.rows == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"item": [5, 6, 8]}, r"B, seed 1 and A, seed 1 cannot be compared: 1 of 3 .* in item"),
+        ({"user": [3, 1, 1]}, r"test targets differ, in unit"),
+        ({"rank": [0, -1, 1]}, r"ranks of B, seed 1: 1 of 3 are negative or no numbers"),
+        ({"rank": [0, np.nan, 1]}, r"ranks of B, seed 1: 1 of 3 are negative or no numbers"),
+    ],
+)
+def test_runs_of_other_targets_are_refused(change, message):
+    frame = pd.DataFrame({"user": [3, 1, 3], "item": [5, 6, 7], "rank": [0, 20, 1]})
+    with pytest.raises(UsageError, match=message):
+        RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(**change)})
+
+
+def test_what_a_run_lacks_is_named():
+    frame = pd.DataFrame({"user": [1], "rank": [0]})
+    with pytest.raises(UsageError, match="A, seed 1: no column session; found user, rank"):
+        RankTable.from_runs({("A", 1): frame}, unit="session")
+    with pytest.raises(UsageError, match="tested on 2 and 1 targets"):
+        RankTable.from_runs({("A", 1): frame, ("B", 1): pd.concat([frame, frame])})
+    with pytest.raises(UsageError, match="one has the columns unit, item, the other unit"):
+        RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(item=3)})
+    with pytest.raises(UsageError, match="no column row, seed"):
+        RankTable.from_frame(frame)
+    with pytest.raises(UsageError, match="there is no run"):
+        RankTable.from_runs({})
+
+
+# noise
+
+
+def test_pseudo_values_are_the_jackknife(rng):
+    size = rng.integers(1, 30, 12)
+    total = rng.random((2, 12)) * size
+    brute = [
+        12 * total.sum(1) / size.sum()
+        - 11 * np.delete(total, unit, 1).sum(1) / np.delete(size, unit).sum()
+        for unit in range(12)
+    ]
+    assert pseudo_values(total, size) == pytest.approx(np.stack(brute, 1))
+    assert pseudo_values(total, np.ones(12, dtype=int)) == pytest.approx(total)
+
+
+def test_where_seeds_do_nothing_it_is_the_paired_t_test(rng):
+    row, reference = rng.random(40), rng.random(40)
+    found = estimate(np.stack([row] * 3), np.stack([reference] * 3))
+    paired = stats.ttest_rel(row, reference)
+    assert found.p == pytest.approx(paired.pvalue)
+    assert found.interval() == pytest.approx(tuple(paired.confidence_interval()))
+    assert found.seed_noise == "own"
+
+
+def test_where_only_seeds_matter_it_is_welchs_t_test(rng):
+    row, reference = rng.normal(0, 1, 4), rng.normal(0, 3, 5)
+    flat = [np.repeat(side[:, None], 30, axis=1) for side in (row, reference)]
+    found, welch = estimate(*flat), stats.ttest_ind(row, reference, equal_var=False)
+    assert found.p == pytest.approx(welch.pvalue)
+    assert found.df == pytest.approx(welch.df)
+    assert found.interval() == pytest.approx(tuple(welch.confidence_interval()))
+
+
+def test_the_error_is_the_deviation_of_the_difference(rng):
+    """Noise of seeds on units is in both mean squares, and counts once."""
+    errors, differences = [], []
+    for _ in range(400):
+        unit = rng.normal(0, 0.5, 50)
+        row, reference = (
+            rng.normal(0, 0.5, (5, 1)) + rng.normal(0, 3, (5, 50)) + side
+            for side in (unit, rng.normal(0, 0.5, 50))
+        )
+        found = estimate(row, reference)
+        errors.append(found.error**2)
+        differences.append(found.difference)
+    truth = 2 * (0.5**2 / 5 + 0.5**2 / 50 + 3**2 / 250)
+    assert np.mean(errors) == pytest.approx(truth, rel=0.08)
+    assert np.var(differences) == pytest.approx(truth, rel=0.2)
+
+
+def test_noise_between_seeds_grows_the_interval_of_one_seed(rng):
+    (one, other, *rest), size = Case((1, 1, 3, 3), of_seed=0.5).draw(rng)
+    pooled = SeedNoise.pooled([SeedNoise.of(row) for row in rest])
+    alone, widened = estimate(one, other), estimate(one, other, pooled)
+    assert alone.seed_noise == "unknown" and widened.seed_noise == "pooled"
+    assert widened.error > 1.5 * alone.error and widened.df < 0.1 * alone.df
+    assert widened.detectable() > widened.interval()[1] - widened.difference > 0
+
+
+def test_rows_without_noise_between_seeds_are_left_out_of_the_pool(rng):
+    noisy, still = rng.random((3, 50)), np.repeat(rng.random((1, 50)), 3, axis=0)
+    both = SeedNoise.pooled([SeedNoise.of(noisy), SeedNoise.of(still)])
+    assert both == SeedNoise.pooled([SeedNoise.of(noisy)])
+    assert SeedNoise.pooled([SeedNoise.of(still)]) is None
+    assert SeedNoise.of(noisy[:1]) is None
+    # a row far above the pool has more noise, one below it is not given less
+    assert both.at(2 * both.level) == pytest.approx(4) and both.at(both.level / 2) == 1
+
+
+def test_rows_that_share_seeds_are_compared_seed_by_seed(rng):
+    base = rng.normal(0, 1, (3, 1)) + rng.random((3, 60))
+    attached = base + 0.01 + rng.normal(0, 0.001, (3, 60))
+    apart, together = estimate(attached, base), estimate(attached, base, coupled=True)
+    assert together.error < 0.01 * apart.error and together.difference == apart.difference
+    assert estimate(attached[:1], base[:1], coupled=True).seed_noise == "unknown"
+
+
+def test_one_unit_tells_nothing():
+    found = estimate(np.ones((2, 1)), np.zeros((2, 1)))
+    assert np.isnan(found.error) and found.difference == 1
+
+
+def test_where_nothing_differs_nothing_is_known():
+    nothing = np.zeros((3, 20))
+    found = estimate(nothing, nothing)
+    assert found.difference == 0 and np.isnan(found.error) and np.isnan(found.p)
+    pooled = SeedNoise(1e-6, 0.0, 4, 0.1)
+    assert np.isnan(estimate(nothing[:1], nothing, pooled).error)
+    hit = nothing.copy()
+    hit[0, 0] = 1  # one seed hit one unit: degrees of freedom are still those of the seeds
+    found = estimate(hit, nothing)
+    assert found.df >= 2 and found.interval()[0] < 0 < found.interval()[1] < 0.1
+
+
+# tests over units
+
+
+def test_sign_flips_are_exact_for_few_units(rng):
+    values = rng.normal(0.4, 1, 9)
+    exact = stats.permutation_test(
+        (values,), np.sum, permutation_type="samples", n_resamples=np.inf
+    )
+    assert sign_flips(values[:, None])[0] == pytest.approx(exact.pvalue)
+    # units that do not differ change nothing; all to one side is 2 of 2^n
+    assert sign_flips(np.r_[values, 0, 0, 0, 0, 0, 0][:, None])[0] == pytest.approx(exact.pvalue)
+    assert sign_flips(np.ones((5, 1)))[0] == 2 / 2**5
+    assert sign_flips(np.zeros((5, 1)))[0] == 1
+
+
+def test_sign_flips_of_many_units(rng):
+    values = rng.normal(0, 1, (3000, 3)) + np.array([0, 0.04, 1])
+    found = sign_flips(values)
+    normal = 2 * stats.norm.sf(np.abs(values.sum(0)) / np.sqrt((values**2).sum(0)))
+    assert found[:2] == pytest.approx(normal[:2], abs=0.02)
+    assert found[2] == 1 / 10_000
+    assert (sign_flips(values) == found).all()  # the same flips each time
+
+
+def test_holm():
+    found = holm(np.array([0.04, np.nan, 0.01, 0.03]))
+    assert found == pytest.approx([0.06, np.nan, 0.03, 0.06], nan_ok=True)
+    assert holm(np.array([0.5, 0.9])).tolist() == [1.0, 1.0]
+
+
+# tables of differences
+
+
+def test_differences_are_those_of_the_means(rng):
+    table = table_of(Case((3, 2, 1), units=300, targets=3.0), rng)
+    mean = means(table, ["ndcg@10"]).set_index("row")
+    found = differences(table, ["ndcg@10"], "A").set_index("row")
+    assert list(found.index) == ["B", "C"]
+    expected = mean["mean"] - mean["mean"]["A"]
+    assert found["difference"].to_dict() == pytest.approx(expected.drop("A").to_dict())
+    assert (found["low"] < found["difference"]).all() & (found["difference"] < found["high"]).all()
+    assert found["seed_noise"].to_dict() == {"B": "own", "C": "pooled"}
+    assert (found["units"] == 300).all() and (found["targets"] == len(table.unit)).all()
+    assert np.isnan(mean["deviation"]["C"]) and mean["seeds"].tolist() == [3, 2, 1]
+
+
+def test_rows_of_the_same_models_count_once_in_the_pool(rng):
+    table = table_of(Case((1, 1, 3), units=300), rng)
+    twin = pd.DataFrame({"row": ["D"] * 3, "seed": [2020, 2021, 2022]})
+    runs = pd.concat([table.runs, twin], ignore_index=True)
+    both = RankTable(runs, table.targets, np.vstack([table.rank, table.rank[2:]]), table.unit)
+    alone = differences(table, ["ndcg@10"], "A", rows=["B"])
+    bound = differences(both, ["ndcg@10"], "A", rows=["B"], coupled=lambda a, b: {a, b} == {*"CD"})
+    loose = differences(both, ["ndcg@10"], "A", rows=["B"])
+    assert alone["df"][0] == bound["df"][0] < loose["df"][0]
+
+
+def test_a_star_needs_two_seeds_on_both_sides(rng):
+    case = Case((2, 2, 1), units=3000, shift=-1.5)
+    ranks, _ = case.ranks(rng)
+    table = table_of(case, rng)
+    same = pd.concat([table.runs, table.runs[:1].assign(row="D")], ignore_index=True)
+    table = RankTable(same, table.targets, np.vstack([table.rank, table.rank[2]]), table.unit)
+    found = differences(table, ["ndcg@10"], "A").set_index("row")
+    assert found.loc["B", "star"] and found.loc["B", "p_holm"] < 0.05
+    assert found.loc["D", "p_holm"] < 0.05 and not found.loc["D", "star"]
+    assert not found.loc["C", "star"]
+    assert not differences(table, ["ndcg@10"], "D").set_index("row").loc["A", "star"]
+
+
+def test_bins_are_compared_on_their_targets_alone(rng):
+    table = table_of(Case((2, 2), units=200), rng)
+    first = np.arange(200) < 50
+    bins = {"first": first, "rest": ~first, "none": np.zeros(200, dtype=bool)}
+    found = differences(table, ["hit@10"], "A", bins=bins).set_index("bin")
+    assert found["targets"].to_dict() == {"first": 50, "rest": 150, "none": 0}
+    whole = differences(table, ["hit@10"], "A")["difference"][0]
+    parts = found["difference"]["first"] * 50 + found["difference"]["rest"] * 150
+    assert parts / 200 == pytest.approx(whole)
+    assert np.isnan(found["difference"]["none"]) and not found["star"]["none"]
+    empty = means(table, ["hit@10"], bins).set_index("bin").loc["none"]
+    assert empty["mean"].isna().all()
+
+
+def test_holm_counts_earlier_lines(rng):
+    table = table_of(Case((2, 2), units=200), rng)
+    alone = differences(table, ["hit@10"], "A")
+    both = differences(table, ["hit@10"], "A", family=alone)
+    assert both["p_holm"][0] == pytest.approx(min(2 * alone["p_holm"][0], 1.0))
+
+
+def test_an_unknown_row_is_named(rng):
+    table = table_of(Case((1, 1), units=20), rng)
+    with pytest.raises(UsageError, match="no runs of row 'Z'; known are A, B"):
+        differences(table, ["hit@10"], "Z")
+    with pytest.raises(UsageError, match="no runs of row 'a'; nearest known: A"):
+        differences(table, ["hit@10"], "A", rows=["a"])
+
+
+# what generated studies say (python -m recbole_pos.study.simulation has 1,000 of each)
+
+STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((1, 1, 3, 3, 3), units=500),
+        Case((3, 3), units=500),
+        Case((2, 2), units=500),
+        Case((3, 3), units=60, targets=20.0),
+        Case((3, 3), units=500, shift=-0.5),
+        Case((1, 1, 3, 3, 3), units=500, shift=-0.5),
+    ],
+    ids=["one seed", "three", "two", "few users", "better", "one seed, better"],
+)
+def test_intervals_cover_the_truth(case):
+    found = cover(case, STUDIES)
+    assert 0.95 - 3 * 0.0126 < found.rate <= 0.995
+    assert found.above < 0.05 * STUDIES
+
+
+def test_the_noise_between_seeds_is_needed():
+    case = Case((1, 1, 3, 3, 3), of_seed=0.3)
+
+    def without(rows, size):
+        return estimate(rows[1], rows[0]).interval()
+
+    assert cover(case, 100, method=without).rate < 0.7 < 0.9 < cover(case, 100).rate
+    three = Case((3, 3), of_seed=0.3)
+    assert cover(three, 100, method=bootstrap).rate < 0.9 < cover(three, 100).rate
+
+
+def test_the_truth_of_a_generated_study_is_its_mean(rng):
+    case = Case((40, 40), units=4000, shift=-0.8)
+    rows, size = case.draw(rng)
+    assert rows[1].mean() - rows[0].mean() == pytest.approx(case.truth(), rel=0.1)
+    low, high = interval(rows, size)
+    assert low < case.truth() < high
+
+
+def test_stars_of_a_table_without_differences_are_rare(rng):
+    case = Case((3, 3, 3, 3), units=200)
+    starred = [differences(table_of(case, rng), ["ndcg@10"], "A")["star"].any() for _ in range(60)]
+    assert np.mean(starred) <= 0.1
+
+
+def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
+    case = Case((3, 3), units=1000, shift=-0.41)
+    estimates = [estimate(*case.draw(rng)[0][::-1]) for _ in range(200)]
+    seen = np.mean([found.interval()[0] > 0 for found in estimates])
+    detectable = np.median([found.detectable() for found in estimates])
+    assert detectable == pytest.approx(case.truth(), rel=0.2)
+    assert 0.65 < seen < 0.92
+
+
+def test_the_simulation_is_a_command_that_can_fail(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulation", "--studies", "40", "--only", "five seeds"])
+    monkeypatch.setattr(simulation, "LOWEST", 0.8)  # of so few
+    simulation.main()
+    assert re.search(r"five seeds +0\.0000 +\d+\.\d%", capsys.readouterr().out)
+    monkeypatch.setattr(simulation, "LOWEST", 1.01)
+    with pytest.raises(SystemExit, match="outside of .*: five seeds"):
+        simulation.main()
