@@ -15,11 +15,30 @@ from recbole_pos import compat, plug
 if TYPE_CHECKING:
     from recbole_pos.experiment.attach import attach
     from recbole_pos.experiment.run import Result, load, run
+    from recbole_pos.layers.context import SequenceContext
+    from recbole_pos.layers.hooks import AttentionPosition, InputPosition
+    from recbole_pos.model.base import PosRecommender
+    from recbole_pos.model.models import register_model
+    from recbole_pos.position.schemes import register_scheme
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.tune import search
 
 __version__ = "0.2.0"
-__all__ = ["Result", "__version__", "attach", "load", "recommend", "run", "search"]
+__all__ = [
+    "AttentionPosition",
+    "InputPosition",
+    "PosRecommender",
+    "Result",
+    "SequenceContext",
+    "__version__",
+    "attach",
+    "load",
+    "recommend",
+    "register_model",
+    "register_scheme",
+    "run",
+    "search",
+]
 
 compat.apply()
 plug.into_recbole()
@@ -28,6 +47,11 @@ _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     **dict.fromkeys(("Result", "load", "run"), "recbole_pos.experiment.run"),
     "recommend": "recbole_pos.serve.recommend",
+    **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
+    "SequenceContext": "recbole_pos.layers.context",
+    "PosRecommender": "recbole_pos.model.base",
+    "register_model": "recbole_pos.model.models",
+    "register_scheme": "recbole_pos.position.schemes",
     "search": "recbole_pos.tune",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -31,9 +31,9 @@ def into_recbole() -> None:
 
 
 def _ours(name: str) -> bool:
-    from recbole_pos.model.models import OURS
+    from recbole_pos.model.models import served
 
-    return name in OURS
+    return served(name)
 
 
 def _dataset() -> type:
@@ -75,14 +75,20 @@ class _Models(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         from recbole_pos.model.models import OURS
 
-        model = self._model(module.__name__)
-        setattr(module, model, OURS[model])
+        module.__getattr__ = lambda name: _attribute(module, name, OURS)
 
     def _model(self, name: str) -> Any:
         from recbole_pos.model.models import OURS
 
         wanted = name.removeprefix(_PLACE)
         return next((model for model in OURS if model.lower() == wanted), None)
+
+
+def _attribute(module: ModuleType, name: str, models: Mapping[str, type]) -> type:
+    """Looked up each time: a name may be registered for another class meanwhile."""
+    if name not in models:
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+    return models[name]
 
 
 def _add_defaults(configurator: ModuleType) -> None:
@@ -94,21 +100,30 @@ def _add_defaults(configurator: ModuleType) -> None:
 def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load)
     def wrapper(self: Any, model: str, model_class: type, dataset: str) -> None:
-        from recbole_pos.config.checks import check_sizes, check_value
-        from recbole_pos.config.defaults import plugin_defaults, with_time_field
+        from recbole_pos.config.checks import check_own, check_sizes, check_value
+        from recbole_pos.config.defaults import (
+            free_options,
+            own_defaults,
+            plugin_defaults,
+            with_time_field,
+        )
+        from recbole_pos.config.presets import positions
 
         load(self, model, model_class, dataset)
         if _ours(model):
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)
-            if (
-                type(self).__module__ == load.__module__
-            ):  # PosConfig checks more, and says where from
+            if type(self).__module__ == load.__module__:  # PosConfig checks more
+                free = free_options(model, positions(given.get("position"), model))
                 for key in given.keys() & defaults.keys():
-                    check_value("configuration", key, given[key], defaults[key])
-                check_sizes({**defaults, **given}, model)
+                    check = check_own if key in free else check_value
+                    check("configuration", key, given[key], defaults[key])
+                both = {**defaults, **given}
+                check_sizes({key: both[key] for key in both if key not in free}, model)
             both = {**self.internal_config_dict, **given}
             self.internal_config_dict["load_col"] = with_time_field(both)
+        else:  # of RecBole's: nothing; in RecBole's form: its own, all else is RecBole's
+            self.internal_config_dict.update(own_defaults(model))
 
     return wrapper

@@ -1,8 +1,14 @@
-"""The built wheel works from any empty directory, yaml files included."""
+"""The built wheel works from any empty directory, yaml files included, and with another package.
+
+That package is made of the documents: the examples of docs/add_a_model.md and docs/add_a_scheme.md
+as they are printed there, and the lines of pyproject.toml that the pages give.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import venv
@@ -10,24 +16,50 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+SMALL = ("--epochs=1", "--hidden_size=16", "--n_layers=1")
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "my-package"
+version = "1.0"
+[tool.setuptools]
+packages = ["my_package"]
+"""
+
+
+def write_package(folder: Path) -> Path:
+    """``my_package`` with the examples of the documents."""
+    (folder / "my_package").mkdir(parents=True)
+    (folder / "my_package" / "__init__.py").touch()
+    project = PYPROJECT
+    for page in ("add_a_model", "add_a_scheme"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.S | re.M)
+        (example,) = (
+            code for kind, code in blocks if kind == "python" and "recbole_pos.regis" in code
+        )
+        (lines,) = (code for kind, code in blocks if kind == "toml")
+        name = re.match(r"# (\w+\.py)\n", example)[1]
+        (folder / "my_package" / name).write_text(example, encoding="utf-8")
+        project += lines
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
+    return folder
 
 
 def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
     def call(*command: str | Path, **options) -> str:
-        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **options)
+        done = subprocess.run(
+            [str(c) for c in command], capture_output=True, text=True, env=clean, **options
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    call(
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        tmp_path / "dist",
-        ROOT,
-    )
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir")
+    call(*build, tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {n.removeprefix("recbole_pos/_properties/") for n in names if n.endswith(".yaml")}
@@ -44,14 +76,23 @@ def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     python = environment / "bin" / "python"
     site = call(python, "-c", "import site; print(site.getsitepackages()[0])").strip()
     Path(site, "system.pth").write_text("\n".join(packages) + "\n")
-    call(python, "-m", "pip", "install", "--no-deps", "--no-index", "-q", wheel)
+    mine = write_package(tmp_path / "mine")
+    install = (python, "-m", "pip", "install", "--no-deps", "--no-index", "-q")
+    call(*install, "--no-build-isolation", wheel, mine)
 
     empty = tmp_path / "empty"
     empty.mkdir()
     where = call(python, "-c", "import recbole_pos; print(recbole_pos.__file__)", cwd=empty)
     assert str(environment) in where
     command = environment / "bin" / "recbole-pos"
-    small = ["--epochs=1", "--hidden_size=16", "--inner_size=16"]
-    call(command, "run", "-m", "FPARec", "-d", "ml-100k", *small, "--run_dir=out", cwd=empty)
+    inner = "--inner_size=16"
+    call(command, "run", "-m", "FPARec", "-d", "ml-100k", *SMALL, inner, "--run_dir=out", cwd=empty)
     assert json.loads((empty / "out" / "result.json").read_text())["epochs"] == 1
     assert [p.name for p in empty.iterdir()] == ["out"]
+
+    # what the other package brings, by its names alone
+    given = ("-m", "DilatedConvolutions", "--position=[learned, day_part]", "--day_parts=12")
+    call(command, "run", *given, "-d", "ml-100k", *SMALL, "--run_dir=mine", cwd=empty)
+    call(command, "recommend", "mine", "--users", "196", "-k", "3", cwd=empty)
+    rows = (empty / "mine" / "recommendations.csv").read_text().splitlines()
+    assert len(rows) == 4 and all(row.startswith("196,") for row in rows[1:])

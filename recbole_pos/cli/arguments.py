@@ -20,8 +20,6 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
     groups: dict[str, Any] = {}
     for one in fields(kind):
         told = one.metadata
-        if not told.get("cli", True):
-            continue
         place = parser
         if name := told.get("group"):
             if name not in groups:
@@ -32,13 +30,15 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
             option["action"] = "store_false" if one.default else "store_true"
         else:
             option |= {"type": told["kind"], "metavar": told["metavar"]}
+        if told["kind"] is list:
+            option |= {"type": str, "nargs": "+"}
         place.add_argument(f"--{told.get('flag', one.name)}", **option)
 
 
 def read_fields(args: argparse.Namespace, kind: type[Settings]) -> Settings:
     """The settings object that the command line says."""
-    names = [one.name for one in fields(kind) if one.metadata.get("cli", True)]
-    return kind(**{name: getattr(args, name) for name in names})
+    given = {one.name: getattr(args, one.name) for one in fields(kind)}
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:

@@ -65,7 +65,8 @@ def _run(args: argparse.Namespace, options: list[str]) -> int:
         if args.model:
             from recbole_pos.cli.option_list import list_options
 
-            list_options(args.model, parse_overrides(options).get("position"))
+            given = parse_overrides(options)
+            list_options(args.model, given.get("position"), given.get("plugins"))
         return 0
     from recbole_pos.experiment.run import run
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
 from recbole_pos.model.models import BASELINES, MODELS, OURS
 from recbole_pos.position.facts import FACTS
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.yaml_files import ROOT, read_yaml
 
 NARROWEST, WIDEST = 40, 200  # columns of a page
 ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must have
@@ -27,7 +27,7 @@ def list_models() -> None:
     """Print what ``run -m`` takes."""
     ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
     theirs = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
-    rows = [(name, "recbole-pos", summary(OURS, name)) for name in ours]
+    rows = [(name, _source(OURS.maps, name), _told(OURS, name)) for name in ours]
     rows += [(name, "RecBole", text) for name, text in theirs.items()]
     show(("model", "from", "what it is"), rows)
 
@@ -36,13 +36,28 @@ def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
     for name in SCHEMES:
-        found = FACTS.get(name) or _facts(name)
-        options = read_yaml(ROOT / "position" / f"{name}.yaml") if name in FACTS else found.options
-        text = summary(SCHEMES, name)
-        told = (", ".join(options) or "-", text)
-        rows.append((name, found.place, found.needs, f"{found.parameters:,}", *told))
+        text = _told(SCHEMES, name)
+        try:
+            found = FACTS.get(name) or _facts(name)
+            told = (", ".join(SCHEMES.defaults(name)) or "-", text)
+            rows.append((name, found.place, found.needs, f"{found.parameters:,}", *told))
+        except UsageError:  # another package's, which the text says
+            rows.append((name, "-", "-", "-", "-", text))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
+
+
+def _source(tables: Sequence[Any], name: str) -> str:
+    """The package, or the module, that a class is from."""
+    return next(table.source(name) for table in tables if name in table)
+
+
+def _told(table: Mapping[str, type], name: str) -> str:
+    """What a class is; of one of another package's that cannot be had, why."""
+    try:
+        return summary(table, name)
+    except UsageError as error:
+        return str(error)
 
 
 def _facts(name: str) -> Any:

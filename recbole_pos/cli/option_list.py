@@ -14,27 +14,29 @@ from typing import Any
 from recbole_pos.cli.listing import show
 from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.config.options import IGNORED, Option, rule
-from recbole_pos.config.presets import RUNNABLE
+from recbole_pos.config.plugins import import_plugins, take_model
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import OURS
+from recbole_pos.model.models import OURS, runnable
 from recbole_pos.values import suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 _LINE = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")
 
 
-def list_options(model: str, position: Any = None) -> None:
+def list_options(model: str, position: Any = None, plugins: Any = None) -> None:
     """Print the options of a model, those of its own first, with defaults and sentences.
 
     Args:
         model: of the plugin or of RecBole.
         position: schemes instead of its own.
+        plugins: modules that bring the model or schemes.
 
     Raises:
         UsageError: for an unknown model or scheme.
     """
-    if model not in RUNNABLE and model not in OURS:
-        raise UsageError(f"unknown model {model!r}{suggest(model, [*OURS, *RUNNABLE])}")
+    take_model(model, import_plugins(plugins, "--plugins", lambda: False))
+    if model not in runnable():
+        raise UsageError(f"unknown model {model!r}{suggest(model, runnable())}")
     seen: set[str] = set()
     for title, options, files in _sources(model, position):
         told = {key: text for file in files for key, text in _sentences(file).items()}
@@ -63,7 +65,8 @@ def _sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[
     own = ROOT / "model" / f"{model}.yaml"
     kept = read_yaml(own) if own.is_file() else {}
     options = {**kept, **{k: v for k, v in options.items() if k not in overall_defaults()}}
-    files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml"), own]
+    files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
+    files += [ROOT / "base.yaml", own]
     return [(f"options of {model} and its position schemes", options, files), *found]
 
 

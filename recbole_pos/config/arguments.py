@@ -20,7 +20,7 @@ def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, 
         kind: type of the value on the command line; bool for a flag.
         metavar: what stands for the value.
         more: ``flag``, where the argument is called otherwise on the command line; ``group``, for
-            flags of which one can be given; ``cli=False`` for Python alone.
+            flags of which one can be given.
     """
     return field(default=default, metadata={"text": text, "kind": kind, "metavar": metavar, **more})
 
@@ -63,11 +63,37 @@ class RunArguments(AttachArguments):
 
 
 @dataclass(frozen=True)
-class SearchArguments:
+class ClusterArguments:
+    """Where the trainings of a search or of a study run."""
+
+    max_concurrent: int | None = _told(None, "trainings side by side (as many as fit)", int, "N")
+    address: str | None = _told(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    storage: str | None = _told(None, "path or URI that all machines reach", metavar="PATH")
+    cpus_per_trial: float = _told(1, "cores of a training (1)", float, "N")
+    gpus_per_trial: float = _told(0, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    verbose: bool = _told(True, "print nothing", bool, flag="quiet")
+
+
+@dataclass(frozen=True)
+class CompareArguments(ClusterArguments):
+    """Arguments of :func:`recbole_pos.compare`."""
+
+    vary: tuple[str, ...] = _told(
+        (), "a row for each value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
+    )
+    seeds: int | None = _told(None, "seeds of every row (1, or as the study says)", int, "N")
+    reference: str | None = _told(None, "row that differences are taken to (the first)")
+    rows: tuple[str, ...] = _told((), "train these rows alone; all are shown", list, "ROW")
+    run_dir: str | Path | None = _told(None, "the study's folder (saved/<dataset>/studies/<title>)")
+    dry_run: bool = _told(False, "say what would be trained, and train nothing", bool)
+    report: bool = _told(False, "tables and report of what is finished, and train nothing", bool)
+
+
+@dataclass(frozen=True)
+class SearchArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.search`."""
 
     num_samples: int | None = _told(None, "trials (60; all of a grid)", int, "N")
-    max_concurrent: int | None = _told(None, "trials side by side (as many as fit)", int, "N")
     metric: str | None = _told(None, "validation metric to go by (valid_metric), such as ndcg@10")
     scheduler: Any = _told("asha", "asha (stops weak trials early) or none")
     grace_epochs: int = _told(5, "epochs of each trial before asha may stop it (5)", int, "N")
@@ -77,15 +103,10 @@ class SearchArguments:
     )
     run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
     resume: str | Path | None = _told(None, "continue an interrupted search", metavar="DIR")
-    address: str | None = _told(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    storage: str | None = _told(None, "path or URI that all machines reach", metavar="PATH")
-    cpus_per_trial: float = _told(1, "cores (1)", float, "N")
-    gpus_per_trial: float = _told(0, "0.5 shares a GPU (0)", float, "N")
     nproc: int = _told(1, "processes that train one trial (1)", int, "N")
-    verbose: bool = _told(True, "", bool, cli=False)
 
 
-Arguments = TypeVar("Arguments", Telling, SearchArguments)
+Arguments = TypeVar("Arguments", Telling, ClusterArguments)
 
 
 def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:

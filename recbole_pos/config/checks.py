@@ -54,6 +54,13 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         _check_kind(where, key, key, value, example)
 
 
+def check_own(where: str, key: str, value: Any, default: Any) -> None:
+    """An option of a model or scheme that is not the plugin's has the type of its default."""
+    check_plain(f"{where}: {key}", value)
+    if default is not None and value != default:
+        _check_kind(where, "", key, value, default)
+
+
 def check_plain(where: str, value: Any, depth: int = 0) -> None:
     """Whether a value could stand in a yaml file, with numbers that float32 and int64 can hold.
 

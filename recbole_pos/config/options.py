@@ -91,6 +91,7 @@ _TABLE = (
     # names of a run
     Option("model", role=DATA),
     Option("dataset", role=DATA),
+    Option("plugins", example=["my_models"], alone=True, role=DATA),
     # what is read
     Option("data_path", role=DATA),
     Option("encoding", role=DATA),

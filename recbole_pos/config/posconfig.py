@@ -9,30 +9,42 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
-from recbole_pos.config.checks import check_negatives, check_together, check_value
-from recbole_pos.config.defaults import with_time_field
+from recbole_pos.config.checks import check_negatives, check_own, check_together, check_value
+from recbole_pos.config.defaults import (
+    free_options,
+    own_defaults,
+    plugin_defaults,
+    starts_from_runs,
+    with_time_field,
+)
 from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
+from recbole_pos.config.plugins import import_plugins, modules_of, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import (
-    BASELINES,
-    BUILTIN_GENERAL,
-    BUILTIN_SEQUENTIAL,
+    ADDED,
     CAUSAL_BUILTINS,
-    MODELS,
+    OURS,
+    built_in,
+    name_of,
     on_our_base,
+    runnable,
+    served,
 )
 from recbole_pos.plain import to_plain
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import nearest, shown, suggest
-from recbole_pos.yaml_files import YamlLoader, overall_defaults, read_yaml
+from recbole_pos.yaml_files import YamlLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
 EXTRA_KEYS = {"model", "dataset"}
+PLUGINS = "plugins"  # modules that bring the model or its schemes
 WINDOWS = 128  # train_batch_size where RecBole's models learn all positions, as the plugin's do
 ARGUMENTS = ("run_dir", "resume", "nproc")  # of run, beside its options
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
+_DEFAULTS = "the attribute `defaults`, or recbole_pos.register_model(..., defaults=...)"
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +64,8 @@ class PosConfig(Config):
     is for this run above the rest), ``config_dict``; ``eval_args`` is merged key by key.
 
     Args:
-        model: name of a plugin model or of a usable model of RecBole; None to read it from a file.
+        model: name of a plugin model, of a usable model of RecBole or of one that was registered,
+            or a class; None to read it from a file.
         dataset: name of the dataset; None to read it from a file.
         config_file_list: yaml files.
         config_dict: plain values that win over everything else.
@@ -68,13 +81,14 @@ class PosConfig(Config):
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | type | None = None,
         dataset: str | None = None,
         config_file_list: list[str] | None = None,
         config_dict: dict[str, Any] | None = None,
     ) -> None:
+        self.asked = name_of(model) if isinstance(model, type) else model
         try:
-            super().__init__(model, dataset, config_file_list, config_dict)
+            super().__init__(self.asked, dataset, config_file_list, config_dict)
         except UsageError:
             raise
         except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
@@ -98,7 +112,27 @@ class PosConfig(Config):
         return dict(config_dict or {})  # typed already; RecBole would eval strings
 
     def _merge_external_config_dict(self) -> None:
+        self.plugins: list[str] = []
+        self._import_plugins()
         self.external_config_dict = self._options_for()
+
+    def _import_plugins(self) -> None:
+        """Modules that any source names; what they register may be named from now on."""
+        sources = [*self.files, ("configuration", self.variable_config_dict)]
+        models = [self.asked, *(content.get("model") for _, content in sources)]
+        given = [content.get("position") for _, content in sources]
+        names = [name for value in given for name in positions(value, None)]
+
+        def known() -> bool:
+            """Whether what modules would bring is here, registered in another way."""
+            foreign = [name in ADDED for name in models if name and name not in built_in()]
+            foreign += [name in SCHEMES for name in names if name not in SCHEMES.places]
+            return bool(foreign) and all(foreign)
+
+        for file, content in sources:
+            self.plugins += import_plugins(content.get(PLUGINS), str(file), known)
+        for name in filter(None, models):
+            take_model(str(name), self.plugins)
 
     def _options_for(self, *names: str) -> dict[str, Any]:
         """What is given for a run of a model and schemes: config files in order, config_dict."""
@@ -121,16 +155,21 @@ class PosConfig(Config):
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
         self._read_files_for(str(model), str(dataset))
-        ours = {**MODELS, **BASELINES}
-        if model in ours:
-            return model, ours[model], str(dataset)
-        usable = [*ours, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
-        if model not in usable:
+        if model in OURS:
+            return model, OURS[model], str(dataset)
+        if model not in runnable():
             raise UsageError(
-                f"unknown model {shown(model)}{suggest(str(model), usable)}; "
-                "`recbole-pos models` lists what can be run"
+                f"{self._where('model')}unknown model {shown(model)}"
+                f"{suggest(str(model), runnable())}; `recbole-pos models` lists what can be run. "
+                "One of your own: name the module that has it, as in --plugins='[my_models]' (a "
+                "line `plugins: [my_models]` in the config.yaml of a run), or in Python call "
+                "recbole_pos.register_model first"
             )
         return model, get_model(model), str(dataset)
+
+    def _where(self, key: str) -> str:
+        """``file: ``, where an option came from one."""
+        return f"{self.sources[key]}: " if key in self.sources else ""
 
     def _read_files_for(self, model: str, dataset: str) -> None:
         """Config files once the model is known, <data_path>/<dataset>/<dataset>.yaml below them."""
@@ -138,16 +177,27 @@ class PosConfig(Config):
         file = folder / f"{dataset}.yaml"
         if file.is_file():
             self.files.insert(0, (file, read_yaml(file)))
-        position = self._options_for(model).get("position")
-        self.external_config_dict = self._options_for(model, *positions(position, model))
+            if PLUGINS in self.files[0][1]:
+                raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
+        schemes = positions(self._options_for(model).get("position"), model)
+        self.external_config_dict = self._options_for(model, *schemes)
+        known = [name for name in schemes if name in SCHEMES]
+        modules = list(dict.fromkeys([*self.plugins, *modules_of(model, known)]))
+        if modules:  # so that a process that reads the configuration of this run knows them
+            self.external_config_dict[PLUGINS] = modules
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
-        if model not in MODELS and model not in BASELINES:
-            self.internal_config_dict.update(overall_defaults())
+        if not served(model):
+            given = self.external_config_dict.get("position")
+            self.internal_config_dict.update(plugin_defaults(model, given))
 
     def _get_final_config_dict(self) -> dict[str, Any]:
         external = self.external_config_dict
+        self.free = free_options(self.model, positions(external.get("position"), self.model))
+        if self.model in ADDED:
+            for key, value in own_defaults(self.model).items():
+                self._check_value(f"defaults of {self.model}", key, value)
         self._check(external)
         final = {**self.internal_config_dict, **external}
         defaults = self.internal_config_dict["eval_args"]
@@ -163,7 +213,9 @@ class PosConfig(Config):
         self._check_window_keys(external, final["augmentation"])
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
-        check_together(final, self.model, plugin_model=self.model in MODELS, losses=losses)
+        shared = {key: value for key, value in final.items() if key not in self.free}
+        starts = starts_from_runs(self.model)
+        check_together(shared, self.model, plugin_model=starts, losses=losses)
         left_out = {*DERIVED_KEYS, *of_role(IGNORED)}
         self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
         self.plain.update(model=self.model, dataset=self.dataset)
@@ -199,7 +251,7 @@ class PosConfig(Config):
 
     def _check(self, given: dict[str, Any]) -> None:
         """Unknown keys and wrong values, wherever they came from."""
-        known = {*self.internal_config_dict, *EXTRA_KEYS} - DERIVED_KEYS
+        known = {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         for key, value in given.items():
             where = self.sources.get(key, "configuration")
             if key in ARGUMENTS:
@@ -208,13 +260,19 @@ class PosConfig(Config):
                     f"an argument, as in recbole_pos.run(..., {key}=...)"
                 )
             if key not in known:
+                declare = f"; what it reads of its own stands in its defaults ({_DEFAULTS})"
                 raise UsageError(
                     f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
+                    f"{declare if self.model in ADDED else ''}"
                 )
             default = self.internal_config_dict.get(key)
             if rule(key).role == IGNORED and value != default:
                 raise UsageError(f"{where}: {key}: {rule(key).why}")
-            check_value(where, key, value, default)
+            self._check_value(where, key, value)
             if isinstance(default, float) and isinstance(value, int):
                 given[key] = float(value)  # RecBole's models raise tensors of integers to powers
+
+    def _check_value(self, where: str, key: str, value: Any) -> None:
+        check = check_own if key in self.free else check_value
+        check(where, key, value, self.internal_config_dict.get(key))

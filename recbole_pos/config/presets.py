@@ -16,16 +16,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.config.defaults import own_defaults
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+from recbole_pos.model.models import runnable
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
-from recbole_pos.yaml_files import ROOT, read_yaml
+from recbole_pos.yaml_files import ROOT
 
 FOR = "for"
 # What decides which parts a run takes stands outside of them.
-OUTSIDE = {"model", "dataset", FOR}
-RUNNABLE = [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def preset_or_file(name: str | Path) -> Path:
@@ -72,7 +72,7 @@ def parts_for(
         if not isinstance(options, (dict, type(None))):
             raise UsageError(f"{where}: expected options, found {options!r}")
         options = options or {}
-        outside = OUTSIDE if set(listed) <= set(RUNNABLE) else {*OUTSIDE, "position"}
+        outside = OUTSIDE if set(listed) <= set(runnable()) else {*OUTSIDE, "position"}
         if wrong := outside & set(options):
             raise UsageError(f"{where}: {', '.join(sorted(wrong))} cannot stand here")
         if not set(listed) & set(names):
@@ -87,8 +87,8 @@ def parts_for(
 
 def positions(given: Any, model: str | None) -> list[str]:
     """The schemes that ``position`` names; those of the model's own yaml where it is not given."""
-    if given is None and model in (*MODELS, *BASELINES):
-        given = read_yaml(ROOT / "model" / f"{model}.yaml").get("position")
+    if given is None and model is not None:
+        given = own_defaults(model).get("position")
     given = [given] if isinstance(given, str) else given
     return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
@@ -96,7 +96,7 @@ def positions(given: Any, model: str | None) -> list[str]:
 def _names(title: Any, where: str) -> list[str]:
     """``A, B`` as names."""
     names = [name.strip() for name in str(title).split(",")]
-    known = [*SCHEMES, *RUNNABLE]
+    known = [*SCHEMES, *runnable()]
     for name in names:
         if name not in known:
             raise UsageError(

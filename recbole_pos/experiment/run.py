@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
+from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe
@@ -62,7 +63,7 @@ class Result:
 
 
 def run(
-    model: str | None = None,
+    model: str | type | None = None,
     dataset: str | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
@@ -78,7 +79,8 @@ def run(
     True
 
     Args:
-        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them).
+        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
+            one's own, see :func:`recbole_pos.register_model`.
         dataset: name of a folder with atomic files under ``data_path``, or ml-100k.
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
@@ -117,7 +119,7 @@ def run(
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
         return _run_in_parallel(plan, config, run_dir, resume, screen)
-    return _train(config, folder, run_dir, Screen(**screen))
+    return train(config, folder, run_dir, Screen(**screen))
 
 
 def _run_in_parallel(
@@ -128,12 +130,15 @@ def _run_in_parallel(
     told: dict[str, Any],
 ) -> Result | None:
     gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
+    packed = pack(config["model"])
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
     given = run_dir if resume is None else resume
     path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
     try:
-        processes.launch(plan, _member, (config.plain, path, resume is not None, told), gpus)
+        processes.launch(
+            plan, _member, (config.plain, path, resume is not None, told, packed), gpus
+        )
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
@@ -148,27 +153,45 @@ def _run_in_parallel(
 
 
 def _member(
-    plain: dict[str, Any], path: Path | None, resumed: bool, told: dict[str, Any], gpu: str
+    plain: dict[str, Any],
+    path: Path | None,
+    resumed: bool,
+    told: dict[str, Any],
+    packed: bytes,
+    gpu: str,
 ) -> None:
     """What each process of a group runs; the first one writes and prints."""
+    unpack(packed)
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
     first = this_share().rank == 0
     folder = RunFolder(path) if resumed and path else None
-    _train(config, folder, path, Screen(**told) if first else Screen(False))
+    train(config, folder, path, Screen(**told) if first else Screen(False))
 
 
-def _train(
-    config: PosConfig, folder: RunFolder | None, run_dir: str | Path | None, screen: Screen
+def train(
+    config: PosConfig,
+    folder: RunFolder | None,
+    run_dir: str | Path | None,
+    screen: Screen,
+    dataset: Any = None,
 ) -> Result | None:
-    """One experiment in this process, from a folder on if it is given."""
+    """One experiment in this process.
+
+    Args:
+        config: of the run.
+        folder: of an interrupted run, which goes on; None for a new one.
+        run_dir: where a new one writes.
+        screen: where it is told about.
+        dataset: prepared before, for this configuration; read from files when None.
+    """
     first = this_share().rank == 0
     keep_freed_memory()
     with ExitStack() as locks:
         if folder is not None and first:  # before the checkpoint is read
             locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
-            experiment = prepare(config, fresh=folder is None)
+            experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
         resumed = None if folder is None else str(folder.checkpoint)

@@ -13,18 +13,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recbole_pos.config.defaults import plugin_defaults
+from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
 from recbole_pos.config.options import MODEL, rule
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.expected import difference
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
-from recbole_pos.model.models import MODELS
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import ROOT, read_yaml
+from recbole_pos.yaml_files import read_yaml
 
 
 def start_from(
@@ -93,7 +92,7 @@ def _load_weights(
 
 def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) -> None:
     """Weights mean what they meant: the same data, model options and options of the schemes."""
-    if theirs.get("model") not in MODELS:
+    if not starts_from_runs(str(theirs.get("model"))):
         raise UsageError(f"init_from: {path} is of {theirs.get('model')}, not a plugin model")
     one, other = theirs["dataset"], ours["dataset"]
     if one != other:
@@ -102,11 +101,7 @@ def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) ->
     lost = set(present) - {*scheme_names(ours["position"]), "nope"}
     if lost:
         raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
-    own = {
-        key
-        for key in read_yaml(ROOT / "model" / f"{theirs['model']}.yaml")
-        if rule(key).role == MODEL
-    }
+    own = {key for key in own_defaults(theirs["model"]) if rule(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
     own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit"}
@@ -122,8 +117,12 @@ def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) ->
 def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
     """A single input encoding stands bare in a model, several stand under their names."""
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
-    place = "position_embedding."
-    if len(inputs) != 1 or not isinstance(model.position_embedding, ComposeInput):
+    places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
+    if len(inputs) != 1 or not places:
         return weights
+    place = f"{places[0]}."
     inner = f"{place}schemes.{inputs[0]}."
-    return {key.replace(place, inner, 1): value for key, value in weights.items()}
+    return {
+        inner + key.removeprefix(place) if key.startswith(place) else key: value
+        for key, value in weights.items()
+    }

@@ -23,7 +23,6 @@ from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.awareness import backward_columns, encodings, forward_columns, is_unique
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
-from recbole_pos.yaml_files import ROOT, read_yaml
 
 OF_THE_PAPER = ("spe", "dpe")  # the fixed encodings of Figures 7 to 10
 SIZE_OF_THE_PAPER = 100
@@ -109,7 +108,9 @@ def fixed_encodings(
     if not 1 <= d <= WIDE:
         raise UsageError(f"--hidden_size: {d} is {'below 1' if d < 1 else f'above {WIDE}'}")
     sizes = Dimensions(max_length=max_length, hidden_size=d, n_heads=1, initializer_range=0.0)
-    known = [name for name, cls in SCHEMES.items() if issubclass(cls, PositionEncoding)]
+    # those of other packages only when they are named: they are imported for it
+    own = [name for name in SCHEMES if name in SCHEMES.places or name in names]
+    known = [name for name in own if issubclass(SCHEMES[name], PositionEncoding)]
     fresh = {}
     for name in names:
         if name not in known:
@@ -117,7 +118,7 @@ def fixed_encodings(
                 f"{name} is not an encoding of positions: {', '.join(known)}{suggest(name, known)}"
             )
         with _float64():  # slow sines of short sessions are equal by rounding alone in float32
-            scheme = SCHEMES[name](sizes, **read_yaml(ROOT / "position" / f"{name}.yaml"))
+            scheme = SCHEMES[name](sizes, **SCHEMES.defaults(name))
         if any(True for _ in scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
         fresh[name] = scheme
@@ -147,11 +148,10 @@ def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Posit
     Raises:
         UsageError: if there are none, or not those.
     """
-    registered = {cls: name for name, cls in SCHEMES.items()}
     own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            own.setdefault(registered.get(type(module), type(module).__name__), module)
+            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
     missing = [name for name in names if name not in own]
     if missing or not own:
         has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"

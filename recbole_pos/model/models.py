@@ -1,11 +1,18 @@
-"""The tables of models: those of the plugin, and RecBole's that run here."""
+"""The tables of models: those of the plugin, those that others add, and RecBole's that run here."""
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import ChainMap
+from pathlib import Path
+from typing import Any
 
+from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.tables import Table
+from recbole_pos.tables import ROOT, US, Added, Defaults, Table, gather, home, origin, place_of
+from recbole_pos.values import shown
+from recbole_pos.yaml_files import read_yaml
 
 MODELS = Table(
     "model",
@@ -18,6 +25,7 @@ MODELS = Table(
         "PosRec": "recbole_pos.model.posrec:PosRec",
         "AttrFormer": "recbole_pos.model.attrformer:AttrFormer",
     },
+    folder="model",
 )
 
 # The plugin's other models, which take no position schemes or encodings alone (``position``).
@@ -34,8 +42,8 @@ BASELINES = Table(
         "AnchoredSRGNN": "recbole_pos.model.anchored:AnchoredSRGNN",
         "AnchoredGCSAN": "recbole_pos.model.anchored:AnchoredGCSAN",
     },
+    folder="model",
 )
-OURS = ChainMap(MODELS, BASELINES)
 
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
@@ -44,8 +52,171 @@ BUILTIN_GENERAL = list(recbole_models.GENERAL)
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
+def _adopt(name: str, model: type, module: str | None) -> None:
+    _require_recommender(model)
+    _register(model, None, name, module)
+
+
+def _taken(name: str) -> str | None:
+    """Who has a name that no other model may have."""
+    if name in MODELS or name in BASELINES:
+        return US
+    return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
+
+
+# Models of one's own and of other packages (register_model, entry points).
+ADDED = Table("model", {}, "model", "recbole_pos.models", _adopt, _taken)
+# What another package gives the name of a model here is found first, and said to be given twice.
+OURS = ChainMap(ADDED, MODELS, BASELINES)
+
+
+def built_in() -> list[str]:
+    """The names of the plugin's models and of RecBole's."""
+    return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+
+
+def runnable() -> list[str]:
+    """The names of all models that can be run."""
+    return [*built_in(), *ADDED]
+
+
 def on_our_base(model: str) -> bool:
     """Whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
+
+
+def served(model: str) -> bool:
+    """Whether RecBole itself is given the plugin's data and trainer for a model (``plug.py``)."""
+    return model in MODELS or model in BASELINES or on_our_base(model)
+
+
+def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
+    """Make a model of one's own known by its name, wherever the plugin takes names of models.
+
+    A :class:`~recbole_pos.model.base.PosRecommender` trains, is tested and searched as the plugin's
+    models are. Any other sequential or general recommender in RecBole's form (``calculate_loss``,
+    ``predict`` or ``full_sort_predict``) trains on rows as RecBole's models do.
+
+    Args:
+        model: the class. Defaults of what it extends are its own: one that extends ``PosSASRec``
+            has all options of that.
+        defaults: values of the other options that it reads, as a dict or a yaml file (in the
+            working directory, or beside the module of the class); the attribute ``defaults`` of the
+            class when None. Only keys that have a default can be given to a run.
+        name: its name; that of the class when None.
+
+    Returns:
+        The class, so that this can stand above it as a decorator.
+
+    Raises:
+        UsageError: if it is no recommender that can run here, its name is another model's, or the
+            defaults cannot be read.
+
+    Example::
+
+        class Deep(recbole_pos.PosRecommender): ...
+
+        recbole_pos.register_model(Deep, defaults={"n_layers": 3})
+        recbole_pos.run("Deep", "ml-100k", config_dict={"n_layers": 4})
+    """
+    _require_recommender(model)
+    module = origin(sys._getframe(1))
+    if module is None and defaults is None and name in (None, model.__name__):
+        module = home(model)
+    _register(model, defaults, name or model.__name__, module)
+    return model
+
+
+def name_of(model: type) -> str:
+    """The name under which a class runs; one that has none yet is registered under its own.
+
+    Raises:
+        UsageError: as of :func:`register_model`.
+    """
+    _require_recommender(model)
+    for table in (MODELS, BASELINES, ADDED):
+        if name := table.name_of(model):
+            return name
+    if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
+        return model.__name__
+    earlier = ADDED.given(model)  # a cell of a notebook may run again
+    given = earlier.given if earlier else None
+    _register(model, given, model.__name__, home(model) if given is None else None)
+    return model.__name__
+
+
+def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
+    """What ``register_model`` does once it knows whose import does it again."""
+    if _taken(name) == US and place_of(OURS[name]) == place_of(model) and given is None:
+        return
+    if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
+        raise UsageError(
+            f"model {name!r}: RecBole has a model of this name; give {place_of(model)} another "
+            f"one, as in register_model({model.__name__}, name='My{name}')"
+        )
+    defaults, own = gather(model, given, _shipped, ADDED.given)
+    if wrong := {"model", "dataset", "plugins"} & set(defaults):
+        raise UsageError(
+            f"model {name!r}: defaults: {', '.join(sorted(wrong))} says what is run, and is no "
+            "option of a model"
+        )
+    ADDED.add(name, Added(model, given, defaults, own, module))
+
+
+def _require_recommender(model: Any) -> None:
+    """Refuse what cannot be trained here."""
+    if not isinstance(model, type):
+        raise UsageError(f"model: expected a class or a name, found {shown(model)}")
+    from recbole.model.abstract_recommender import AbstractRecommender
+    from recbole.utils import ModelType
+
+    from recbole_pos.model.base import PosRecommender
+
+    place = place_of(model)
+    if not issubclass(model, AbstractRecommender):
+        raise UsageError(
+            f"model {place} is no recommender: expected a class that extends "
+            "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
+        )
+    kinds = (ModelType.SEQUENTIAL, ModelType.GENERAL, ModelType.TRADITIONAL)
+    if getattr(model, "type", None) not in kinds:
+        raise UsageError(
+            f"model {place} is neither a sequential nor a general recommender of RecBole's, which "
+            "alone can run here"
+        )
+    ours = issubclass(model, PosRecommender)
+    base = PosRecommender if ours else AbstractRecommender
+    needs = (
+        [("encode", "states", "calculate_loss")]
+        if ours
+        else [("calculate_loss",), ("full_sort_predict", "predict")]
+    )
+    for names in needs:
+        if all(getattr(model, name) is getattr(base, name) for name in names):
+            raise UsageError(f"model {place} defines no {' and no '.join(names)}")
+
+
+def _shipped(model: type) -> dict[str, Any]:
+    """The yaml of a class of the plugin's or of RecBole's; of any other there is none."""
+    place = place_of(model)
+    if place == "recbole_pos.model.base:PosRecommender":
+        return read_yaml(ROOT / "base.yaml")
+    if place.startswith("recbole.model."):
+        file = _recbole() / "properties" / "model" / f"{model.__name__}.yaml"
+        return read_yaml(file) if file.is_file() else {}
+    tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
+    return next((table.defaults(table.name_of(model)) for table in tables), {})
+
+
+def _recbole() -> Path:
+    import recbole
+
+    return Path(recbole.__file__).parent
+
+
+@functools.cache
+def _names_in_recbole() -> frozenset[str]:
+    """All of RecBole's models, in lower case: it has a module of that name for each."""
+    return frozenset(file.stem for file in (_recbole() / "model").glob("*_recommender/*.py"))

@@ -81,5 +81,7 @@ ADAPTERS: dict[str, type[Rows]] = {
 
 def adapter(config: Options, model: Any) -> Rows:
     """Of a model, by its class."""
-    kind = Own if isinstance(model, PosRecommender) else ADAPTERS.get(type(model).__name__, Rows)
-    return kind(config, model)
+    if isinstance(model, PosRecommender):
+        return Own(config, model)
+    recboles = type(model).__module__.startswith("recbole.model.")  # and not one of that name
+    return (ADAPTERS.get(type(model).__name__, Rows) if recboles else Rows)(config, model)

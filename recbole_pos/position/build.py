@@ -20,7 +20,6 @@ from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.contextual import NoPosition
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import ROOT, read_yaml
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def describe(name: str, n_layers: int = 2) -> Description:
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
     )
-    schemes = build_schemes(name, dimensions, read_yaml(ROOT / "position" / f"{name}.yaml"))
+    schemes = build_schemes(name, dimensions, SCHEMES.defaults(name))
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {p for module in (schemes.input, *layers) for p in module.parameters()}
     if issubclass(cls, InputPosition):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 from recbole_pos.errors import UsageError
-from recbole_pos.tables import Table
+from recbole_pos.tables import Added, Defaults, Table, gather, origin, place_of
 from recbole_pos.values import shown, suggest
+
+
+def _adopt(name: str, scheme: type, module: str | None) -> None:
+    _register(name, scheme, None, module)
+
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
 SCHEMES = Table(
@@ -45,6 +53,9 @@ SCHEMES = Table(
         "linear_attention": "recbole_pos.position.mixing:LinearAttention",
         "token_mixing": "recbole_pos.position.mixing:TokenMixing",
     },
+    "position",
+    "recbole_pos.schemes",
+    _adopt,
 )
 
 
@@ -63,8 +74,106 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
             hint = "; a list is written [rope, kernel], with both brackets" if bracket else ""
             raise UsageError(
                 f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
-                f"schemes are {', '.join(SCHEMES)}"
+                f"schemes are {', '.join(SCHEMES)}. One of your own: name the module that "
+                "registers it, as in --plugins='[my_schemes]' (a line `plugins: [my_schemes]` in "
+                "the config.yaml of a run), or in Python call recbole_pos.register_scheme first"
             )
         if names.count(name) > 1:
             raise UsageError(f"{key}: {name!r} is given twice")
     return list(names)
+
+
+def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -> type:
+    """Make a position scheme of one's own known by a name that ``position`` may have.
+
+    Args:
+        name: its name.
+        scheme: an :class:`~recbole_pos.layers.hooks.InputPosition` or
+            :class:`~recbole_pos.layers.hooks.AttentionPosition`.
+        defaults: a value for each of its ``options``, as a dict or a yaml file (in the working
+            directory, or beside the module of the class); the attribute ``defaults`` of the class
+            when None. One that extends a scheme of the plugin's keeps the values of that.
+
+    Returns:
+        The class.
+
+    Raises:
+        UsageError: if it is no scheme, fills no place, or its options and defaults differ; if the
+            name is taken.
+
+    Example::
+
+        recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
+        recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
+    """
+    _register(name, scheme, defaults, origin(sys._getframe(1)))
+    return scheme
+
+
+def _register(name: str, scheme: type, given: Defaults | None, module: str | None) -> None:
+    """What ``register_scheme`` does once it knows whose import does it again."""
+    _require_scheme(name, scheme)
+    place = place_of(scheme)
+    if SCHEMES.places.get(name) == place and given is None:
+        return
+    options = scheme.options
+    if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
+        raise UsageError(
+            f"scheme {name!r}: {place}.options: expected names of options such as "
+            f"('recency_start',), found {shown(options)}"
+        )
+    defaults, own = gather(scheme, given, _shipped(options), SCHEMES.given)
+    for keys, wrong in (
+        (set(options) - set(defaults), "has no default; give one to register_scheme"),
+        (set(defaults) - set(options), f"has a default, but is not among {place}.options"),
+    ):
+        if keys:
+            raise UsageError(f"scheme {name!r}: {', '.join(sorted(keys))} {wrong}")
+    try:
+        inspect.signature(scheme).bind(None, **defaults)
+    except TypeError as error:
+        built = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
+        raise UsageError(
+            f"scheme {name!r} is built as {scheme.__name__}({built}), which its constructor does "
+            f"not take: {error}"
+        ) from error
+    SCHEMES.add(name, Added(scheme, given, defaults, own, module))
+
+
+def _shipped(options: tuple[str, ...]) -> Any:
+    """Of a class of the plugin's, the values of those options that are read."""
+
+    def found(scheme: type) -> dict[str, Any]:
+        place = place_of(scheme)
+        if place not in SCHEMES.places.values():
+            return {}
+        defaults = SCHEMES.defaults(SCHEMES.name_of(scheme))
+        return {key: value for key, value in defaults.items() if key in options}
+
+    return found
+
+
+def _require_scheme(name: str, scheme: Any) -> None:
+    """Refuse what has no place in a model."""
+    from torch import nn
+
+    from recbole_pos.layers.hooks import AttentionPosition, InputPosition
+
+    bases = (AttentionPosition, InputPosition)
+    if not (isinstance(scheme, type) and issubclass(scheme, bases)):
+        what = place_of(scheme) if isinstance(scheme, type) else shown(scheme)
+        raise UsageError(
+            f"scheme {shown(name)}: expected a class that extends recbole_pos.AttentionPosition "
+            f"or recbole_pos.InputPosition, found {what}"
+        )
+    hooks = ("rotate", "mix_keys", "mix_values", "bias", "attend")
+    for base, methods in ((InputPosition, ("forward",)), (AttentionPosition, hooks)):
+        if issubclass(scheme, base) and all(
+            getattr(scheme, method) is getattr(base, method) for method in methods
+        ):
+            raise UsageError(
+                f"scheme {shown(name)}: {place_of(scheme)} does nothing: it defines no "
+                f"{' and no '.join(methods)}"
+            )
+    if hasattr(nn.ModuleDict(), str(name)):  # where schemes of a layer stand by their names
+        raise UsageError(f"scheme {name!r}: torch has this name for itself; choose another one")

@@ -163,6 +163,6 @@ def parse_list(text: str, where: str) -> list[Any]:
 
 def _loader_of(text: str) -> yaml.SafeLoader:
     """The package's reader of yaml, which takes 1e-3 for a number."""
-    from recbole_pos.properties import YamlLoader
+    from recbole_pos.yaml_files import YamlLoader
 
     return YamlLoader(text)

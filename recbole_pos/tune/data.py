@@ -1,4 +1,4 @@
-"""The data of a search: prepared once, handed to all trials, without a single test event."""
+"""Data prepared once and handed to many trainings: to those of a search without a test event."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class SharedData:
 
     Args:
         dataset: after ``build``.
+        test: whether test events stay, for what is tested.
     """
 
-    def __init__(self, dataset: PosDataset | PosSequentialDataset) -> None:
-        shell = dataset.without_test()
+    def __init__(self, dataset: PosDataset | PosSequentialDataset, test: bool = False) -> None:
+        shell = copy.copy(dataset) if test else dataset.without_test()
+        shell.identity = dataset.identity  # made before the columns go
         split = shell.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         shell.split = replace(split, log=replace(split.log, fields={}))

@@ -8,12 +8,13 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, arguments, changed
+from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
@@ -57,7 +58,7 @@ class Found:
 
 
 def search(
-    model: str | None = None,
+    model: str | type | None = None,
     dataset: str | None = None,
     space: str | Path | None = None,
     config_file_list: list[str] | None = None,
@@ -94,7 +95,7 @@ def search(
         TrainingError: if every trial failed.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    told = arguments(settings or SearchArguments(), given)
+    told = cast(SearchArguments, arguments(settings or SearchArguments(), given))
     if told.resume is not None:
         _require_nothing_else(told, model, dataset, space, config_file_list, config_dict)
         folder = SearchFolder(told.resume)
@@ -162,6 +163,7 @@ def _tuner(
             base=settings.base,
             resources={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
             nproc=settings.nproc,
+            packed=pack(settings.model),
             data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
         ),
         tune.PlacementGroupFactory([bundle] * settings.nproc),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from typing import Any
 import ray
 
 from recbole_pos.config.arguments import SearchArguments
+from recbole_pos.config.plugins import modules_of
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig
+from recbole_pos.config.presets import positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import only_writer
@@ -112,7 +115,7 @@ class Settings:
 
 
 def read_settings(
-    model: str | None,
+    model: str | type | None,
     dataset: str | None,
     space: str | Path | None,
     config_file_list: list[str] | None,
@@ -143,6 +146,8 @@ def read_settings(
     base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
     base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
     base = {**found.fixed, **base}
+    if modules := _plugins(found, first["model"], base):
+        base["plugins"] = modules
     build = functools.partial(trial_config, first["model"], first["dataset"], base)
     config = check_fixed(found, build)
     found.context = config.plain
@@ -177,6 +182,16 @@ def read_settings(
             )
         settings.total = points
     return settings
+
+
+def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
+    """Modules that must be imported to know the model and any scheme of any trial."""
+    searched = [p.values for p in space.parameters if p.name == "position"]
+    values = [base.get("position"), *itertools.chain(*searched)]
+    schemes = [name for value in values for name in positions(value, None)]
+    given = base.get("plugins") or []
+    given = [given] if isinstance(given, str) else given
+    return list(dict.fromkeys([*given, *modules_of(model, schemes)]))
 
 
 def _is_named(space: Space, key: str) -> bool:

@@ -20,6 +20,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import RunFolder
@@ -35,6 +36,7 @@ def team(
     nproc: int,
     resources: dict[str, float],
     options: dict[str, Any],
+    packed: bytes,
     data: list[Any],
     start: Path | None,
 ) -> Iterator[None]:
@@ -44,6 +46,7 @@ def team(
         nproc: how many; nothing happens for one.
         resources: ``num_cpus`` and ``num_gpus`` of each.
         options: the complete configuration, plain.
+        packed: what others do not know of its model, see ``config/plugins.py``.
         data: a list with the reference of the shared data.
         start: a checkpoint to go on from, or None.
 
@@ -60,7 +63,7 @@ def team(
     others = [
         ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
-        .remote(rank, plan, options, data, state, bool(resources["num_gpus"]))
+        .remote(rank, plan, options, packed, data, state, bool(resources["num_gpus"]))
         for rank in range(1, nproc)
     ]
     try:
@@ -94,6 +97,7 @@ def _member(
     rank: int,
     plan: Plan,
     options: dict[str, Any],
+    packed: bytes,
     data: list[Any],
     state: bytes | None,
     on_gpu: bool,
@@ -103,6 +107,7 @@ def _member(
     keep_freed_memory()
     logging.getLogger().setLevel(logging.WARNING)
     plan.join(rank, on_gpu)
+    unpack(packed)
     config = PosConfig(None, None, None, {**options, "gpu_id": gpu_of_ray(on_gpu)})
     shared = ray.get(data[0])
     made = prepare(config, fresh=state is None, dataset=shared.dataset(config))

@@ -20,6 +20,7 @@ import ray
 import torch
 from ray import tune
 
+from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import PosError
 from recbole_pos.experiment.build import Experiment, prepare
@@ -55,6 +56,7 @@ def run_trial(
     base: dict[str, Any],
     resources: dict[str, float],
     nproc: int,
+    packed: bytes,
     data: list[Any],
 ) -> None:
     """Train, report the validation metric and a checkpoint after every epoch, never test.
@@ -70,6 +72,7 @@ def run_trial(
         resources: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
             the trials of a machine share its cores.
         nproc: how many processes train the model together.
+        packed: models and schemes that only the process of the search has made.
         data: a list with the reference of a :class:`SharedData` in the object store.
     """
     on_gpu = resources["num_gpus"] > 0
@@ -79,10 +82,11 @@ def run_trial(
     options = {**config["options"], **QUIET, "gpu_id": gpu_of_ray(on_gpu)}
     try:
         with tempfile.TemporaryDirectory(prefix="recbole-pos-trial-") as folder:
+            unpack(packed)
             chosen = trial_config(model, dataset, base, options)
             run = RunFolder(folder)
             start = _last_checkpoint(run)
-            with team(nproc, resources, chosen.plain, data, start):
+            with team(nproc, resources, chosen.plain, packed, data, start):
                 _train(chosen, ray.get(data[0]), run, start)
     except LOST:  # another process of the team: no fault of the trial, Ray takes it up again
         raise

@@ -1,0 +1,143 @@
+"""How processes come to know models and schemes that are not the plugin's.
+
+What an installed package brings is found by its entry points. What a module registers is known once
+that module is imported, so the option ``plugins`` names modules to import before any other name is
+looked up; a run writes them into its config.yaml. What only this process has, because a script or a
+notebook made it, is sent to the processes that it starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from recbole_pos.errors import UsageError
+from recbole_pos.model.models import ADDED
+from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.tables import place_of
+from recbole_pos.values import shown
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[str]:
+    """Import the modules that the option ``plugins`` names, the working directory included.
+
+    Args:
+        given: the value of the option: a module, several, or None.
+        where: it stands, for messages.
+        known: whether everything that is needed is known already, so that a module may be missing.
+
+    Returns:
+        Their names.
+
+    Raises:
+        UsageError: if one is not there, or fails.
+    """
+    names = [given] if isinstance(given, str) else given or []
+    if not isinstance(names, (list, tuple)) or not all(
+        isinstance(name, str) and _NAME.fullmatch(name) for name in names
+    ):
+        raise UsageError(
+            f"{where}: plugins: expected modules such as [my_models], as `import` names them, "
+            f"found {shown(given)}"
+        )
+    for name in names:
+        try:
+            _import(name)
+        except ModuleNotFoundError as error:
+            if not _is_part(error.name, name):
+                raise _failed(where, name, error) from error
+            if not known():
+                raise UsageError(
+                    f"{where}: plugins: there is no module {name!r}, neither installed nor in "
+                    f"{os.getcwd()}; start in the folder that has it, or set PYTHONPATH to that. "
+                    "In Python, recbole_pos.register_model or register_scheme what it brings, "
+                    "under the same name, then load or resume the run"
+                ) from error
+        except UsageError as error:
+            raise UsageError(f"{where}: plugins: {name}: {error}") from error
+        except Exception as error:  # whatever code of others does
+            raise _failed(where, name, error) from error
+    return list(names)
+
+
+def _import(name: str) -> ModuleType:
+    """A module, also of the working directory, in which an installed command does not look."""
+    here = os.getcwd()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not _is_part(error.name, name) or here in sys.path:
+            raise
+    sys.path.append(here)  # it stays: processes that this one starts look there too
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if _is_part(error.name, name):
+            sys.path.remove(here)
+        raise
+
+
+def _is_part(missing: str | None, name: str) -> bool:
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _failed(where: str, name: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{where}: plugins: {name} cannot be imported: {type(error).__name__}: {error}"
+    )
+
+
+def take_model(name: str, modules: Iterable[str]) -> None:
+    """Register the class of that name in one of the modules, which need not do so themselves."""
+    for module in modules:
+        if name not in ADDED and module in sys.modules:
+            ADDED.take(sys.modules[module], name)
+
+
+def modules_of(model: str, schemes: Iterable[str]) -> list[str]:
+    """The modules without which another process would not know a model and schemes."""
+    found = [ADDED.module_of(model), *(SCHEMES.module_of(name) for name in schemes)]
+    return list(dict.fromkeys(module for module in found if module))
+
+
+def pack(model: str) -> bytes:
+    """What only this process knows of a model and of any schemes, for processes that it starts.
+
+    Classes of a script or a notebook go as they are (cloudpickle), since nothing can import them.
+
+    Raises:
+        UsageError: if one of them cannot be sent.
+    """
+    models = {name: added for name, added in ADDED.made_here().items() if name == model}
+    parts = [(models, ADDED), (SCHEMES.made_here(), SCHEMES)]
+    if not any(made for made, _ in parts):
+        return b""
+    import cloudpickle
+
+    for made, table in parts:
+        for name, added in made.items():
+            try:
+                cloudpickle.dumps(added)
+            except Exception as error:  # whatever its module holds
+                raise UsageError(
+                    f"{table.kind} {name!r} ({place_of(added.cls)}) cannot be sent to other "
+                    f"processes: {error}; put it into a module of its own and import it from there"
+                ) from error
+    return cloudpickle.dumps([made for made, _ in parts])
+
+
+def unpack(packed: bytes) -> None:
+    """Know what another process has packed."""
+    if packed:
+        for table, made in zip((ADDED, SCHEMES), pickle.loads(packed), strict=True):
+            for name, added in made.items():
+                table.add(name, added)
