@@ -27,6 +27,7 @@ dist: $(VENV)/installed  ## wheel and source distribution, into dist/
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py

@@ -14,7 +14,8 @@ from recbole_pos import compat, plug
 
 if TYPE_CHECKING:
     from recbole_pos.experiment.attach import attach
-    from recbole_pos.experiment.run import Result, load, run
+    from recbole_pos.experiment.result import Result
+    from recbole_pos.experiment.run import load, run
     from recbole_pos.layers.context import SequenceContext
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
     from recbole_pos.model.base import PosRecommender
@@ -47,7 +48,8 @@ plug.into_recbole()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
-    **dict.fromkeys(("Result", "load", "run"), "recbole_pos.experiment.run"),
+    "Result": "recbole_pos.experiment.result",
+    **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
     "recommend": "recbole_pos.serve.recommend",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",

@@ -31,10 +31,10 @@ class Share:
         """This process's rows of a batch, ``counts`` being their numbers of targets (1 if None)."""
         if self.alone:
             return rows
-        mine = rows[self.rank :: self.size]
+        own_rows = rows[self.rank :: self.size]
         self.whole = len(rows) if counts is None else int(counts.sum())
-        self.own = len(mine) if counts is None else int(counts[self.rank :: self.size].sum())
-        return mine if len(mine) else rows[:1]
+        self.own = len(own_rows) if counts is None else int(counts[self.rank :: self.size].sum())
+        return own_rows if len(own_rows) else rows[:1]
 
     @property
     def weight(self) -> float:
@@ -50,26 +50,29 @@ def this_share() -> Share:
 
 def sum_gradients(model: nn.Module) -> None:
     """Replace every gradient by the sum over all processes, in one message."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:  # not used in this process's part of the batch
-            parameter.grad = torch.zeros_like(parameter)
-    flat = torch.cat([p.grad.reshape(-1) for p in trained])
+    gradients: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:  # not used in this process's part of the batch
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    for parameter, total in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        parameter.grad.copy_(total.view_as(parameter))
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, summed in zip(gradients, sums, strict=True):
+        gradient.copy_(summed.view_as(gradient))
 
 
 def total(value: float, device: torch.device) -> float:
     """Sum of a number over all processes."""
-    found = torch.tensor([value], dtype=torch.float64).to(device)
-    dist.all_reduce(found)
-    return float(found)
+    summed = torch.tensor([value], dtype=torch.float64).to(device)
+    dist.all_reduce(summed)
+    return float(summed)
 
 
-def gather_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of all processes, one after another; a process without rows has none of them."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found)
-    names = dict.fromkeys(name for part in everyone for name in part)
-    return {name: torch.cat([part[name] for part in everyone if name in part]) for name in names}
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, own)
+    names = dict.fromkeys(name for part in of_all for name in part)
+    return {name: torch.cat([part[name] for part in of_all if name in part]) for name in names}

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from recbole_pos.errors import PosError, StorageError, UsageError
 
@@ -34,7 +34,7 @@ class _Raw(io.FileIO):
 
     failure: BaseException | None = None
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BaseException as error:

@@ -113,12 +113,12 @@ class Screen:
         self._print(self._texts, table)
 
     def _print(self, consoles: list[Console], what: str | Table) -> None:
-        table = {} if isinstance(what, Table) else {"soft_wrap": True, "markup": False}
-        for console in consoles:  # [a] is text here
-            if table == {} and not console.is_terminal:  # nothing is cut off in a file
-                table = {"width": WIDE}
+        for console in consoles:
             with writing(self._name(console is self._log)):
-                console.print(what, **table)
+                if isinstance(what, Table):  # nothing is cut off in a file
+                    console.print(what, width=None if console.is_terminal else WIDE)
+                else:
+                    console.print(what, soft_wrap=True, markup=False)  # [a] is text here
 
     def _name(self, is_log: bool) -> str | Path:
         return self._path if is_log and self._path is not None else "standard output"
@@ -181,13 +181,13 @@ class Screen:
 
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
         """A table with one column per phase (or model) and one row per metric."""
-        columns = {name: column for name, column in columns.items() if column}
+        filled = {name: column for name, column in columns.items() if column}
         table = Table()
         table.add_column("metric")
-        for name in columns:
+        for name in filled:
             table.add_column(name, justify="right")
-        for metric in dict.fromkeys(metric for column in columns.values() for metric in column):
-            table.add_row(metric, *(f"{column[metric]:.4f}" for column in columns.values()))
+        for metric in dict.fromkeys(metric for column in filled.values() for metric in column):
+            table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
         self.line(title)
         self.table(table)
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
 # Units of time that options may name.
 SECONDS = {"milliseconds": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+class Options(Protocol):
+    """Options by their names: a configuration of RecBole or of the plugin, or a dict."""
+
+    def __getitem__(self, key: str, /) -> Any:
+        """The value; a configuration has None for a name that it does not know."""
+
+    def __contains__(self, key: Any, /) -> bool:
+        """Whether there is one of that name."""
 
 
 def is_number(value: Any) -> bool:
@@ -52,20 +62,20 @@ def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known words that differ from a word by a slip, or that it is a part of; nearest first."""
     lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()
-    found = difflib.get_close_matches(word, lower, n=limit, cutoff=0.75)
-    found = found or [name for name in lower if len(word) > 2 and word in name][:limit]
-    return [lower[name] for name in found]
+    matches = difflib.get_close_matches(word, lower, n=limit, cutoff=0.75)
+    matches = matches or [name for name in lower if len(word) > 2 and word in name][:limit]
+    return [lower[name] for name in matches]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; nearest known: a, b``, or where none is near all that are known, if they are few."""
     known = list(known)
-    if found := near(word, known):
-        return f"; nearest known: {', '.join(found)}"
+    if close := near(word, known):
+        return f"; nearest known: {', '.join(close)}"
     return f"; known are {', '.join(map(str, known))}" if len(known) <= _FEW else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
-    found = near(word, known)
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
+    close = near(word, known)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import Options
 
 KINDS = ("token", "token_seq", "float", "float_seq")
 # What pandas takes for a missing value, in every column.
@@ -48,7 +49,7 @@ class AtomicFile:
         UsageError: if the file cannot be opened or decoded, or its first line names no columns.
     """
 
-    def __init__(self, path: str | Path, config: Any) -> None:
+    def __init__(self, path: str | Path, config: Options) -> None:
         self.path = Path(path)
         self.separator, self.inner = config["field_separator"], config["seq_separator"]
         self.encoding = config["encoding"] or "utf-8"  # RecBole's own Config has no default
@@ -120,8 +121,8 @@ class AtomicFile:
         except UnicodeError as error:
             line, reason = first, str(error)
             if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
-                end = b"\n" if isinstance(error.object, bytes) else "\n"
-                line += error.object.count(end, 0, error.start)
+                before = error.object[: error.start]
+                line += before.count(b"\n") if isinstance(before, bytes) else before.count("\n")
                 reason = f"{error.reason} ({error.object[error.start : error.start + 1]!r})"
             raise self._fail(line, f"{reason}; {self._no_text()}") from error
 
@@ -284,8 +285,8 @@ class AtomicFile:
         """Refuse a quote that does not end where its cell does: Arrow takes it for any other."""
         cut = re.escape(self.separator)
         doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'  # a few are all right
-        for found in re.finditer(doubtful, text, re.MULTILINE):
-            line = text[text.rfind("\n", 0, found.end()) + 1 :].partition("\n")[0]
+        for quote in re.finditer(doubtful, text, re.MULTILINE):
+            line = text[text.rfind("\n", 0, quote.end()) + 1 :].partition("\n")[0]
             self._cells(0, line)
 
     def _value(self, cell: str, kind: str) -> Any:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.protocols import Fields
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
 
-def loaded_fields(dataset: Any) -> list[str]:
+def loaded_fields(dataset: Fields) -> list[str]:
     """Names of the columns of all tables of a dataset, after ``build``; each once.
 
     RecBole's ``field2type`` has histories and their lengths as well, which no file has.
@@ -24,7 +24,7 @@ def loaded_fields(dataset: Any) -> list[str]:
     return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
 
 
-def table_of(field: str, dataset: Any) -> str:
+def table_of(field: str, dataset: Fields) -> str:
     """Which table a loaded field stands in: item, user or inter."""
     for table in TABLES[:2]:
         feat = getattr(dataset, f"{table}_feat")
@@ -33,7 +33,7 @@ def table_of(field: str, dataset: Any) -> str:
     return "inter"
 
 
-def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
+def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str:
     """Why a field cannot be used, and the line that loads it.
 
     Args:
@@ -51,15 +51,15 @@ def not_loaded(field: str, dataset: Any, others: tuple[str, ...] = ()) -> str:
         if not file.is_file():
             continue
         if field in AtomicFile(file, dataset.config).columns:
-            key = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
-            now = (dataset.config["load_col"] or {}).get(table) or ([key] if key else [])
+            own_id = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
+            now = (dataset.config["load_col"] or {}).get(table) or ([own_id] if own_id else [])
             names = ", ".join([*now, field]) if isinstance(now, list) else field
             return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
     near = suggest(field, known)
     return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
 
 
-def check_selected(dataset: Any, fields: Sequence[str]) -> None:
+def check_selected(dataset: Fields, fields: Sequence[str]) -> None:
     """Whether RecBole's models can embed the fields of ``selected_features``.
 
     RecBole counts every field in the width of a layer, but embeds numbers only where
@@ -83,7 +83,7 @@ def check_selected(dataset: Any, fields: Sequence[str]) -> None:
             )
 
 
-def item_attribute(dataset: Any, field: str) -> Tensor:
+def item_attribute(dataset: Fields, field: str) -> Tensor:
     """[items, s] int64 tokens of a token or token_seq field of items, 0 for none.
 
     Raises:
@@ -94,5 +94,6 @@ def item_attribute(dataset: Any, field: str) -> Tensor:
     ftype = dataset.field2type[field].value
     if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):
         raise UsageError(f"field {field!r} must be a token or token_seq field of the item table")
+    assert dataset.item_feat is not None  # it has the field
     column = dataset.item_feat[field]
     return column.reshape(len(column), -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,10 @@ from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.ties import read_ties, shuffled
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
+from recbole_pos.values import Options
 from recbole_pos.yaml_files import overall_defaults
+
+Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
 
 class _ExactTimeMixin(AtomicTables):
@@ -39,6 +42,7 @@ class _ExactTimeMixin(AtomicTables):
 
     split: Split
     phase: str | None = None
+    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
 
     def _data_filtering(self) -> None:
         try:
@@ -143,7 +147,7 @@ class _ExactTimeMixin(AtomicTables):
     def _targets_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
 
-    def build(self) -> list[Any]:
+    def build(self: Kind) -> list[Kind]:
         """[train, valid, test] datasets over the same log."""
         if not hasattr(self, "split"):
             self._drop_unused_col()
@@ -156,14 +160,14 @@ class _ExactTimeMixin(AtomicTables):
             )
         return parts
 
-    def for_config(self, config: Any) -> Any:
+    def for_config(self: Kind, config: Options) -> Kind:
         """The same events and split, after ``build``, under other options of model and training."""
         other = copy.copy(self)
         other.config, other.phase = config, None
         other.inter_feat = Interaction(self.log.fields)
         return other
 
-    def without_test(self) -> Any:
+    def without_test(self: Kind) -> Kind:
         """A copy, after ``build``, whose log ends before the test events of every user.
 
         Training and validation stay as they are: histories never reach into a later part.
@@ -181,7 +185,7 @@ class _ExactTimeMixin(AtomicTables):
         other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
         return other
 
-    def with_next(self, users: np.ndarray | None = None) -> Any:
+    def with_next(self: Kind, users: np.ndarray | None = None) -> Kind:
         """A copy, after ``build``, whose only test targets are what comes after the newest events.
 
         Events and training stay as they are; those held out before are history now.
@@ -201,7 +205,7 @@ class _ExactTimeMixin(AtomicTables):
         other.missing = {f: m[place] if f in of_events else m for f, m in self.missing.items()}
         return other
 
-    def _part(self, phase: str) -> Any:
+    def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)
         part.phase = phase
         part.inter_feat = self._rows(phase)
@@ -235,7 +239,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self._require_distinct_fields()
         self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
 
-    def for_config(self, config: Any) -> Any:
+    def for_config(self, config: Options) -> PosSequentialDataset:
         """As above; histories may have another length."""
         other = super().for_config(config)
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]

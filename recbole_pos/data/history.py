@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from recbole.utils import ModelType
 from torch import Tensor
 
+from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import gather_index
+from recbole_pos.values import Options
 
 
-def masks_history(config: Any) -> bool:
+def masks_history(config: Options) -> bool:
     """Whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
     given = config["mask_history"]
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if given is None else given
 
 
-def past_items(log: Any, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """(row, item) of every past event of each row, the row's own target item excepted.
 
     Args:

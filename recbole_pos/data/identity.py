@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from recbole_pos.data.protocols import Dataset
 
-def identity(dataset: Any) -> dict[str, Any]:
+
+def identity(dataset: Dataset) -> dict[str, Any]:
     """Digests of a dataset after ``build``.
 
     Returns:
@@ -47,7 +49,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
     return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
 
 
-def _of_field(dataset: Any, field: str, column: np.ndarray) -> str:
+def _of_field(dataset: Dataset, field: str, column: np.ndarray) -> str:
     tokens = "\n".join(map(str, dataset.field2id_token.get(field, ())))
     return _digest(tokens, column, dataset.missing.get(field, np.empty(0, dtype=bool)))
 

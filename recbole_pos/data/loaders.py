@@ -19,6 +19,7 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
+from recbole_pos.values import Options
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class WindowLoader:
     The order of an epoch depends on the seed and the epoch alone, so a resumed run sees the same
     batches. ``length_pool`` batches' worth of random windows are sorted by length and cut into
     batches with about equal numbers of targets, which are then shuffled: little padding, and every
-    target weighs about the same in a step.
+    target weighs about the same in a step, which equal numbers of windows would not give after
+    sorting.
 
     Args:
         dataset: the training part.
@@ -145,11 +147,11 @@ class WindowLoader:
         """The given windows as one packed batch."""
         start, end = self.windows.start[batch], self.windows.end[batch]
         first, lengths = self.windows.first[batch], end - start
-        event = gather_index(start, lengths)
+        places = gather_index(start, lengths)
         positions = None
         if (first > start).any():
-            positions = torch.from_numpy(np.flatnonzero(event >= np.repeat(first, lengths)))
-        event = torch.from_numpy(event)
+            positions = torch.from_numpy(np.flatnonzero(places >= np.repeat(first, lengths)))
+        event = torch.from_numpy(places)
         targets = event + 1 if positions is None else event[positions] + 1
         return SequenceBatch(
             items=self.log.items[event],
@@ -167,6 +169,7 @@ class RowLoader(TrainDataLoader):
 
     packed = False
     share = Share()
+    collate_fn: Any  # a method of RecBole's, until the batch is divided
 
     @property
     def targets(self) -> int:
@@ -193,7 +196,7 @@ class TargetLoader(FullSortEvalDataLoader):
     those of the sequential models, and what is left out of the ranking is said by ``mask_history``.
     """
 
-    def __init__(self, config: Any, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
+    def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         share = this_share()
         self.rows = np.arange(share.rank, len(dataset), share.size)  # this process's
@@ -210,7 +213,9 @@ class TargetLoader(FullSortEvalDataLoader):
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
 
 
-def training_loader(config: Any, train: Any, needs: Needs) -> WindowLoader | RowLoader:
+def training_loader(
+    config: Options, train: PosDataset | PosSequentialDataset, needs: Needs
+) -> WindowLoader | RowLoader:
     """Packed windows under ``augmentation: all_positions``, else rows.
 
     Args:
@@ -244,7 +249,9 @@ def training_loader(config: Any, train: Any, needs: Needs) -> WindowLoader | Row
     )
 
 
-def held_out_loaders(config: Any, parts: dict[str, Any]) -> dict[str, TargetLoader | None]:
+def held_out_loaders(
+    config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
+) -> dict[str, TargetLoader | None]:
     """A loader for validation and for test; None for a phase without targets.
 
     Args:
@@ -263,7 +270,7 @@ def held_out_loaders(config: Any, parts: dict[str, Any]) -> dict[str, TargetLoad
     return loaders
 
 
-def _sampler(config: Any, train: PosDataset | PosSequentialDataset) -> Any:
+def _sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
     """Negatives that know training events alone; RecBole counts the popularity in all parts."""
     options = config["train_neg_sample_args"]
     if options["distribution"] == "none":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
@@ -26,8 +27,8 @@ NAMING_FIELDS = {
 }
 
 
-class AtomicTables:
-    """The part of RecBole's Dataset that reads files."""
+class AtomicTables(Dataset):
+    """RecBole's Dataset, reading files in its own way."""
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []
@@ -160,15 +161,15 @@ class AtomicTables:
         inter = source == FeatureSource.INTERACTION
         roles = ids | ({"TIME_FIELD": (self.time_field, "float", source)} if inter else {})
         for key, (field, kind, table) in roles.items():
-            found = wanted.get(field)
-            if found is None and (inter or table == source):
+            actual = wanted.get(field)
+            if actual is None and (inter or table == source):
                 raise UsageError(
                     f"field {field!r} ({key}) was not loaded from {file.path}, whose columns are "
                     f"{', '.join(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
                     f"{key} or load_col (now {self.config['load_col']}) accordingly"
                 )
-            if found not in (None, kind):
+            if actual not in (None, kind):
                 raise UsageError(
-                    f"field {field!r} ({key}) in {file.path} has type {found}, expected {kind}: "
+                    f"field {field!r} ({key}) in {file.path} has type {actual}, expected {kind}: "
                     f"its first line must name it {field}:{kind}"
                 )

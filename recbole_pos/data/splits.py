@@ -3,6 +3,11 @@
 ``targets.py`` chooses the events of a part that are predicted, its *targets*. The history of a
 target is everything of the same user before it. Train events of a user always precede the held-out
 ones, so no history of a training target reaches into validation or test.
+
+One split for all: sequential models of RecBole and of the plugin and general models read the same
+labels, which belong to events and not to rows. Leave-one-out follows RecBole's rule: three events
+give a test target and none for validation, two or fewer nothing. The global temporal split labels
+by time alone: a history may hold held-out events, training never does.
 """
 
 from __future__ import annotations

@@ -120,10 +120,10 @@ def _train_on_recent(
     if train_fraction is not None:
         stays = recent_sessions(log, part, TRAIN, read_fraction(train_fraction))
         log, part = log.keep(stays), part[stays]
-    found = dict(zip(PHASES, count_sessions(log, part, len(PHASES)), strict=True))
-    left_out = before[TRAIN] - found["train"]
+    counts = dict(zip(PHASES, count_sessions(log, part, len(PHASES)), strict=True))
+    left_out = before[TRAIN] - counts["train"]
     overlapping = count_overlapping(log, part, TRAIN)
-    return log, part, {**found, "left_out": left_out, "overlapping": overlapping}
+    return log, part, {**counts, "left_out": left_out, "overlapping": overlapping}
 
 
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
@@ -168,11 +168,11 @@ def describe(summary: dict[str, Any]) -> str:
     parts, noted = [f"train {summary['events']['train']:,} events{trained}"], bool(times)
     for phase in PHASES[1:]:
         events = summary["events"][phase]
-        found = [f"{summary[key][phase]:,} {text}" for key, text in notes.items()]
-        found = [text for text in found if not text.startswith("0 ")]
-        noted |= bool(found)
+        remarks = [f"{summary[key][phase]:,} {text}" for key, text in notes.items()]
+        remarks = [text for text in remarks if not text.startswith("0 ")]
+        noted |= bool(remarks)
         if events:
-            note = f" ({', '.join(found)})" if found else ""
+            note = f" ({', '.join(remarks)})" if remarks else ""
             note = whole.get(phase, "") + note
             parts.append(
                 f"{phase} {summary['targets'][phase]:,} targets of {events:,} events{note}"

@@ -1,4 +1,8 @@
-"""Windows over the event log: (start, end) pairs, never copies of histories."""
+"""Windows over the event log: (start, end) pairs, never copies of histories.
+
+``chunk`` makes every event a target once, at the cost of one forward pass an event; ``sliding``
+adds context at window borders for L / stride times the cost; ``last`` is what SASRec's code does.
+"""
 
 from __future__ import annotations
 
@@ -135,14 +139,14 @@ class PrefixRows(Interaction):
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         rows = rows.reshape(-1)
         target, start = self.target[rows], self.start[rows]
-        found = {name: column[target] for name, column in self.log.fields.items()}
+        fields = {name: column[target] for name, column in self.log.fields.items()}
         event, padding = self._history(start, target)
         for name, column in self.log.fields.items():
             if name != self.log.user_field:
-                found[name + self.suffix] = self._gather(column, event, padding)
-        found[self.length_field] = target - start
-        found[TARGET_EVENT] = target
-        return Interaction(found)
+                fields[name + self.suffix] = self._gather(column, event, padding)
+        fields[self.length_field] = target - start
+        fields[TARGET_EVENT] = target
+        return Interaction(fields)
 
     def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         event = start[:, None] + torch.arange(self.max_length)

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_whole
+from recbole_pos.values import Options, is_whole
 
 # Numbers kept for each weight: itself, its gradient, and what the optimiser keeps.
 _COPIES = {"adam": 4, "adamw": 4, "rmsprop": 3, "adagrad": 3, "sgd": 2}
@@ -56,7 +57,7 @@ class Allocations(TorchDispatchMode):
         dataset: for its numbers of users and items, by which tables grow.
     """
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__()
         self.config, self.dataset = config, dataset
         self.limit = memory()
@@ -114,7 +115,7 @@ class Allocations(TorchDispatchMode):
         return f"Large here are {', '.join(sizes)}; there are {data}" if sizes else f"It has {data}"
 
 
-def check_scores(config: Any, dataset: Any) -> None:
+def check_scores(config: Options, dataset: Dataset) -> None:
     """Whether the scores of a batch of evaluation fit.
 
     Raises:

@@ -48,7 +48,7 @@ def attach(
             told.
 
     Returns:
-        The :class:`~recbole_pos.experiment.run.Result` of the new run.
+        The :class:`~recbole_pos.experiment.result.Result` of the new run.
 
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.

@@ -12,6 +12,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import held_out_loaders, training_loader
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
@@ -36,7 +37,10 @@ class Experiment:
 
 
 def prepare(
-    config: PosConfig, folder: RunFolder | None = None, fresh: bool = True, dataset: Any = None
+    config: PosConfig,
+    folder: RunFolder | None = None,
+    fresh: bool = True,
+    dataset: PosDataset | PosSequentialDataset | None = None,
 ) -> Experiment:
     """Data, model and trainer for a configuration, seeded.
 
@@ -49,7 +53,7 @@ def prepare(
         if dataset is None:
             dataset = read_dataset(config)
         parts = dict(zip(PHASES, dataset.build(), strict=True))
-        loaders = held_out_loaders(config, parts)
+        held_out = held_out_loaders(config, parts)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -65,11 +69,12 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, parts["train"])
     needs = adapter(config, model).needs()
-    loaders = {"train": training_loader(config, parts["train"], needs), **loaders}
+    train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
-    trainer.eval_collector.data_collect(loaders["train"])  # a loaded model is tested without fit
+    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
+    loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
@@ -86,7 +91,7 @@ _REFUSALS = (
 )
 
 
-def build_model(config: PosConfig, dataset: Any, train: Any) -> Any:
+def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     """The model on its device.
 
     Args:

@@ -1,7 +1,11 @@
 """Checkpoints: plain tensors and values, written atomically, read without running their content.
 
 Nothing in a file is used before it is held against what must stand there: :data:`LAYOUT`, and, for
-weights and optimiser, what the model at hand would have written (``training_state.py``).
+weights and optimiser, what the model at hand would have written (``state.py``).
+
+RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
+Here every epoch writes tensors and plain values, with all random states, so that a resumed run ends
+with the same bits.
 """
 
 from __future__ import annotations
@@ -193,7 +197,8 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
 
 def random_state() -> dict[str, Any]:
     """The state of every random number generator training uses."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    numpy: Any = np.random.get_state()  # five values, or by other types a mapping
+    kind, keys, position, has_gauss, cached = numpy
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.ranks import EVENT, RANK, ranks
+from recbole_pos.values import Options
 
 TOPK = "rec.topk"
 
@@ -22,7 +23,7 @@ class TargetCollector(Collector):
     given is the same, bit by bit.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Options) -> None:
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.ranking = False  # whether the rank of every target is kept, too

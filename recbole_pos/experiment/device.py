@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.values import Options
 
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
 
 
-def require_device(config: Any) -> None:
+def require_device(config: PosConfig) -> None:
     """A GPU that was asked for by its number must be there; without one RecBole takes the CPU.
 
     Raises:
@@ -30,7 +32,7 @@ def require_device(config: Any) -> None:
         )
 
 
-def describe_device(config: Any) -> dict[str, Any]:
+def describe_device(config: Options) -> dict[str, Any]:
     """``name`` (that of a GPU, or cpu), ``threads`` of this process and ``precision``."""
     device = config["device"]
     on_gpu = device.type == "cuda"

@@ -1,4 +1,7 @@
-"""PosTrainer as one of several processes that train the same model."""
+"""PosTrainer as one of several processes that train the same model.
+
+Only the order of dropout and negatives differs from one process (see ``processes.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from recbole_pos import distributed
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.values import Options
 
 
 class ParallelTrainer(PosTrainer):
@@ -21,7 +25,7 @@ class ParallelTrainer(PosTrainer):
     them stop in the same epoch.
     """
 
-    def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
+    def __init__(self, config: Options, model: Any, run: RunFolder | None = None) -> None:
         if model.type == ModelType.TRADITIONAL:
             raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
         if getattr(model, "needs_events", False):

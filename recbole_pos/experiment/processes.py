@@ -128,7 +128,8 @@ def launch(plan: Plan, target: Callable[..., None], arguments: Sequence[Any], gp
             raise _first(errors, codes)
     except KeyboardInterrupt:
         for process in processes:
-            if process.is_alive():  # Ctrl-C reaches all of them by itself, SIGTERM only this one
+            # Ctrl-C reaches all of them by itself, SIGTERM only this one
+            if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGINT)
         patience = time.monotonic() + 10
         for process in processes:
@@ -151,7 +152,9 @@ def _first(errors: Any, codes: list[int | None]) -> PosError:
 
 
 def _follow_parent() -> None:
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a process of a group
+    multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
 
 

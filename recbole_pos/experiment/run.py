@@ -6,60 +6,28 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import processes
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.device import describe_device, device_line, require_device
-from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
+from recbole_pos.experiment.device import require_device
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.ranks import ranks_of_test
+from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.experiment.state import load_best
 from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
 from recbole_pos.yaml_files import read_yaml
-
-
-@dataclass
-class Result:
-    """What a run found; also the content of ``result.json``.
-
-    ``best_valid`` and ``test`` map RecBole's metric names (``ndcg@10``) to values, both from the
-    epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
-    test together).
-    ``candidates`` says what was ranked: all items, or only those not in the user's past.
-    ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
-    ``device`` has its name, the threads and the precision it computed with.
-    """
-
-    model: str
-    dataset: str
-    run_dir: str
-    best_valid: dict[str, float] | None
-    test: dict[str, float] | None
-    epochs: int
-    best_epoch: int | None
-    seconds: dict[str, float]
-    targets_per_second: float
-    parameters: int
-    candidates: str
-    valid_targets: int
-    test_targets: int
-    split: dict[str, Any]
-    peak_rss_mb: float | None
-    seed: int
-    versions: dict[str, str] = field(default_factory=dict)
-    device: dict[str, Any] = field(default_factory=dict)
 
 
 def run(
@@ -102,7 +70,7 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    told = arguments(settings or RunArguments(), given)
+    told = cast(RunArguments, arguments(settings or RunArguments(), given))
     run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
@@ -115,7 +83,7 @@ def run(
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
         folder = None
-    screen = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
+    screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
         return _run_in_parallel(plan, config, run_dir, resume, screen)
@@ -133,7 +101,8 @@ def _run_in_parallel(
     packed = pack(config["model"])
     if resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    path = Path(run_dir if resume is None else resume) if plan.offset == 0 or resume else None
+    given = run_dir if resume is None else resume
+    path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
     try:
         processes.launch(
             plan, _member, (config.plain, path, resume is not None, told, packed), gpus
@@ -146,7 +115,7 @@ def _run_in_parallel(
         if path and resume is None and not any(path.iterdir()):
             path.rmdir()  # wrong options leave no folder behind
         raise
-    if plan.offset:
+    if plan.offset or path is None:
         return None
     return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
 
@@ -186,29 +155,28 @@ def train(
     """
     first = this_share().rank == 0
     keep_freed_memory()
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if folder is not None and first:  # before the checkpoint is read
-            held.enter_context(folder.held())
+            locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
-        resumed = folder is not None
-        if folder is None:
-            if first:  # wrong options have left no folder behind
-                folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-                held.enter_context(folder.held())
-                folder.require_unused()  # another process may have been faster
+        resumed = None if folder is None else str(folder.checkpoint)
         if not first:
             if resumed:
-                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+                trainer.resume_checkpoint(resumed, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
+        if folder is None:  # wrong options have left no folder behind
+            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
+            locks.enter_context(folder.held())
+            folder.require_unused()  # another process may have been faster
         trainer.use_folder(folder)
         try:
             if resumed:
-                trainer.resume_checkpoint(str(folder.checkpoint), loaders["train"])
+                trainer.resume_checkpoint(resumed, loaders["train"])
             return _to_result(experiment, folder, screen)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():
@@ -222,8 +190,8 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
-    screen.line(_headline(experiment, folder))
-    screen.event("start", _start(experiment, folder))
+    screen.line(headline(experiment, folder))
+    screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
     if not loaders["valid"] or not config["eval_step"]:
@@ -239,7 +207,7 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
         part, unit = loaders["test"]._dataset, config["timestamp_unit"]
         if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
             folder.write_ranks(ranks)
-    result = _result(experiment, folder, test, time.perf_counter() - started)
+    result = make_result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     screen.results(title, {"valid": result.best_valid, "test": result.test})
@@ -293,71 +261,3 @@ def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> 
     most = rule("worker").high
     fitted = {"worker": most} if is_whole(worker) and worker > most else {}
     return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})
-
-
-def _start(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
-    """What is known before the first epoch."""
-    config, dataset = experiment.config, experiment.dataset
-    return {
-        "model": config["model"],
-        "dataset": config["dataset"],
-        "users": dataset.user_num - 1,
-        "items": dataset.item_num - 1,
-        "events": len(dataset.log),
-        "parameters": parameters(experiment.model),
-        "device": describe_device(config),
-        "run_dir": str(folder.path),
-        "split": dataset.split.summary,
-    }
-
-
-def _headline(experiment: Experiment, folder: RunFolder) -> str:
-    known = _start(experiment, folder)
-    counts = ", ".join(
-        f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
-    )
-    return (
-        f"{known['model']} on {known['dataset']}: {counts}, {device_line(known['device'])}, "
-        f"{known['run_dir']}"
-    )
-
-
-def parameters(model: Any) -> int:
-    """How many numbers of a model are trained."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _targets(loader: Any) -> int:
-    return 0 if loader is None else len(loader._dataset)
-
-
-def _result(
-    experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
-) -> Result:
-    config, progress = experiment.config, experiment.trainer.progress
-    return Result(
-        model=config["model"],
-        dataset=config["dataset"],
-        run_dir=str(folder.path),
-        best_valid=progress.best_result,
-        test=None if test is None else {name: float(value) for name, value in test.items()},
-        epochs=progress.next_epoch,
-        best_epoch=progress.best_epoch,
-        seconds={
-            "data": round(experiment.data_seconds, 3),
-            "training": round(progress.training_seconds, 3),
-            "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
-        },
-        targets_per_second=round(
-            progress.trained_targets / max(progress.training_seconds, 1e-9), 1
-        ),
-        parameters=parameters(experiment.model),
-        candidates="items not in the user's past" if masks_history(config) else "all items",
-        valid_targets=_targets(experiment.loaders["valid"]),
-        test_targets=_targets(experiment.loaders["test"]),
-        split=experiment.dataset.split.summary,
-        peak_rss_mb=peak_rss_mb(),
-        seed=config["seed"],
-        versions=versions(),
-        device=describe_device(config),
-    )

@@ -1,4 +1,10 @@
-"""How a checkpoint is taken from a trainer and given back to one."""
+"""How a checkpoint is taken from a trainer and given back to one.
+
+Nothing of a file is used before all of it was compared with what this trainer would have written:
+names, shapes, strides, types, finite values (``expected.py``). Fused Adam writes to a tensor of
+another shape as if it had that of the parameter, and the process dies. Of the optimiser its state
+is taken up; its options follow from configuration and epoch.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +57,9 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         UsageError: if it is of another model.
     """
     state = checkpoint.load(file, RESUMABLE)
-    found = state["config"].get("model")
-    if found != trainer.config["model"]:
-        raise UsageError(f"{file} is of model {found}, not {trainer.config['model']}")
+    model = state["config"].get("model")
+    if model != trainer.config["model"]:
+        raise UsageError(f"{file} is of model {model}, not {trainer.config['model']}")
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
     weights = expected_weights(trainer.model)
@@ -155,7 +161,7 @@ def _like(value: Any) -> Any:
     return to_plain(value)
 
 
-def _expected_optimizer(optimizer: torch.optim.Optimizer, found: dict[str, Any]) -> dict[str, Any]:
+def _expected_optimizer(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
     """State for parameters that have been trained, and the parameters there are."""
     groups = optimizer.state_dict()["param_groups"]
     numbers = [number for group in groups for number in group["params"]]
@@ -163,7 +169,7 @@ def _expected_optimizer(optimizer: torch.optim.Optimizer, found: dict[str, Any])
     state = {
         number: _expected_state(optimizer, parameter)
         for number, parameter in zip(numbers, parameters, strict=True)
-        if number in found["state"]
+        if number in given["state"]
     }
     trained = [Including({"params": group["params"]}) for group in groups]
     return {"state": state, "param_groups": trained}
@@ -181,7 +187,7 @@ def _expected_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
     tiny.grad = -torch.ones_like(tiny)
     twin = type(optimizer)([tiny], **options)
     twin.step()
-    kept = {}
+    kept: dict[str, Any] = {}
     for name, value in twin.state[tiny].items():
         if not isinstance(value, Tensor):
             kept[name] = Anything()
@@ -203,8 +209,8 @@ def _require_story(progress: dict[str, Any], best: Any, file: str | Path) -> Non
         wrong = f"progress.best_epoch: {best_epoch} of {done} epochs"
     else:
         valid = None if best_epoch is None else history[best_epoch]["valid"]
-        found = progress["best_result"]
-        if (found and found.keys()) != (valid and valid.keys()):
+        best_result = progress["best_result"]
+        if (best_result and best_result.keys()) != (valid and valid.keys()):
             wrong = "progress.best_result: expected the metrics of the best epoch"
         elif (progress["best_score"] is None) != (valid is None):
             wrong = "progress.best_score: expected a score if the best epoch was validated"

@@ -36,6 +36,7 @@ from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
 from recbole_pos.model.training import adapter
 from recbole_pos.screen import Screen, Task
+from recbole_pos.values import Options
 
 
 class PosTrainer(Trainer):
@@ -47,7 +48,7 @@ class PosTrainer(Trainer):
         run: the folder of the run; without one, a checkpoint is written where RecBole would.
     """
 
-    def __init__(self, config: Any, model: Any, run: RunFolder | None = None) -> None:
+    def __init__(self, config: Options, model: Any, run: RunFolder | None = None) -> None:
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
         self.logger = getLogger()
@@ -219,8 +220,8 @@ class PosTrainer(Trainer):
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
         with torch.autocast(self.device.type, enabled=self.enable_amp):
-            losses = loss_func(batch)
-        return sum(losses) if isinstance(losses, tuple) else losses
+            losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
+        return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
 
     def _value(self, loss: Tensor) -> float:
         return loss.item()
@@ -241,7 +242,7 @@ class PosTrainer(Trainer):
         if (line["epoch"] + 1) % self.eval_step:
             return False
         started = time.perf_counter()
-        result = dict(self.evaluate(valid_data, load_best_model=False, show_progress=shown))
+        result = self.evaluate(valid_data, load_best_model=False, show_progress=shown) or {}
         score = calculate_valid_score(result, self.valid_metric)
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
@@ -281,7 +282,8 @@ class PosTrainer(Trainer):
         """Tell file, screen and boards about a finished epoch."""
         if self.run:
             self.run.add_metrics(line)
-        self.screen.epoch(line, self.valid_metric, improved)
+        if self.screen:
+            self.screen.epoch(line, self.valid_metric, improved)
         scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
         self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
         if board:
@@ -305,10 +307,11 @@ class PosTrainer(Trainer):
         """RecBole's evaluation; the best weights come from memory or, safely, from a checkpoint."""
         if not eval_data:
             return None
-        if load_best_model and (model_file is not None or self.best_weights is None):
-            load_best(self.model, model_file or self.saved_model_file)
-        elif load_best_model:
-            self.load_weights(self.best_weights)
+        if load_best_model:
+            if model_file is not None or self.best_weights is None:
+                load_best(self.model, model_file or self.saved_model_file)
+            else:
+                self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
         screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
         self.eval_collector.ranking = part == PHASES[-1]
@@ -316,8 +319,8 @@ class PosTrainer(Trainer):
             torch.inference_mode(),
             screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
         ):
-            found = super().evaluate(eval_data, load_best_model=False)
-        return {metric: float(value) for metric, value in found.items()}  # GAUC is a numpy float
+            metrics = super().evaluate(eval_data, load_best_model=False)
+        return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
 
     def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
         """Rows of every batch and their [B, items] scores, -inf for what ``evaluate`` leaves out.

@@ -1,7 +1,9 @@
 """Starting from a trained model: weights of another run, and training of chosen schemes only.
 
 The kernel attention paper attaches its kernel to the best pretrained models and fine-tunes nothing
-but the kernel's factors (Nabiev and Frolov, section 6.1).
+but the kernel's factors (Nabiev and Frolov, section 6.1). A kernel starts as the identity, so
+training starts exactly at the trained model. Other data, attributes or another split are refused:
+the weights would have seen what is held out here.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.expected import difference
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.layers.hooks import InputPosition
+from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.values import Options
 from recbole_pos.yaml_files import read_yaml
 
 
-def start_from(model: nn.Module, config: Any, data: dict[str, Any], weights: bool = True) -> None:
+def start_from(
+    model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
+) -> None:
     """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
 
     Args:
@@ -56,7 +61,9 @@ def train_only(model: nn.Module, names: list[str]) -> None:
         parameter.requires_grad_(parameter in chosen)
 
 
-def _load_weights(model: nn.Module, source: RunFolder, config: Any, data: dict[str, Any]) -> None:
+def _load_weights(
+    model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
+) -> None:
     theirs = read_yaml(source.require("init_from").config)
     _require_same_function(theirs, config, source.path)
     state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
@@ -75,17 +82,17 @@ def _load_weights(model: nn.Module, source: RunFolder, config: Any, data: dict[s
     if wrong := difference({name: weights[name] for name in both}, both, "best_weights"):
         raise UsageError(f"init_from: {source.path} does not fit: {wrong}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    wrong = [*unexpected, *(key for key in missing if not key.startswith(new))]
-    if wrong:
+    unmatched = [*unexpected, *(key for key in missing if not key.startswith(new))]
+    if unmatched:
         raise UsageError(
-            f"init_from: {source.path} is of another architecture; the first of {len(wrong)} "
-            f"weights without a counterpart is {wrong[0]}"
+            f"init_from: {source.path} is of another architecture; the first of {len(unmatched)} "
+            f"weights without a counterpart is {unmatched[0]}"
         )
 
 
-def _require_same_function(theirs: dict[str, Any], ours: Any, path: Path) -> None:
+def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) -> None:
     """Weights mean what they meant: the same data, model options and options of the schemes."""
-    if not starts_from_runs(theirs.get("model")):
+    if not starts_from_runs(str(theirs.get("model"))):
         raise UsageError(f"init_from: {path} is of {theirs.get('model')}, not a plugin model")
     one, other = theirs["dataset"], ours["dataset"]
     if one != other:
@@ -95,8 +102,9 @@ def _require_same_function(theirs: dict[str, Any], ours: Any, path: Path) -> Non
     if lost:
         raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
     own = {key for key in own_defaults(theirs["model"]) if rule(key).role == MODEL}
-    own.update(*(SCHEMES[name].options for name in present), ["MAX_ITEM_LIST_LENGTH"])
-    own.add("timestamp_unit")
+    schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
+    own.update(*(scheme.options for scheme in schemes))
+    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit"}
     defaults = plugin_defaults(theirs["model"], present)
     for key in sorted(own):
         then = theirs.get(key, defaults.get(key))  # runs are older than some options

@@ -29,13 +29,13 @@ def positional_weights(model: nn.Module) -> list[np.ndarray]:
     """
     layers = [m for m in model.modules() if isinstance(m, PositionalAttention)]
     n = getattr(model, "max_seq_length", 0)
-    found = []
+    matrices = []
     for layer in layers:
         weights = layer.weights(n)
         if layer.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
-        found.append(weights.cpu().numpy())
-    return found
+        matrices.append(weights.cpu().numpy())
+    return matrices
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -45,7 +45,7 @@ def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
 
 def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
     """The scheme that stands in for the layer's attention, or None."""
-    schemes = layer.position.schemes.values()
+    schemes = layer.position.parts().values()
     return next((s for s in schemes if replaces_attention(type(s))), None)
 
 
@@ -96,5 +96,7 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext
     # such weights stand at the end: a history of l events has the last l rows and columns
     at = torch.arange(ctx.width, device=x.device) + (ctx.width - ctx.lengths)[:, None]
     at = at.clamp(max=ctx.width - 1)  # [b, t]; what padding finds is not causal, hence tril
-    weights = replacement(layer).weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
+    scheme = replacement(layer)
+    assert isinstance(scheme, PositionalAttention)  # or it has no weights
+    weights = scheme.weights(ctx.width)[:, at[:, :, None], at[:, None, :]]
     return weights.transpose(0, 1).tril()

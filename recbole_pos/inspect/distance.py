@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import (
@@ -18,9 +18,11 @@ from recbole_pos.inspect.attention import (
     replacement,
     weighs_content,
 )
+from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.positional_attention import PositionalAttention
 from recbole_pos.values import SECONDS
 
 MEASURES = ("distance", "entropy", "hours")
@@ -108,9 +110,11 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
         inputs, ctx = layer_inputs(model, layers, rows)
         for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = attention_weights(layer, x, ctx)
-            by_content = weighs_content(layer)
-            sums = _rows_sum_to_one(weights, ctx) if by_content else replacement(layer).normalised
-            rescaled |= not sums
+            scheme = None if weighs_content(layer) else replacement(layer)
+            if isinstance(scheme, PositionalAttention):
+                rescaled |= not scheme.normalised
+            else:
+                rescaled |= not _rows_sum_to_one(weights, ctx)
             totals[number] += measure(weights, ctx).sum(0)
         equal = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
         uniform += measure(equal.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
@@ -138,20 +142,20 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
     total = a.sum(-1)  # one, or zero for a row of zeros
     index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
-    found = [total * index - a @ index, torch.special.entr(a).sum(-1)]
+    measures = [total * index - a @ index, torch.special.entr(a).sum(-1)]
     if ctx.times is not None:
         hours = ctx.pad(ctx.elapsed.to(a.dtype) / SECONDS["hours"], "start")  # [b, t]
-        found.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
-    each = torch.stack(found, 1)  # [b, measures, h, t]
+        measures.append(total * hours[:, None] - (a @ hours[:, None, :, None]).squeeze(-1))
+    each = torch.stack(measures, 1)  # [b, measures, h, t]
     last = (ctx.lengths - 1)[:, None, None, None].expand(*each.shape[:3], 1)
     padding = index >= ctx.lengths[:, None, None, None]
     mean = each.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
     return torch.stack((mean, each.gather(-1, last).squeeze(-1)), 1)
 
 
-def scheme_name(layer: nn.Module) -> str:
+def scheme_name(layer: MultiHeadAttention) -> str:
     """The name of the scheme that replaces a layer's attention."""
-    return next(n for n, s in layer.position.schemes.items() if s is replacement(layer))
+    return next(n for n, s in layer.position.parts().items() if s is replacement(layer))
 
 
 def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:

@@ -71,26 +71,28 @@ def inspect_encoding(
         )
     if trained is None:
         folder, where = Path("."), ""
-        found = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
+        drawn = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
         run, experiment = open_run(trained)
         config = experiment.config
         folder, where = run.path, f"; {config['model']} on {config['dataset']}"
-        found = learned_encodings(experiment.model, schemes)
-    short = [name for name, scheme in found.items() if scheme.max_length < lengths[-1]]
+        drawn = learned_encodings(experiment.model, schemes)
+    short = [name for name, scheme in drawn.items() if scheme.max_length < lengths[-1]]
     if short:
-        longest = found[short[0]].max_length
+        longest = drawn[short[0]].max_length
         raise UsageError(f"--length: {short[0]} of this model ends at {longest} events")
     folder = folder if out is None else Path(out)
     make_folder(folder)
     reports = []
-    for name, scheme in found.items():
+    for name, scheme in drawn.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
-        aware = [columns(scheme, lengths[-1]) for columns in (forward_columns, backward_columns)]
-        reports.append(EncodingReport(name, *aware, is_unique(scheme, lengths[-1]), file))
+        longest = lengths[-1]
+        forward, backward = forward_columns(scheme, longest), backward_columns(scheme, longest)
+        unique = is_unique(scheme, longest)
+        reports.append(EncodingReport(name, forward, backward, unique, file))
     return reports
 
 
@@ -109,7 +111,7 @@ def fixed_encodings(
     # those of other packages only when they are named: they are imported for it
     own = [name for name in SCHEMES if name in SCHEMES.places or name in names]
     known = [name for name in own if issubclass(SCHEMES[name], PositionEncoding)]
-    found = {}
+    fresh = {}
     for name in names:
         if name not in known:
             raise UsageError(
@@ -119,8 +121,8 @@ def fixed_encodings(
             scheme = SCHEMES[name](sizes, **SCHEMES.defaults(name))
         if any(True for _ in scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
-        found[name] = scheme
-    return found
+        fresh[name] = scheme
+    return fresh
 
 
 def _title(name: str, scheme: PositionEncoding) -> str:
@@ -146,15 +148,15 @@ def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Posit
     Raises:
         UsageError: if there are none, or not those.
     """
-    found: dict[str, PositionEncoding] = {}
+    own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            found.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
-    missing = [name for name in names if name not in found]
-    if missing or not found:
-        has = f"has {', '.join(found)}" if found else "adds no encoding of positions to its input"
+            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
+    missing = [name for name in names if name not in own]
+    if missing or not own:
+        has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"
         raise UsageError(f"{', '.join(missing) or 'nothing to draw'}: this model {has}")
-    return {name: scheme for name, scheme in found.items() if not names or name in names}
+    return {name: scheme for name, scheme in own.items() if not names or name in names}
 
 
 def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:

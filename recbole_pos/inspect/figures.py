@@ -41,7 +41,8 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
     values = np.stack([np.broadcast_to(v, (*v.shape[:-1], heads)) for v in measured.layers])
     count, measures = len(values), uniform.shape[1]
     figure = new_figure(4.4 * measures, 4.4)
-    figure.get_layout_engine().set(w_pad=0.12)
+    layout: Any = figure.get_layout_engine()  # constrained
+    layout.set(w_pad=0.12)
     panels = figure.subplots(1, measures, squeeze=False)[0]
     x = np.arange(1, count + 1)
     for number, panel in enumerate(panels):
@@ -64,7 +65,7 @@ def draw_measures(measured: Measured, title: str, file: Path) -> Path:
 
 def _heads(panel: Any, x: np.ndarray, values: np.ndarray, color: str) -> None:
     """[layers, heads] as thin lines; beside the mean where there is one layer and so no line."""
-    style = {"color": color, "alpha": 0.5, "markersize": 4}
+    style: dict[str, Any] = {"color": color, "alpha": 0.5, "markersize": 4}
     if len(x) > 1:
         panel.plot(x, values, "-o", linewidth=0.8, **style)
     else:
@@ -72,7 +73,7 @@ def _heads(panel: Any, x: np.ndarray, values: np.ndarray, color: str) -> None:
         panel.plot(1 + step * np.arange(1, values.shape[1] + 1), values[0], "o", **style)
 
 
-def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
+def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
     """A row of marks per layer, or per group of equal heads, on a logarithmic axis.
 
     Args:
@@ -80,14 +81,14 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
         title: of the picture.
         file: to write.
     """
-    found = [group for group in found if group.hours]
-    figure = new_figure(9.5, 2.3 + 0.4 * len(found))
+    periods = [group for group in periods if group.hours]
+    figure = new_figure(9.5, 2.3 + 0.4 * len(periods))
     panel = figure.subplots()
-    several = len({group.scheme for group in found}) > 1
-    rows = range(len(found), 0, -1)
-    for row, group in zip(rows, found, strict=True):
+    several = len({group.scheme for group in periods}) > 1
+    rows = range(len(periods), 0, -1)
+    for row, group in zip(rows, periods, strict=True):
         if group.learned:
-            style = {"color": "black", "markersize": 9, "alpha": 0.4}
+            style: dict[str, Any] = {"color": "black", "markersize": 9, "alpha": 0.4}
             panel.plot(group.started, [row] * len(group.started), "|", **style)
         for marked, shape, color in ((False, "o", GRAY), (True, "D", VERMILION)):
             hours = [hour for hour in group.hours if bool(near(hour)) == marked]
@@ -103,17 +104,17 @@ def draw_periods(found: list[Periods], title: str, file: Path) -> Path:
                 va="center",
                 fontsize=SMALL,
             )
-    for name, hours in HOURS.items():
-        panel.axvline(hours, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
-        _note(panel, name, (hours, 1), ("data", "axes fraction"), (0, 4), ha="center",
+    for name, period in HOURS.items():
+        panel.axvline(period, color=BLUE, alpha=0.5, linewidth=1, zorder=0)
+        _note(panel, name, (period, 1), ("data", "axes fraction"), (0, 4), ha="center",
               color=BLUE)  # fmt: skip
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    names = [f"{group.scheme}, {group.label}" if several else group.label for group in found]
+    names = [f"{group.scheme}, {group.label}" if several else group.label for group in periods]
     panel.set_yticks(rows, names)
-    panel.set(ylim=(0.4, len(found) + 0.6))
-    learned = any(group.learned for group in found)
+    panel.set(ylim=(0.4, len(periods) + 0.6))
+    learned = any(group.learned for group in periods)
     origin = "learned; strokes: before training" if learned else "fixed by the configuration"
     near_what = f"diamonds: within 15% of {', '.join(f'a {name}' for name in MARKED)}"
     panel.set_xlabel("period (hours)")
@@ -137,7 +138,8 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
     columns = min(len(pairs), 4)
     rows = -(-len(pairs) // columns)
     figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    upper, lower = halves
     panels = upper.subplots(1, len(lengths), squeeze=False)[0]
     top = max(np.abs(rows).max() for rows in vectors.values())
     for panel, (length, values) in zip(panels, vectors.items(), strict=True):

@@ -15,6 +15,7 @@ from torch import nn
 from recbole_pos.inspect.attention import attention_layers, layer_inputs, weighs_content
 from recbole_pos.inspect.distance import weight_batches
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.kernel import PositionalKernel
 
 
@@ -26,7 +27,7 @@ def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
     """
     kernels = [m for m in model.modules() if isinstance(m, PositionalKernel)]
     n = getattr(model, "max_seq_length", 0)
-    found: dict[str, np.ndarray] = {}
+    matrices: dict[str, np.ndarray] = {}
     for name in ("U", "L"):
         factors = [getattr(kernel, name) for kernel in kernels]
         shared = len({id(factor) for factor in factors}) == 1 and len(factors) > 1
@@ -35,8 +36,8 @@ def kernel_factors(model: nn.Module) -> dict[str, np.ndarray]:
                 continue
             matrix = factor.matrix(n)
             where = "all layers" if shared else f"layer {number + 1}"
-            found[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
-    return found
+            matrices[f"{name}, {where}"] = (matrix.t() if name == "U" else matrix).cpu().numpy()
+    return matrices
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class AttentionMaps:
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, loader: Any, newest: int = 30) -> AttentionMaps | None:
+def attention_maps(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
     """Attention weights of every layer that weighs content, averaged over histories.
 
     Args:

@@ -63,9 +63,9 @@ def learned_periods(model: nn.Module) -> list[Periods]:
 
     Heads with the same periods stand together. Empty for models without such a scheme.
     """
-    found = []
+    periods = []
     for number, layer in enumerate(attention_layers(model), 1):
-        for name, scheme in layer.position.schemes.items():
+        for name, scheme in layer.position.parts().items():
             seconds = scheme.time_periods()
             if seconds is None:
                 continue
@@ -80,8 +80,8 @@ def learned_periods(model: nn.Module) -> list[Periods]:
                 now, then = (tuple(pair[side] for pair in finite) for side in (0, 1))
                 still = len(pairs) - len(finite)
                 alone = len(groups) == 1
-                found.append(Periods(number, name, tuple(heads), alone, now, then, still))
-    return found
+                periods.append(Periods(number, name, tuple(heads), alone, now, then, still))
+    return periods
 
 
 def near(hours: float) -> str:

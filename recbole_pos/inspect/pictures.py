@@ -40,7 +40,8 @@ def set_title(figure: Figure, *lines: str) -> None:
 
 
 def _broken(line: str, figure: Figure, title: Text) -> list[str]:
-    renderer, room = figure.canvas.get_renderer(), 0.97 * figure.bbox.width
+    canvas: Any = figure.canvas  # of Agg
+    renderer, room = canvas.get_renderer(), 0.97 * figure.bbox.width
     width = len(line)
     while True:
         parts = textwrap.wrap(line, width)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -71,13 +71,13 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
     loader = made.loaders["train"]
     rows_of = model.window_rows if loader.packed else model.prefix_rows
     taken = islice(loader, min(batches, len(loader)))
-    looked = [rows_of(batch.to(model.device))[0] for batch in taken]
-    uses, events = measure_relations(model, looked)
+    rows = [rows_of(batch.to(model.device))[0] for batch in taken]
+    uses, events = measure_relations(model, rows)
     content = {
         "checkpoint": str(path),
         "model": config["model"],
         "dataset": config["dataset"],
-        "batches": len(looked),
+        "batches": len(rows),
         "events": events,
         "measures": MEANING,
         "relations": [asdict(use) for use in uses],
@@ -101,7 +101,7 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         batches: the rows of each batch of its training loader.
     """
     declared = [r for r in model.declared if r.source != "user"]
-    layers = list(model.trm_encoder.layer)
+    layers = list(cast("Iterable[RelationLayer]", model.trm_encoder.layer))
     sums = _Sums(len(declared), len(layers))
     for rows in batches:
         users = model.lookup.users[rows.events]
@@ -125,10 +125,12 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         sums.events += len(users)
         if relations.heads is not None:
             sums.read[:-1] += _per_relation(relations.heads, users)
-            sums.known[:-1] += [found.known(rows.events).sum() for found in model.lookup.heads]
+            known = [relation.known(rows.events) for relation in model.lookup.heads]
+            sums.known[:-1] += [events.sum() for events in known]
         if relations.users is not None:
             count = _per_relation(relations.users, users)
             sums.read[-1] += count[0] - [len(users), 0]  # an event's own state is no relation here
+            assert model.lookup.user_table is not None
             sums.known[-1] += model.lookup.user_table.known[users].sum()
         for number, (layer, (x, ctx, out)) in enumerate(zip(layers, seen, strict=True)):
             sums.squares[number] += _squares(layer, x, ctx, out)
@@ -155,7 +157,7 @@ class _Sums:
         known, read = self.known / self.events, self.read[:, 0] / self.events
         attention = [layer.multi_head_attention for layer in layers if declared]
         mix = [part.relation_mix.cpu().tolist() for part in attention]
-        found = [
+        uses = [
             RelationUse(
                 field=TIME if relation.table == TIME else relation.field,
                 source=relation.source,
@@ -173,10 +175,10 @@ class _Sums:
             gates = [layer.user_gate for layer in layers]
             gate = [float("nan") if g is None else float(g) for g in gates]
             adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
-            found.append(
+            uses.append(
                 RelationUse(fields, "user", known[-1], read[-1], others[-1], adds, [], gate)
             )
-        return found
+        return uses
 
 
 def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:

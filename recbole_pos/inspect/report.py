@@ -105,23 +105,23 @@ def inspect_attention(
         UNIFORM: _plain(measured.uniform),
         "periods": [
             {
-                "layer": found.layer,
-                "scheme": found.scheme,
-                "heads": list(found.heads),
-                "hours": list(found.hours),
-                "hours_before_training": list(found.started),
-                "learned": found.learned,
-                "near": [near(hours) for hours in found.hours],
-                "planes_without_time": found.still,
+                "layer": group.layer,
+                "scheme": group.scheme,
+                "heads": list(group.heads),
+                "hours": list(group.hours),
+                "hours_before_training": list(group.started),
+                "learned": group.learned,
+                "near": [near(hours) for hours in group.hours],
+                "planes_without_time": group.still,
             }
-            for found in periods
+            for group in periods
         ],
     }
     file = folder.path / "attention.json"
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     picture = folder.path / "attention_distance.png"
     files = [file, draw_measures(measured, headline(content), picture)]
-    if any(found.hours for found in periods):
+    if any(group.hours for group in periods):
         files.append(draw_periods(periods, _name(content), folder.path / "periods.png"))
     return AttentionReport(content, measured, periods, files)
 
@@ -148,10 +148,10 @@ def measures_table(report: AttentionReport) -> Table:
     return table
 
 
-def periods_table(found: list[Periods]) -> Table:
+def periods_table(periods: list[Periods]) -> Table:
     """The periods of one layer (of a scheme): one row per plane that time turns."""
-    first = found[0]
-    learned = any(group.learned for group in found)
+    first = periods[0]
+    learned = any(group.learned for group in periods)
     origin = "learned" if learned else "fixed by the configuration"
     title = f"periods of {first.scheme}, layer {first.layer} ({origin})"
     table = Table(title=title, title_justify="left")
@@ -162,7 +162,7 @@ def periods_table(found: list[Periods]) -> Table:
     for column in ("started at",) if learned else ():
         table.add_column(column, justify="right")
     table.add_column("within 15% of")
-    for group in found:
+    for group in periods:
         heads = [] if group.all_heads else [spans(group.heads)]
         for hours, started in zip(group.hours, group.started, strict=True):
             mark = f"a {near(hours)}" if near(hours) else ""
@@ -189,7 +189,7 @@ def show(report: AttentionReport, console: Console) -> None:
         line(f"{name}: {meaning}")
     if report.measured.rescaled:
         line(RESCALED)
-    keys = dict.fromkeys((found.layer, found.scheme) for found in report.periods)
+    keys = dict.fromkeys((group.layer, group.scheme) for group in report.periods)
     for key in keys:
         console.print(periods_table([p for p in report.periods if (p.layer, p.scheme) == key]))
     for file in report.files:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from recbole_pos.layers.biased_attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.hooks import AttentionPosition
+from recbole_pos.layers.hooks import AttentionPosition, Projected
+from recbole_pos.values import Options
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -65,8 +66,8 @@ class BlockOptions:
     causal: bool = True
 
     @classmethod
-    def from_config(cls, config: Any, **others: Any) -> BlockOptions:
-        """What the options of a model say; ``others`` are not read from them."""
+    def from_config(cls, config: Options, **given: Any) -> BlockOptions:
+        """What the options of a model say; those ``given`` are not read from them."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],
@@ -76,7 +77,7 @@ class BlockOptions:
             activation=config["hidden_act"],
             norm=config["norm"],
             layer_norm_eps=config["layer_norm_eps"],
-            **others,
+            **given,
         )
 
 
@@ -93,8 +94,10 @@ class MultiHeadAttention(nn.Module):
         d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
         self.head_size = d // options.n_heads
-        for name in position.projections:
-            setattr(self, name, nn.Linear(d, d, bias=bias))
+        reads = position.projections
+        self.query = nn.Linear(d, d, bias=bias) if "query" in reads else None
+        self.key = nn.Linear(d, d, bias=bias) if "key" in reads else None
+        self.value = nn.Linear(d, d, bias=bias) if "value" in reads else None
         self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
@@ -118,20 +121,26 @@ class MultiHeadAttention(nn.Module):
         out = out.reshape(x.shape)
         return out if self.dense is None else self.dense(out)
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Query, key and value as [m, h, e]; None where the scheme needs none, x for the value."""
-        names = self.position.projections
-        if not names:
-            return None, None, x.view(x.size(0), self.n_heads, self.head_size)
-        projected = dict(zip(names, self._products(x, names).unbind(1), strict=True))
-        return projected.get("query"), projected.get("key"), projected["value"]
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """Those of query, key and value that the scheme reads."""
+        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
-    def _products(self, x: Tensor, names: tuple[str, ...]) -> Tensor:
-        """The named projections of x as [m, len(names), h, e], by one product."""
-        layers = [getattr(self, name) for name in names]
+    def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
+        """Query, key and value, [m, h, e]; None where the scheme reads none, x for the value."""
+        layers = self.projections
+        projected = iter(self._one_product(x, layers).unbind(1) if layers else ())
+        query = None if self.query is None else next(projected)
+        key = None if self.key is None else next(projected)
+        if self.value is None:
+            return query, key, x.view(x.size(0), self.n_heads, self.head_size)
+        return query, key, next(projected)
+
+    def _one_product(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
+        """What each of some linear layers makes of x, [m, layers, h, e]."""
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-        return F.linear(x, weight, bias).view(-1, len(names), self.n_heads, self.head_size)
+        return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
 
     def _places(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
@@ -150,11 +159,11 @@ class MultiHeadAttention(nn.Module):
         """softmax(M + B(Rq . U^T(R k))) . L v, [m, h, e]."""
         q, k, v, bias = self._places(query, key, value, ctx)
         if bias is not None:
-            bias = bias.masked_fill(self._hidden(ctx), -torch.inf)
+            bias = bias.masked_fill(self._mask(ctx), -torch.inf)
         elif not (self.causal or ctx.is_full):
-            bias = ~self._hidden(ctx)
+            bias = ~self._mask(ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
-        if bias is not None and bias.requires_grad and dropout == 0 and _of_all_sequences(bias):
+        if bias is not None and bias.requires_grad and dropout == 0 and _is_shared(bias):
             bias = bias.expand(1, q.size(1), ctx.width, ctx.width)
             return ctx.unpad(biased_attention(q, k, v, bias).transpose(1, 2), "start")
         out = F.scaled_dot_product_attention(
@@ -162,7 +171,7 @@ class MultiHeadAttention(nn.Module):
         )
         return ctx.unpad(out.transpose(1, 2), "start")
 
-    def _hidden(self, ctx: SequenceContext) -> Tensor:
+    def _mask(self, ctx: SequenceContext) -> Tensor:
         """True where a key is not seen, [t, t] or, without the causal mask, [b, 1, 1, t]."""
         if self.causal:
             return future_mask(ctx.width, ctx.lengths.device)
@@ -177,10 +186,10 @@ class MultiHeadAttention(nn.Module):
         q, k, _, bias = self._places(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias
-        return logits.masked_fill(self._hidden(ctx), -torch.inf).softmax(-1)
+        return logits.masked_fill(self._mask(ctx), -torch.inf).softmax(-1)
 
 
-def _of_all_sequences(bias: Tensor) -> bool:
+def _is_shared(bias: Tensor) -> bool:
     """Whether a bias, broadcastable to [b, h, t, t], is the same for all sequences."""
     return bias.dim() < 4 or bias.size(0) == 1
 

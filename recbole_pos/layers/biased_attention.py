@@ -1,11 +1,18 @@
-"""Attention with a learned bias that all sequences of a batch share, without [b, h, t, t]."""
+"""Attention with a learned bias that all sequences of a batch share, without [b, h, t, t].
+
+Biases of distance alone (T5, KERPLE) are such. CAPE's gates need [b, h, t, t] by definition, and
+HSTU's bias [b, t, t], since times differ between sequences; its buckets are computed once a batch
+for all layers.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 
@@ -15,7 +22,7 @@ class _BiasedAttention(torch.autograd.Function):
     gradient to a bias and torch would keep the weights of the whole batch for it."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         # detached: torch takes the fused kernel only for a mask that wants no gradient
         q, k, v, bias = (x.detach() for x in (q, k, v, bias))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -24,7 +31,7 @@ class _BiasedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, bias, out = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
         grad_bias = torch.zeros_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 Alignment = Literal["start", "end"]
 
@@ -146,14 +146,14 @@ class _Unpad(torch.autograd.Function):
     """Rows by distinct places. Torch's own gradient adds up, as if places could repeat: slower."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, flat: Tensor, slots: Tensor) -> Tensor:
+    def forward(ctx: Any, flat: Tensor, slots: Tensor) -> Tensor:
         ctx.save_for_backward(slots)
         ctx.rows = flat.size(0)
         return flat.index_select(0, slots)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
         flat = grad.new_zeros(ctx.rows, *grad.shape[1:])
         return flat.index_copy_(0, slots, grad), None

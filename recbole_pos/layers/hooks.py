@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
@@ -19,6 +19,8 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 
 PROJECTIONS = ("query", "key", "value")
+# A query or key, [m, h, e]: a Tensor, or None where ``projections`` of the scheme leaves it out.
+Projected: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ class AttentionPosition(PositionScheme):
 
     def attend(
         self,
-        query: Tensor | None,
-        key: Tensor | None,
+        query: Projected,
+        key: Projected,
         value: Tensor,
         ctx: SequenceContext,
         dropout: Dropout,
@@ -123,9 +125,7 @@ class AttentionPosition(PositionScheme):
         """Replaces dot-product attention: packed [m, h, e] each, to [m, h, e]. None keeps it."""
         return None
 
-    def pair_weights(
-        self, query: Tensor | None, key: Tensor | None, ctx: SequenceContext
-    ) -> Tensor | None:
+    def pair_weights(self, query: Projected, key: Projected, ctx: SequenceContext) -> Tensor | None:
         """[b, h, t, t] aligned at the start, zero for the future: what ``attend`` sums values by.
 
         For schemes that replace attention by one with weights of its own, which depend on content,

@@ -7,10 +7,12 @@ Reference:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
@@ -68,8 +70,8 @@ class PointwiseAttention(MultiHeadAttention):
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """Q, K, V and U, [m, h, e] each."""
-        names = (*self.position.projections, "gate")
-        return F.silu(self._products(self.LayerNorm(x), names)).unbind(1)
+        product = self._one_product(self.LayerNorm(x), [*self.projections, self.gate])
+        return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """A, [b, h, t, t] aligned at the start; not normalised, and may be below zero."""
@@ -101,45 +103,42 @@ class _PointwiseAttention(torch.autograd.Function):
     """In chunks of sequences, forward and backward, so that no [b, h, t, t] is kept."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         ctx.n = n
         out = torch.empty_like(v)
         for part in _chunks(q):
-            weight = _weights(q[part], k[part], _of(bias, part), n)
+            weight = _weights(q[part], k[part], None if bias is None else _rows(bias, part), n)
             torch.matmul(weight, v[part], out=out[part])
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
-        wants_bias = ctx.needs_input_grad[3]
         grad_bias = None
-        if wants_bias:
+        if ctx.needs_input_grad[3]:
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
-        hidden = future_mask(q.size(2), q.device)
+        future = future_mask(q.size(2), q.device)
         for part in _chunks(q):
             logits = q[part] @ k[part].transpose(-1, -2)
             if bias is not None:
-                logits += _of(bias, part)
+                logits += _rows(bias, part)
             gate = logits.sigmoid()
-            weight = (logits * gate).masked_fill_(hidden, 0).div_(ctx.n)
+            weight = (logits * gate).masked_fill_(future, 0).div_(ctx.n)
             dout = grad[part]
             grads[2][part] = weight.transpose(-1, -2) @ dout
             # silu'(s) = sigmoid(s) (1 + s (1 - sigmoid(s)))
-            slope = (1 - gate).mul_(logits).add_(1).mul_(gate).masked_fill_(hidden, 0).div_(ctx.n)
+            slope = (1 - gate).mul_(logits).add_(1).mul_(gate).masked_fill_(future, 0).div_(ctx.n)
             dlogits = (dout @ v[part].transpose(-1, -2)).mul_(slope)
             grads[0][part] = dlogits @ k[part]
             grads[1][part] = dlogits.transpose(-1, -2) @ q[part]
-            if wants_bias:
-                target = _of(grad_bias, part)
+            if grad_bias is not None:
+                target = _rows(grad_bias, part)
                 target += dlogits.sum_to_size(target.shape)
-        return *grads, grad_bias.to(bias.dtype) if wants_bias else None, None
+        return *grads, None if grad_bias is None else grad_bias.to(bias.dtype), None
 
 
 def _chunks(q: Tensor) -> list[slice]:
@@ -149,9 +148,9 @@ def _chunks(q: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, b, rows)]
 
 
-def _of(bias: Tensor | None, part: slice) -> Tensor | None:
+def _rows(bias: Tensor, part: slice) -> Tensor:
     """The bias, [1 or b, 1 or h, t, t], of some sequences."""
-    return bias if bias is None or len(bias) == 1 else bias[part]
+    return bias if len(bias) == 1 else bias[part]
 
 
 def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 
@@ -20,7 +22,7 @@ class _CatalogueLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -58,18 +60,18 @@ class _CatalogueLoss(torch.autograd.Function):
                 if prior is not None:
                     probability -= prior
                 probability.scatter_add_(1, target, -beta)
-            if want_hidden:
+            if grad_hidden is not None:
                 torch.mm(probability, weight, out=grad_hidden[part])
-            if want_weight:
+            if grad_weight is not None:
                 grad_weight.addmm_(probability.t(), chunk / m)
-        if want_hidden:
+        if grad_hidden is not None:
             grad_hidden.div_(m)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return (total / m).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
         if not (grad.device.type == "cpu" and grad.item() == 1):  # spares a copy of the catalogue
             grads = [None if saved is None else saved * grad for saved in grads]

@@ -9,18 +9,26 @@ W^R is linear, so the mixture need not be formed: with V_j the value of head j,
     ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)              equations 6 to 8
 
 one sparse product for all heads, E M' e' multiplications, and a small dense one. The relations have
-no gradient; W^R gets its own from the dense part.
+no gradient; W^R gets its own from the dense part. Heads have values V_j of their own, as "relation
+dimension" (B.3) suggests.
+
+Relations of heads leave out the event itself, whose value the residual and self-attention carry;
+for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the own state:
+``user_update: replace``. With the smoothed state added at weight 1 instead, the items of ten other
+users stay in every state, and the layers above cannot weigh them down (results/attrformer.md); so
+its weight is learned, from 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.attention import (
     BlockOptions,
@@ -81,13 +89,13 @@ class SparseProduct:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, matrix: SparseProduct) -> Tensor:
+    def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
         ctx.matrix = matrix
         return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         matrix = ctx.matrix
         return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
 
@@ -174,12 +182,16 @@ class RelationAttention(MultiHeadAttention):
 
     def _read(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """[M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
+        assert relations.heads is not None  # a batch without any is not asked
         value = self.relation_value(x)  # [m, M' e']
         return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
 
 
 class RelationLayer(TransformerLayer):
     """One block of AttrFormer: relation-augmented attention, feed-forward, aggregation by users."""
+
+    multi_head_attention: RelationAttention
+    user_gate: nn.Parameter | None
 
     def __init__(
         self, options: BlockOptions, position: AttentionPosition, relations: RelationOptions

@@ -1,12 +1,18 @@
-"""Scalable cross-entropy: the loss of every position against the items that matter most to it."""
+"""Scalable cross-entropy: the loss of every position against the items that matter most to it.
+
+Buckets are exact: the largest products of 500,000 items with a bucket are a running top-k with a
+threshold, chunk by chunk, so [buckets, items] never exists. The gradient is made in the forward
+pass, as for full cross-entropy.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 
@@ -91,21 +97,21 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     buffer = rows.new_empty(n, min(width, total))
     for start in range(0, total, width):
         chunk = rows[start : start + width]
-        found = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
+        products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
         if best.size(1) < k or len(chunk) < width:
             where = torch.arange(start, start + len(chunk), device=rows.device).expand(n, -1)
         else:
-            found = found.view(n, GROUP, groups)
-            highest = found.amax(1)
+            products = products.view(n, GROUP, groups)
+            highest = products.amax(1)
             # "not below", so that values that are no numbers come through and end in the loss
             count = int((~(highest <= best.amin(1, keepdim=True))).sum(1).amax())
             if not count:
                 continue
             group = highest.topk(count, 1, sorted=False).indices[:, None].expand(-1, GROUP, -1)
-            found = found.gather(2, group).flatten(1)
+            products = products.gather(2, group).flatten(1)
             where = (group + member + start).flatten(1)
-        found, where = torch.cat([best, found], 1), torch.cat([index, where], 1)
-        best, kept = found.topk(min(k, found.size(1)), 1, sorted=False)
+        products, where = torch.cat([best, products], 1), torch.cat([index, where], 1)
+        best, kept = products.topk(min(k, products.size(1)), 1, sorted=False)
         index = where.gather(1, kept)
     return index
 
@@ -119,7 +125,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -129,7 +135,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
         for part in _parts(positions, items, hidden.size(1)):
-            _, _, logits = _others(hidden, weight, targets, positions[part], items[part])
+            _, _, logits = _bucket_logits(hidden, weight, targets, positions[part], items[part])
             losses[part] = logits.logsumexp(2) - losses[part]
         losses = losses.logaddexp(losses.new_zeros(()))
         largest = hidden.new_full((len(hidden),), -torch.inf)
@@ -150,19 +156,19 @@ class _BucketCrossEntropy(torch.autograd.Function):
                 grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
             for part in _parts(positions, items, hidden.size(1)):
                 where, which = positions[part], items[part]
-                rows, columns, logits = _others(hidden, weight, targets, where, which)
+                rows, columns, logits = _bucket_logits(hidden, weight, targets, where, which)
                 log_sum_exp = losses[part] + target_logit[where]
                 logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
-                if want_hidden:
+                if grad_hidden is not None:
                     grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
-                if want_weight:
+                if grad_weight is not None:
                     grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
         ctx.save_for_backward(grad_hidden, grad_weight)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
         if grad.device.type != "cpu" or grad.item() != 1:  # spares a copy of the catalogue
             grads = [None if g is None else g * grad for g in grads]
@@ -177,7 +183,7 @@ def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, n, step)]
 
 
-def _others(
+def _bucket_logits(
     hidden: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, items: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Positions [c, x, d] and items [c, y, d] of c buckets; logits [c, x, y] of all but targets."""

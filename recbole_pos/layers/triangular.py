@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 # Rows of a block: smaller ones skip more zeros, larger ones make faster products.
 BLOCK = {"cpu": 64, "cuda": 512}
@@ -19,7 +20,7 @@ class _TriangularProduct(torch.autograd.Function):
     """matrix @ x in blocks of rows; only blocks that touch the band are read or written."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, matrix: Tensor, x: Tensor, band: int) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, x: Tensor, band: int) -> Tensor:
         ctx.save_for_backward(matrix, x)
         ctx.band = band
         out = torch.empty_like(x)
@@ -29,7 +30,7 @@ class _TriangularProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix, x = ctx.saved_tensors
         grad = grad.contiguous()
         grad_matrix = torch.zeros_like(matrix)

@@ -12,21 +12,22 @@ are RecBole's, faster.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.model.sequential_recommender.gcsan import GCSAN
 from recbole.model.sequential_recommender.srgnn import SRGNN
 from torch import Tensor
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext, trimmed
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.values import Options
 
 
-class _Anchored:
+class _Anchored(SequentialRecommender):
     """Before a model of RecBole: graphs of its rows, in the form it takes them."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])

@@ -23,15 +23,17 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-What an event may read is said in one place, ``RelationLookup.order``; docs/models/attrformer.md
-tells why nothing of a user's future comes back to the user.
+What an event may read is said in one place, ``RelationLookup.order``; ``relations/lookup.py`` tells
+why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
+are of random windows (``length_pool: 1``): sorted by length, one of long histories would be a few
+of them, one of short histories many. Positions of section 3.1.3 count from the oldest event of a
+window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
@@ -50,7 +53,7 @@ from recbole_pos.layers.relations import RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import RelationLookup, Rows
-from recbole_pos.values import is_number
+from recbole_pos.values import Options, is_number
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 
@@ -62,7 +65,7 @@ class AttrFormer(PosSASRec):
 
     needs_events = True
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         declared = read_relations(config["relations"], dataset)
         self.declared = declared
         super().__init__(config, dataset)
@@ -93,7 +96,7 @@ class AttrFormer(PosSASRec):
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
-    def _notice_unread(self, config: Any) -> None:
+    def _notice_unread(self, config: Options) -> None:
         users = [relation.field for relation in self.declared if relation.source == "user"]
         if users and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
@@ -101,7 +104,7 @@ class AttrFormer(PosSASRec):
                 f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
             )
 
-    def _check_clock(self, config: Any, dataset: Any) -> None:
+    def _check_clock(self, config: Options, dataset: Dataset) -> None:
         """Relations by time, or in time, need one; a position scheme that does has asked before."""
         if self.needs_time:
             return
@@ -114,7 +117,7 @@ class AttrFormer(PosSASRec):
             return
         self.notices += check_clock(log, unit, instead=instead, across=across)
 
-    def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+    def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         users = [relation for relation in self.declared if relation.source == "user"]
         chosen = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         number = count(1)
@@ -131,7 +134,7 @@ class AttrFormer(PosSASRec):
 
         return block
 
-    def _targets(self, config: Any) -> tuple[list[float], float]:
+    def _targets(self, config: Options) -> tuple[list[float], float]:
         """beta of equation 17 and the weight of its prior."""
         betas, weight = config["future_weights"], config["prior_weight"]
         listed = isinstance(betas, (list, tuple)) and len(betas) > 0
@@ -173,6 +176,7 @@ class AttrFormer(PosSASRec):
             the rows; which of their events are trained (None: all); the places of the targets in
             the log, [k]; their items, [k].
         """
+        assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
         lengths = batch.lengths.cpu().numpy()
         # windows may overlap; an event is a source where it has a target of its own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from recbole.data.interaction import Interaction
@@ -12,14 +11,15 @@ from recbole.model.abstract_recommender import SequentialRecommender
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sce import scalable_cross_entropy
-from recbole_pos.values import SECONDS
+from recbole_pos.values import SECONDS, Options
 
 
-def loss_function(config: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
     kind = config["loss_type"]
     if kind == "CE":
@@ -48,7 +48,7 @@ class PosRecommender(SequentialRecommender):
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.notices: list[str] = []  # what to tell before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
@@ -86,7 +86,7 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
-            self._seconds(batch.times),
+            None if batch.times is None else self._seconds(batch.times),
             batch.items,
             width=batch.width,
         )
@@ -120,9 +120,9 @@ class PosRecommender(SequentialRecommender):
         times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times)
 
-    def _seconds(self, times: Tensor | None) -> Tensor | None:
+    def _seconds(self, times: Tensor) -> Tensor:
         """The time field in seconds."""
-        return times if times is None or self.time_unit == 1 else times * self.time_unit
+        return times if self.time_unit == 1 else times * self.time_unit
 
     def _last(self, interaction: Interaction) -> Tensor:
         times = None

@@ -10,6 +10,9 @@ session and to nothing else:
 - STAMP has no positions; with ``position: [nope]`` it is RecBole's.
 - SASRec learns a vector for each place from the start, which ``position`` replaces; with ``[lpe]``
   it is RecBole's.
+
+RecBole's STAMP starts with a small random vector for padding, which it never trains and adds up
+over a row; here it is zero, or scores would depend on the width of a batch.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from recbole.model.sequential_recommender.sasrec import SASRec
 from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import trimmed
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.build import row_encodings
+from recbole_pos.values import Options
 
 
 class EncodedEmbedding(nn.Embedding):
@@ -33,8 +38,7 @@ class EncodedEmbedding(nn.Embedding):
     list of items, as candidates are, becomes x.
 
     Args:
-        plain: item vectors, whose table is taken over; the row of padding becomes zero, since
-            STAMP sums over padding.
+        plain: item vectors, whose table is taken over; the row of padding becomes zero.
         schemes: input encodings with ``rows``.
     """
 
@@ -46,7 +50,7 @@ class EncodedEmbedding(nn.Embedding):
 
     def forward(self, items: Tensor) -> Tensor:
         x = super().forward(items)
-        encodings = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
+        encodings: list[Any] = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
         if items.dim() < 2 or not encodings:
             return x
         real = items > 0
@@ -69,7 +73,9 @@ class EncodedSTAMP(STAMP):
     """RecBole's STAMP with encodings of positions added to the session's items (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    item_embedding: nn.Embedding
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         schemes = _schemes(config, self.max_seq_length, self.embedding_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
@@ -83,7 +89,9 @@ class EncodedSASRec(SASRec):
     """RecBole's SASRec with other encodings of positions than its own (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    item_embedding: nn.Embedding
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         schemes = _schemes(config, self.max_seq_length, self.hidden_size)
         self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
@@ -94,7 +102,7 @@ class EncodedSASRec(SASRec):
         return super().forward(trimmed(item_seq, item_seq_len), item_seq_len)
 
 
-def _schemes(config: Any, max_length: int, d: int) -> nn.ModuleList:
+def _schemes(config: Options, max_length: int, d: int) -> nn.ModuleList:
     dimensions = Dimensions(
         max_length=max_length,
         hidden_size=d,

@@ -3,6 +3,8 @@
 RecBole makes a row of every target, runs the model over the whole history and reads the state after
 its newest event (``gather_indexes``). Where states are made from the events up to them alone, the
 states on the way are those of the shorter histories, so one pass over a window trains them all.
+For histories of up to L events that is the loss of RecBole's rows, term by term, but for padding,
+which RecBole counts as a candidate.
 """
 
 from __future__ import annotations

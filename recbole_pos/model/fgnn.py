@@ -15,19 +15,20 @@ follows itself:
 Graphs are those of ``layers/graph.py``, the first two lines ``WGAT``, the third ``GRUSet2Set`` in
 ``layers/wgat.py``. With ``anchors: True`` the anchors of PosRec that send, the first and repeated
 items, have edges to all nodes, their distances the weights (Figures 5 and 6 of the PosRec paper).
+Nodes attend to N_in alone, so the last item is no anchor here.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.layers.wgat import WGAT, GRUSet2Set
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.values import Options
 
 
 class FGNN(PosRecommender):
@@ -37,7 +38,7 @@ class FGNN(PosRecommender):
 
     causal = False
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         d = config["hidden_size"]
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]

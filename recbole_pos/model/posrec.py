@@ -27,10 +27,12 @@ Figure 3 and 4's encodings are ``position``, Figure 5 and 6's PosRec-ANC is ``an
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import cast
 
 from torch import Tensor, nn
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
@@ -38,8 +40,10 @@ from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.build import row_encodings
 from recbole_pos.position.compose import Compose
+from recbole_pos.values import Options
 
 
 class PosRec(PosRecommender):
@@ -49,7 +53,7 @@ class PosRec(PosRecommender):
 
     causal = False
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
         d = options.hidden_size
@@ -79,7 +83,7 @@ class PosRec(PosRecommender):
         for layer in self.graph_layers:
             x = layer(x, weights, graph.nodes)
         hidden = x
-        for scheme in self.position_embedding:
+        for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             length = ctx.lengths[graph.nodes.row]
             hidden = hidden + scheme.rows(graph.first, graph.age, length)
         return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
 from recbole_pos.data.attributes import item_attribute
 from recbole_pos.data.clock import check_clock
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import (
     BlockOptions,
     TransformerEncoder,
@@ -26,6 +26,7 @@ from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import shortest_period
+from recbole_pos.values import Options
 
 BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer}
 
@@ -38,7 +39,7 @@ class PosSASRec(PosRecommender):
     weights of the latter load strictly and give the same outputs.
     """
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
@@ -68,7 +69,7 @@ class PosSASRec(PosRecommender):
             fastest = shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
-    def _block(self, config: Any) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
+    def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """What builds the blocks, called once a layer from the first on."""
         return BLOCKS[config["block"]]
 

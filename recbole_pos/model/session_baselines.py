@@ -8,8 +8,6 @@ Networks" (ICLR 2016), and Li et al., "Neural Attentive Session-based Recommenda
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
@@ -22,7 +20,9 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.model.session_pop import Untrained
+from recbole_pos.values import Options
 
 
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
@@ -36,10 +36,10 @@ def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray
     Returns:
         [items, k] ids, 0 where there are fewer; [items, k] similarities, 0 there.
     """
-    found = (events > 0).astype(np.float64)
-    together = (found.T @ found).tocoo()
+    present = (events > 0).astype(np.float64)
+    together = (present.T @ present).tocoo()
     row, column = together.row, together.col
-    norm = np.sqrt(np.asarray(found.sum(axis=0)).ravel())
+    norm = np.sqrt(np.asarray(present.sum(axis=0)).ravel())
     similarity = together.data / (norm[row] * norm[column] + shrink)
     others = row != column
     row, column, similarity = row[others], column[others], similarity[others]
@@ -59,7 +59,7 @@ class SessionKNN(Untrained):
     """Item-KNN for sessions: the items most like the session's last item, by common sessions
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         items, values = nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
         # counted anew from the training data that a checkpoint belongs to
@@ -79,7 +79,7 @@ class SessionBPR(SequentialRecommender):
 
     input_type = InputType.PAIRWISE
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.item_embedding = nn.Embedding(self.n_items, config["embedding_size"], padding_idx=0)
         self.loss = BPRLoss()
@@ -110,7 +110,7 @@ class SessionFPMC(FPMC):
     """FPMC without users: RecBole's, with the Markov chain from the last item alone (Li et
     al., "Neural Attentive Session-based Recommendation", CIKM 2017)."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         del self.UI_emb, self.IU_emb
 

@@ -6,8 +6,6 @@ Reference:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
@@ -15,7 +13,9 @@ from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.utils import InputType
 from torch import Tensor, nn
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
+from recbole_pos.values import Options
 
 
 class Untrained(SequentialRecommender):
@@ -23,7 +23,7 @@ class Untrained(SequentialRecommender):
 
     input_type = InputType.POINTWISE
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.nothing = nn.Parameter(torch.zeros(1))  # an optimiser wants a parameter
 
@@ -41,7 +41,7 @@ class SPop(Untrained):
     """Session popularity: the items seen most often in the session, ties by overall popularity
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
-    def __init__(self, config: Any, dataset: Any) -> None:
+    def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         trained = dataset.log.items.numpy()[dataset.part == TRAIN]
         counts = np.bincount(trained, minlength=self.n_items)

@@ -17,12 +17,13 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.every_position import every_position_loss
 from recbole_pos.model.masked_events import masked_event_loss
 from recbole_pos.model.models import CAUSAL_BUILTINS
+from recbole_pos.values import Options
 
 
 class Rows:
     """Any model of RecBole: rows, by its own loss."""
 
-    def __init__(self, config: Any, model: Any) -> None:
+    def __init__(self, config: Options, model: Any) -> None:
         self.config, self.model = config, model
 
     def needs(self) -> Needs:
@@ -78,7 +79,7 @@ ADAPTERS: dict[str, type[Rows]] = {
 }
 
 
-def adapter(config: Any, model: Any) -> Rows:
+def adapter(config: Options, model: Any) -> Rows:
     """Of a model, by its class."""
     if isinstance(model, PosRecommender):
         return Own(config, model)

@@ -52,7 +52,7 @@ class TimeIntervalAttention(AttentionPosition):
     ) -> Tensor:
         _, h, e = value.shape
         weight = dropout(self.pair_weights(query, key, ctx))
-        value = value + self._of_places(self.position_value, ctx).view(-1, h, e)
+        value = value + self._by_age(self.position_value, ctx).view(-1, h, e)
         v = ctx.pad(value, "start").transpose(1, 2)  # [b, h, t, e]
         summed = weight.new_zeros(*weight.shape[:-1], self.longest + 1)
         summed = summed.scatter_add(-1, self._intervals(h, ctx), weight)
@@ -62,23 +62,23 @@ class TimeIntervalAttention(AttentionPosition):
 
     def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor:
         _, h, e = query.shape
-        key = key + self._of_places(self.position_key, ctx).view(-1, h, e)
+        key = key + self._by_age(self.position_key, ctx).view(-1, h, e)
         block = ctx.pad(torch.stack((query, key), 1), "start")
         q, k = (part.transpose(1, 2) for part in block.unbind(2))  # [b, h, t, e]
         by_time = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         by_time = by_time.gather(-1, self._intervals(h, ctx))
         logits = (q @ k.transpose(-1, -2) + by_time) / math.sqrt(e)
-        hidden = future_mask(ctx.width, q.device)
-        return logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        future = future_mask(ctx.width, q.device)
+        return logits.masked_fill(future, -torch.inf).softmax(-1)
 
-    def _of_places(self, table: Tensor, ctx: SequenceContext) -> Tensor:
+    def _by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
         """[m, d] rows of a table [n, d] by how many events are newer."""
         return table[self.max_length - 1 - ctx.age]
 
     def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
         """[b, h, t, t] r_ij, the same for all heads."""
-        found = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
-        return found[:, None].expand(-1, heads, -1, -1)
+        of_pairs = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
+        return of_pairs[:, None].expand(-1, heads, -1, -1)
 
 
 def intervals(ctx: SequenceContext, longest: int) -> Tensor:
@@ -118,6 +118,7 @@ class DecoupledAttributes(AttentionPosition):
         self.position = learned_table(dimensions, dimensions.hidden_size)
         self.tables = nn.ParameterList()
         for number, field in enumerate(self.fields):
+            assert dimensions.attribute is not None
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{number}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
@@ -137,10 +138,10 @@ class DecoupledAttributes(AttentionPosition):
             real = (tokens > 0).to(table.dtype)
             total = (table[tokens] * real[..., None]).sum(1)
             vectors.append(total / real.sum(1, keepdim=True).clamp(min=1))
-        logits = 0
+        logits: list[Tensor] = []  # of each field
         for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = ctx.pad(pair.view(len(pair), 2, self.n_heads, -1), "start").transpose(1, 3)
             left, right = block.unbind(2)  # [b, h, t, e_f]
-            logits = logits + left @ right.transpose(-1, -2) / math.sqrt(left.size(-1))
-        return logits.to(q.dtype)
+            logits.append(left @ right.transpose(-1, -2) / math.sqrt(left.size(-1)))
+        return sum(logits[1:], logits[0]).to(q.dtype)

@@ -39,6 +39,8 @@ class ALiBi(DistanceBias):
     power of two, followed by every other slope of twice as many heads.
     """
 
+    slopes: Tensor
+
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         h = dimensions.n_heads
@@ -64,6 +66,7 @@ class T5Bias(DistanceBias):
     """
 
     options = ("t5_buckets", "t5_max_distance")
+    bucket: Tensor
 
     def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from recbole_pos.layers.hooks import (
 from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.contextual import NoPosition
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.values import Options
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,7 @@ class Schemes:
     needs_time: bool
 
 
-def build_schemes(
-    position: str | list[str], dimensions: Dimensions, options: Mapping[str, Any]
-) -> Schemes:
+def build_schemes(position: str | list[str], dimensions: Dimensions, options: Options) -> Schemes:
     """Build the named schemes.
 
     Args:
@@ -46,7 +45,8 @@ def build_schemes(
     Raises:
         UsageError: for an unknown name, a bad option, or schemes that cannot share a layer.
     """
-    classes = {name: SCHEMES[name] for name in scheme_names(position)}
+    names = scheme_names(position)
+    classes: dict[str, type[PositionScheme]] = {name: SCHEMES[name] for name in names}
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
 
@@ -72,7 +72,7 @@ def build_schemes(
 
 
 def row_encodings(
-    position: str | list[str], dimensions: Dimensions, options: Mapping[str, Any]
+    position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
     """The named schemes, for a model in which events have no other place than at the input.
 
@@ -82,18 +82,16 @@ def row_encodings(
         UsageError: for what :func:`build_schemes` refuses, and any other scheme.
     """
     schemes = build_schemes(position, dimensions, options)
-    found = schemes.input
-    inputs = list(found.schemes.values()) if isinstance(found, ComposeInput) else [found]
-    others = [
-        name
-        for name, scheme in schemes.attention().schemes.items()
-        if not isinstance(scheme, NoPosition)
-    ]
-    others += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
-    if others:
+    inputs: list[nn.Module] = [schemes.input]
+    if isinstance(schemes.input, ComposeInput):
+        inputs = list(schemes.input.schemes.values())
+    attention = schemes.attention().parts()
+    unfit = [name for name, scheme in attention.items() if not isinstance(scheme, NoPosition)]
+    unfit += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
+    if unfit:
         raise UsageError(
             f"position: {position!r}: only encodings that are rows by position fit this model, "
-            f"which {', '.join(others)} is not"
+            f"which {', '.join(unfit)} is not"
         )
     return nn.ModuleList(inputs)
 
@@ -113,7 +111,7 @@ def describe(name: str, n_layers: int = 2) -> Description:
 
     A scheme that replaces attention also saves projections of the layer, which are not counted.
     """
-    cls = SCHEMES[name]
+    cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
     )
@@ -122,7 +120,7 @@ def describe(name: str, n_layers: int = 2) -> Description:
     distinct = {p for module in (schemes.input, *layers) for p in module.parameters()}
     if issubclass(cls, InputPosition):
         place = "input"
-    elif replaces_attention(cls):
+    elif issubclass(cls, AttentionPosition) and replaces_attention(cls):
         place = "replaces attention"
     else:
         hooks = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from recbole_pos.layers.hooks import (
     PROJECTIONS,
     AttentionPosition,
     InputPosition,
+    Projected,
     replaces_attention,
 )
 
@@ -39,49 +41,50 @@ class Compose(AttentionPosition):
             )
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
 
-    def parts(self) -> Mapping[str, AttentionPosition]:
-        return dict(self.schemes.items())
+    def parts(self) -> dict[str, AttentionPosition]:
+        return dict(cast("Iterable[tuple[str, AttentionPosition]]", self.schemes.items()))
 
     def share_with(self, first: Compose) -> None:
-        for name, scheme in self.schemes.items():
-            scheme.share_with(first.schemes[name])
+        theirs = first.parts()
+        for name, scheme in self.parts().items():
+            scheme.share_with(theirs[name])
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        for scheme in self.schemes.values():
+        for scheme in self.parts().values():
             q, k = scheme.rotate(q, k, ctx)
         return q, k
 
     def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes.values():
+        for scheme in self.parts().values():
             k = scheme.mix_keys(k, ctx)
         return k
 
     def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        for scheme in self.schemes.values():
+        for scheme in self.parts().values():
             v = scheme.mix_values(v, ctx)
         return v
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
-        biases = [scheme.bias(q, k, ctx) for scheme in self.schemes.values()]
-        biases = [bias for bias in biases if bias is not None]
+        given = (scheme.bias(q, k, ctx) for scheme in self.parts().values())
+        biases = [bias for bias in given if bias is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
     def attend(
         self,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor | None,
+        query: Projected,
+        key: Projected,
+        value: Tensor,
         ctx: SequenceContext,
         dropout: Dropout,
     ) -> Tensor | None:
-        for scheme in self.schemes.values():
+        for scheme in self.parts().values():
             out = scheme.attend(query, key, value, ctx, dropout)
             if out is not None:
                 return out
         return None
 
-    def pair_weights(self, query: Tensor, key: Tensor, ctx: SequenceContext) -> Tensor | None:
-        for scheme in self.schemes.values():
+    def pair_weights(self, query: Projected, key: Projected, ctx: SequenceContext) -> Tensor | None:
+        for scheme in self.parts().values():
             weights = scheme.pair_weights(query, key, ctx)
             if weights is not None:
                 return weights

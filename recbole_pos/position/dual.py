@@ -64,10 +64,10 @@ class CountedEncoding(PositionEncoding):
         ends = torch.broadcast_tensors(forward, backward, length - 1)
         row = dict(zip(("forward", "backward", "length"), ends, strict=True))
         slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        found = [nn.functional.embedding(row[count], table) for count, table in slices]
-        if self.added or len(found) == 1:
-            return sum(found[1:], found[0])
-        return torch.cat(found, dim=-1)
+        columns = [nn.functional.embedding(row[count], table) for count, table in slices]
+        if self.added or len(columns) == 1:
+            return sum(columns[1:], columns[0])
+        return torch.cat(columns, dim=-1)
 
 
 class FixedEncoding(CountedEncoding):

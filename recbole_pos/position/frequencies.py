@@ -49,6 +49,8 @@ class FrequencyBank(nn.Module):
             paper's a_k and b_k, which stand outside the ladder, so that products may cross.
     """
 
+    start: Tensor  # of fixed frequencies alone
+
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         super().__init__()
         self.learn = learn

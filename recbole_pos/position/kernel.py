@@ -23,6 +23,8 @@ from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, tri
 class Factor(nn.Module):
     """A learned lower-triangular [n, n] matrix; the identity when fresh."""
 
+    weight: nn.Parameter
+
     def matrix(self, t: int) -> Tensor:
         """The last t rows and columns, [t, t]."""
         raise NotImplementedError
@@ -41,6 +43,8 @@ class Factor(nn.Module):
 
 class FullFactor(Factor):
     """One weight for every pair of positions: n (n + 1) / 2 parameters, row by row."""
+
+    place: Tensor
 
     def __init__(self, n: int) -> None:
         super().__init__()

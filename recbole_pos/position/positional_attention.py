@@ -139,6 +139,8 @@ class FactorizedPositionMatrix(LearnedAttention):
 class FixedPattern(PositionalAttention):
     """Base of the handcrafted patterns of the FPARec paper's ablation (section 4.4, appendix B)."""
 
+    A: Tensor
+
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         n = dimensions.max_length

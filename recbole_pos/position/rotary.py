@@ -47,6 +47,8 @@ class RotaryPosition(AttentionPosition):
     """
 
     options = ("rope_base",)
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
         super().__init__()

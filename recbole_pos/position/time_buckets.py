@@ -5,10 +5,12 @@ Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.context import SequenceContext
@@ -116,14 +118,14 @@ class _Lookup(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, table: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx: Any, table: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
         ctx.size = len(table)
         return table.repeat(LANES).index_select(0, place.flatten()).view(place.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (place,) = ctx.saved_tensors
         size = chunk_elements(grad.device)
         total = grad.new_zeros(ctx.size)

@@ -84,8 +84,10 @@ class TimeRotaryPosition(AngularPosition):
         super().__init__()
         self.time_unit = time_options["time_unit"]
         planes = planes_of(dimensions, "time_rope")
-        self.bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
-        self.key = tuple(time_options.values()) if self.bank.is_fixed else None
+        bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
+        assert bank is not None  # a head has a plane at least
+        self.bank = bank
+        self.key = tuple(time_options.values()) if bank.is_fixed else None
         self.heads = dimensions.n_heads
         self.fresh_periods = self.time_periods()
 
@@ -170,7 +172,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             by_order, by_time = (0, planes) if turned_by_time else (planes, 0)
         # the effective form learns the products of gate and frequency: they start where early does
         folded = (1 - gate_value, gate_value) if fusion == "effective" else (1.0, 1.0)
-        learned = {"learn": learn_frequencies, "scaled": learn_scales}
+        learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
         self.order = order_bank(by_order, rope_base, rope_scale * folded[0], **learned)
         self.clock = time_bank(by_time, **time_options, factor=folded[1], **learned)
         self.gate_logit = None
@@ -197,6 +199,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         order = None if self.order is None else self.order()[None]
         time = None if self.clock is None else self.clock()[None]
         if self.fusion == "early":
+            assert order is not None and time is not None  # both turn every plane
             share = self.time_share()
             order, time = (1 - share) * order, share * time
         return order, time

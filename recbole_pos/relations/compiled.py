@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.relations import tables
 from recbole_pos.relations.declare import POSITION, TIME, Relation
 from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
@@ -70,7 +70,7 @@ class NumberRelation:
 
 
 def compile_relation(
-    relation: Relation, dataset: Any, seconds: float, longest: int, notices: list[str]
+    relation: Relation, dataset: Dataset, seconds: float, longest: int, notices: list[str]
 ) -> TableRelation | NumberRelation:
     """A relation of items or events, ready to be looked up.
 
@@ -96,7 +96,7 @@ def compile_relation(
 
 
 def compile_users(
-    relations: Sequence[Relation], dataset: Any, notices: list[str]
+    relations: Sequence[Relation], dataset: Dataset, notices: list[str]
 ) -> RelationTable | None:
     """The mean of all relations of users, R^U of section 3.1.3; a missing attribute counts as 0."""
     if not relations:
@@ -112,7 +112,7 @@ def compile_users(
 
 
 def _classes(
-    relation: Relation, dataset: Any, notices: list[str]
+    relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
     """Classes of items, users or events, and their relations (equation 10)."""
     group, matrix = _related(relation, dataset)
@@ -120,13 +120,13 @@ def _classes(
     return group, matrix
 
 
-def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matrix]:
+def _related(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp.csr_matrix]:
     column = _column(relation.field, relation.table, dataset)
     if relation.kind == "categorical":
         group, hot = tables.multi_hot(column)
         if relation.within is None:
             return group, tables.categorical(hot, relation.field)
-        relate = partial(tables.dot_products, hot)
+        relate: Callable[[np.ndarray, np.ndarray], np.ndarray] = partial(tables.dot_products, hot)
     else:
         group, values = tables.number_classes(column)
         if relation.within is None:
@@ -140,7 +140,7 @@ def _related(relation: Relation, dataset: Any) -> tuple[np.ndarray, sp.csr_matri
     return tables.restrict_within(group, relate, shared, condition, relation.field)
 
 
-def _notice_nothing(relation: Relation, known: bool, dataset: Any, notices: list[str]) -> None:
+def _notice_nothing(relation: Relation, known: bool, dataset: Dataset, notices: list[str]) -> None:
     if not known:
         both = f" and {relation.within}" if relation.within else ""
         notices.append(
@@ -149,7 +149,7 @@ def _notice_nothing(relation: Relation, known: bool, dataset: Any, notices: list
         )
 
 
-def _column(field: str, table: str, dataset: Any) -> np.ndarray:
+def _column(field: str, table: str, dataset: Dataset) -> np.ndarray:
     """A field of things by their id, or of events by their place in the log; NaN where missing."""
     feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
     column = feat[field].numpy()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
+from recbole_pos.data.protocols import Fields
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest
 
@@ -43,7 +44,7 @@ class Relation:
     scales: tuple[float, ...]
 
 
-def read_relations(given: Any, dataset: Any) -> list[Relation]:
+def read_relations(given: Any, dataset: Fields) -> list[Relation]:
     """The option ``relations`` against the fields of a dataset.
 
     Args:
@@ -55,16 +56,16 @@ def read_relations(given: Any, dataset: Any) -> list[Relation]:
     """
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"relations: expected a list such as [{{field: brand}}], found {given!r}")
-    found: list[Relation] = []
+    relations: list[Relation] = []
     for entry in given:
         relation = _read(entry, dataset)
-        if any(relation.field == other.field for other in found):
+        if any(relation.field == other.field for other in relations):
             raise UsageError(f"relations: field {relation.field!r} is given twice")
-        found.append(relation)
-    return found
+        relations.append(relation)
+    return relations
 
 
-def _read(entry: Any, dataset: Any) -> Relation:
+def _read(entry: Any, dataset: Fields) -> Relation:
     entry = {"field": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, Mapping):
         raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
@@ -113,7 +114,7 @@ def _read(entry: Any, dataset: Any) -> Relation:
     )
 
 
-def _table(field: str, dataset: Any) -> str:
+def _table(field: str, dataset: Fields) -> str:
     """The table a field stands in; a field called time or position wins over the built-in one."""
     if field in loaded_fields(dataset):
         return TIME if field == dataset.time_field else table_of(field, dataset)
@@ -122,7 +123,7 @@ def _table(field: str, dataset: Any) -> str:
     raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _kind(field: str, table: str, dataset: Any, where: str) -> str:
+def _kind(field: str, table: str, dataset: Fields, where: str) -> str:
     if table in (POSITION, TIME):
         return "numerical"
     ftype = dataset.field2type[field].value
@@ -135,7 +136,7 @@ def _kind(field: str, table: str, dataset: Any, where: str) -> str:
     return "numerical" if ftype == "float" else "categorical"
 
 
-def _by_type(field: str, table: str, dataset: Any) -> str:
+def _by_type(field: str, table: str, dataset: Fields) -> str:
     """Why a field is of its kind, and what makes it another."""
     if table in (POSITION, TIME):
         return ""
@@ -153,7 +154,7 @@ def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, wher
     return value
 
 
-def _within(within: Any, table: str, dataset: Any, where: str) -> str | None:
+def _within(within: Any, table: str, dataset: Fields, where: str) -> str | None:
     if within is None:
         return None
     if table not in ("item", "user"):

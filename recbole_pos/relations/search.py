@@ -101,43 +101,51 @@ class _Sources:
         self.own = _Runs(known, (cell * self.chains + order.chain[known]) * len(order) + known)
         source = known[order.source[known]] if across else known[:0]
         cell, user, rank = self._cell(local[source], source), order.user, order.rank
-        self.others = _Runs(source, cell * self.ranks + rank[source])
-        self.of_user = _Runs(source, (cell * self.users + user[source]) * self.ranks + rank[source])
+        self.sources = _Runs(source, cell * self.ranks + rank[source])
+        self.by_user = _Runs(source, (cell * self.users + user[source]) * self.ranks + rank[source])
 
     def _cell(self, kind: np.ndarray, event: np.ndarray) -> np.ndarray:
         """Class and column as one number."""
         return kind * self.width + self.column[event]
 
-    def look(self, kind: np.ndarray, reader: np.ndarray) -> _Found:
+    def readable(self, kind: np.ndarray, reader: np.ndarray) -> _Readable:
         """What each of ``reader`` may read of its class of ``kind``."""
         order, here = self.order, self._cell(kind, reader)
         begin = (here * self.chains + order.chain[reader]) * len(order)
         own_end, own_count = self.own.between(begin, begin + reader)
         begin = here * self.ranks
-        end, count = self.others.between(begin, begin + order.rank[reader])
+        all_end, all_count = self.sources.between(begin, begin + order.rank[reader])
         begin = (here * self.users + order.user[reader]) * self.ranks
-        _, mine = self.of_user.between(begin, begin + order.rank[reader])
-        return _Found(own_end, own_count, end, count, mine)
+        _, own_among_all = self.by_user.between(begin, begin + order.rank[reader])
+        return _Readable(own_end, own_count, all_end, all_count, own_among_all)
 
-    def take(
-        self, found: _Found, take: np.ndarray, reader: np.ndarray, value: np.ndarray
+    def newest(
+        self, runs: _Readable, wanted: np.ndarray, reader: np.ndarray, value: np.ndarray
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """The newest events of what was found: [n, 2] of the own chain and of other users."""
-        yield _newest(self.own, found.own_end, take[:, 0], reader, value)
-        mine, count = found.mine, found.count
-        user = self.order.user
-        yield _newest(self.others, found.end, take[:, 1], reader, value, user, mine, count)
+        """The newest events of runs, [n, 2] ``wanted`` of the own chain and of other users."""
+        yield _newest(self.own, runs.own_end, wanted[:, 0], reader, value)
+        skipped = _OwnEvents(self.order.user, runs.all_count, runs.own_among_all)
+        yield _newest(self.sources, runs.all_end, wanted[:, 1], reader, value, skipped)
 
 
-class _Found(NamedTuple):
+class _Readable(NamedTuple):
     """Where runs end and how many events they have: the own chain's, and those of all users, of
-    which ``mine`` are the reader's own and not read."""
+    which ``own_among_all`` are the reader's own and not read."""
 
     own_end: np.ndarray
     own_count: np.ndarray
-    end: np.ndarray
-    count: np.ndarray
-    mine: np.ndarray
+    all_end: np.ndarray
+    all_count: np.ndarray
+    own_among_all: np.ndarray
+
+
+class _OwnEvents(NamedTuple):
+    """What tells a reader's own events in runs of all users: [m] the user of every event, and the
+    last two of :class:`_Readable`."""
+
+    user: np.ndarray
+    all_count: np.ndarray
+    own_among_all: np.ndarray
 
 
 def top_relations(
@@ -179,10 +187,10 @@ def top_relations(
         looked = np.minimum(last[active] - cursor[active], classes)
         pair = gather_index(cursor[active], looked)
         reader = np.repeat(active, looked)
-        found = sources.look(related[pair], reader)
-        take = _shares(found, need[reader], looked)
-        parts += sources.take(found, take, reader, strength[pair])
-        np.subtract.at(need, reader, take.sum(1))
+        runs = sources.readable(related[pair], reader)
+        wanted = _shares(runs, need[reader], looked)
+        parts += sources.newest(runs, wanted, reader, strength[pair])
+        np.subtract.at(need, reader, wanted.sum(1))
         cursor[active] += looked
         active = active[(need[active] > 0) & (cursor[active] < last[active])]
         classes *= 4
@@ -192,15 +200,15 @@ def top_relations(
     return Edges(reader[by_reader], source[by_reader], value[by_reader])
 
 
-def _shares(found: _Found, need: np.ndarray, looked: np.ndarray) -> np.ndarray:
+def _shares(runs: _Readable, need: np.ndarray, looked: np.ndarray) -> np.ndarray:
     """[n, 2] how many events to take of each class, its own chain before other users.
 
     Args:
-        found: what there is, reader by reader, class by class.
+        runs: what there is, reader by reader, class by class.
         need: [n] what the reader of each class still needs.
         looked: [readers] how many classes of each reader there are.
     """
-    available = np.stack((found.own_count, found.count - found.mine), 1).reshape(-1)
+    available = np.stack((runs.own_count, runs.all_count - runs.own_among_all), 1).reshape(-1)
     before = np.cumsum(available) - available
     first = 2 * (np.cumsum(looked) - looked)
     before -= np.repeat(before[first[looked > 0]], 2 * looked[looked > 0])
@@ -225,29 +233,29 @@ def _related(
 def _newest(
     runs: _Runs,
     end: np.ndarray,
-    take: np.ndarray,
+    wanted: np.ndarray,
     reader: np.ndarray,
     value: np.ndarray,
-    user: np.ndarray | None = None,
-    mine: np.ndarray | None = None,
-    count: np.ndarray | None = None,
+    skipped: _OwnEvents | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The last ``take`` events of every run, newest first; with ``user``, of other users alone.
+    """The last ``wanted`` events of every run, newest first, those ``skipped`` not counted.
 
-    Of the last take + mine events of a run at most ``mine`` are the reader's own.
+    Of the last wanted + own_among_all events of a run at most own_among_all are the reader's own.
     """
-    some = np.flatnonzero(take)
-    end, take, reader, value = end[some], take[some], reader[some], value[some]
-    fetch = take if mine is None else np.minimum(take + mine[some], count[some])
+    some = np.flatnonzero(wanted)
+    end, wanted, reader, value = end[some], wanted[some], reader[some], value[some]
+    fetch = wanted
+    if skipped is not None:
+        fetch = np.minimum(wanted + skipped.own_among_all[some], skipped.all_count[some])
     nth = np.arange(int(fetch.sum())) - np.repeat(np.cumsum(fetch) - fetch, fetch)
     event = runs.events[np.repeat(end, fetch) - 1 - nth]
     run = np.repeat(np.arange(len(some)), fetch)
-    if user is not None:
-        other = user[event] != user[reader[run]]
+    if skipped is not None:
+        other = skipped.user[event] != skipped.user[reader[run]]
         event, run = event[other], run[other]
         size = np.bincount(run, minlength=len(some))
         nth = np.arange(len(run)) - np.repeat(np.cumsum(size) - size, size)
-        keep = nth < take[run]
+        keep = nth < wanted[run]
         event, run = event[keep], run[keep]
     return reader[run], event, value[run]
 

@@ -68,8 +68,8 @@ class RelationTable:
     def matrix(self) -> sp.csr_matrix:
         """[classes, classes] the relations, sorted by number."""
         n = len(self.indptr) - 1
-        found = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
-        return found.sorted_indices()
+        matrix = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
+        return matrix.sorted_indices()
 
 
 def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
@@ -102,22 +102,23 @@ def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     """[n] the same, pair by pair: classes i and j, both [n]."""
     parts = [slice(start, start + PART) for start in range(0, max(len(i), 1), PART)]
-    found = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
-    return np.asarray(np.concatenate(found)).reshape(-1)
+    products = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
+    return np.asarray(np.concatenate(products)).reshape(-1)
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
     """exp(-|z_i - z_j| / r_norm), the mean over several r_norm (equation 10, appendix A.2)."""
     difference = np.abs(difference)
-    return sum(np.exp(-difference / scale) for scale in scales) / len(scales)
+    each = [np.exp(-difference / scale) for scale in scales]
+    return sum(each[1:], each[0]) / len(each)
 
 
 def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[things] classes of equal numbers (0 for what is not finite: missing), [classes] values."""
     known = np.isfinite(column)
-    values, found = np.unique(column[known], return_inverse=True)
+    values, place = np.unique(column[known], return_inverse=True)
     group = np.zeros(len(column), dtype=np.int64)
-    group[known] = found + 1
+    group[known] = place + 1
     return group, np.concatenate(([np.nan], values))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from recbole_pos.data.dataset import Kind
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
@@ -89,7 +90,7 @@ def _prepare(
     """The trained model and a row for every user, in the order asked for."""
     ids: np.ndarray | None = None
 
-    def next_events(dataset: Any) -> Any:
+    def next_events(dataset: Kind) -> Kind:
         nonlocal ids
         ids = None if users is None else _ids(dataset, users)
         return dataset.with_next(ids)
@@ -102,7 +103,7 @@ def _prepare(
     return made
 
 
-def _ids(dataset: Any, users: Sequence[str]) -> np.ndarray:
+def _ids(dataset: Dataset, users: Sequence[str]) -> np.ndarray:
     """Ids of users by name, each once."""
     users = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
     known = dataset.field2token_id[dataset.uid_field]

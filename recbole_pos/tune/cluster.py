@@ -23,7 +23,7 @@ def _no_stacks(record: logging.LogRecord) -> bool:
     checkpoint is registered before that.
     """
     text = str(record.msg)
-    gone = bool(record.exc_info) and isinstance(record.exc_info[1], FileNotFoundError)
+    gone = record.exc_info is not None and isinstance(record.exc_info[1], FileNotFoundError)
     again = "Error handling checkpoint" in text and gone
     return not (text.startswith("Trial task failed") or again)
 
@@ -49,7 +49,11 @@ def connect(address: str | None) -> bool:
         noisy.addFilter(_no_stacks)
     if ray.is_initialized():
         return False
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": True,
+    }
     if address is not None:
         _require_answer(address)
     sigterm = signal.getsignal(signal.SIGTERM)

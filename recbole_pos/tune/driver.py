@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import tune
@@ -95,7 +95,7 @@ def search(
         TrainingError: if every trial failed.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    told = arguments(settings or SearchArguments(), given)
+    told = cast(SearchArguments, arguments(settings or SearchArguments(), given))
     if told.resume is not None:
         _require_nothing_else(told, model, dataset, space, config_file_list, config_dict)
         folder = SearchFolder(told.resume)
@@ -161,7 +161,7 @@ def _tuner(
             model=settings.model,
             dataset=settings.dataset,
             base=settings.base,
-            takes={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
+            resources={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
             nproc=settings.nproc,
             packed=pack(settings.model),
             data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to

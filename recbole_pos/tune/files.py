@@ -95,13 +95,13 @@ def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
 
 
 def _space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
-    parameters, fixed, lines = [], {}, {}
+    parameters, fixed, lines = [], {}, dict[str, str]()
     for name, value, where in entries:
         _require_new(name, where, lines)
         lines[name] = where
-        found = _parameter(name, value, where)
-        if found:
-            parameters.append(found)
+        parameter = _parameter(name, value, where)
+        if parameter:
+            parameters.append(parameter)
         else:
             fixed[name] = value
     return Space(parameters, fixed, lines)
@@ -147,7 +147,7 @@ def _recbole(path: Path, text: str) -> Space:
     Ends of loguniform are natural logarithms there (hyperopt's), values here. RecBole skips lines
     with fewer than three words in silence; only empty ones and comments are skipped here.
     """
-    parameters, lines = [], {}
+    parameters, lines = [], dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"
         words = line.split(maxsplit=2)

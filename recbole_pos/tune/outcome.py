@@ -58,7 +58,8 @@ def collect(path: str, grid: Any = None) -> list[Trial]:
         TrainingError: if no process of Ray's could even start one of them.
     """
     analysis = tune.ExperimentAnalysis(path)
-    results = {_folder(r): r for r in (tune.ResultGrid(analysis) if grid is None else grid)}
+    saved: Any = tune.ResultGrid(analysis) if grid is None else grid
+    results = {_folder(r): r for r in saved}
     begun = [(trial, results[_folder(trial)]) for trial in analysis.trials if trial.config]
     # Ray does not save that it gave up a trial, or stopped it, where no process was left of it
     over = grid is not None and grid.num_errors + grid.num_terminated == len(grid)
@@ -69,8 +70,8 @@ def collect(path: str, grid: Any = None) -> list[Trial]:
             f"Ray could not start a process for any of {len(lost)} trials; is this package "
             f"installed where they run? {_lost(lost[0].error)}"
         )
-    found = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
-    return sorted(found, key=lambda trial: trial.number)
+    trials = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
+    return sorted(trials, key=lambda trial: trial.number)
 
 
 def _folder(of_trial: Any) -> str:
@@ -128,8 +129,8 @@ def _lost(error: BaseException | str | None) -> str:
 def best_of(trials: list[Trial], mode: str) -> Trial | None:
     """The trial with the best score among those that did not fail."""
     sign = 1 if mode == "max" else -1
-    usable = [trial for trial in trials if trial.state != "failed" and trial.score is not None]
-    return max(usable, key=lambda trial: sign * trial.score, default=None)
+    usable = [(t.score, t) for t in trials if t.state != "failed" and t.score is not None]
+    return max(usable, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
 
 def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:

@@ -75,7 +75,9 @@ def _curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) 
         marker, color, _ = ENDS[trial.state]
         color = VERMILION if is_best else color
         epochs, values = list(trial.curve), list(trial.curve.values())
-        style = {"linewidth": 2.2, "zorder": 3} if is_best else {"linewidth": 0.9, "alpha": 0.6}
+        style: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
+        if is_best:
+            style = {"linewidth": 2.2, "zorder": 3}
         panel.plot(epochs, values, color=color, **style)
         panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7, zorder=4)
     lines = [f"{what}: {len(trials)} trials"]
@@ -112,8 +114,8 @@ def _parallel(
     axes = [_Axis(parameter) for parameter in space.parameters]
     best = best_of(scored, mode)
     sign = 1 if mode == "max" else -1
-    scored = sorted(scored, key=lambda t: (t is best, sign * t.score))  # better ones on top
-    scores = [trial.score for trial in scored]
+    scored = sorted(scored, key=lambda t: (t is best, sign * _score(t)))  # better ones on top
+    scores = [_score(trial) for trial in scored]
     low, high = min(scores), max(scores)
     figure = new_figure(max(1.7 * (len(axes) + 1) + 1.5, 6), 5)
     panel = figure.subplots()
@@ -121,13 +123,13 @@ def _parallel(
     colors = colormaps["Blues"]
     for trial in scored:
         heights = [axis.height(trial.options) for axis in axes]
-        height = float(norm(trial.score))
+        height = float(norm(_score(trial)))
         shade = height if mode == "max" else 1 - height
         color = VERMILION if trial is best else colors(0.35 + 0.65 * shade)
         width = 2.5 if trial is best else 1.0
         panel.plot([*heights, height], color=color, marker=".", linewidth=width)
-    style = {"xytext": (5, 0), "textcoords": "offset points", "fontsize": SMALL, "va": "center",
-             "parse_math": False}  # fmt: skip
+    style: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
+    style |= {"fontsize": SMALL, "va": "center", "parse_math": False}
     white = {"facecolor": "white", "alpha": 0.7, "pad": 0.5, "edgecolor": "none"}
     for place, axis in enumerate(axes):
         panel.axvline(place, color="black", linewidth=0.8, zorder=0)
@@ -147,6 +149,11 @@ def _parallel(
     told = f"a line per trial, darker where better ({_direction(mode)}); thick and orange: the best"
     set_title(figure, f"{what}: options of {len(scored)} trials", told)
     return write(figure, file)
+
+
+def _score(trial: Trial) -> float:
+    assert trial.score is not None  # of those drawn
+    return trial.score
 
 
 class _Axis:
@@ -198,7 +205,8 @@ def importance(scored: list[Trial], space: Space, mode: str) -> dict[str, float]
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction={"max": "maximize", "min": "minimize"}[mode])
+    direction = optuna.study.StudyDirection[{"max": "MAXIMIZE", "min": "MINIMIZE"}[mode]]
+    study = optuna.create_study(direction=direction)
     ranges = {parameter.name: _distribution(parameter) for parameter in parameters}
     for trial in scored:
         values = {p.name: _position(p, trial.options[p.name]) for p in parameters}

@@ -60,7 +60,7 @@ class Progress(Callback):
         self.verbose = verbose
         self.began = self.told = time.time()
 
-    def setup(self, **info: Any) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         """Ray's hook: a search starts or is resumed."""
         self.began = self.told = time.time()
 

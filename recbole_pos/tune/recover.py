@@ -85,8 +85,8 @@ def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
     """The newest of Ray's files of a kind; their names have the time."""
     local = fs.LocalFileSystem(), path
     storage, folder = fs.FileSystem.from_uri(path) if "://" in path else local
-    found = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
-    return storage, max((p for p in found if p.rsplit("/", 1)[-1].startswith(name)), default=None)
+    paths = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
+    return storage, max((p for p in paths if p.rsplit("/", 1)[-1].startswith(name)), default=None)
 
 
 def _read(storage: fs.FileSystem, path: str, read: Callable[[bytes], Any]) -> Any:
@@ -117,13 +117,15 @@ def mend_checkpoints(path: str) -> None:
 
 
 def _exists(place: tune.Checkpoint) -> bool:
-    return place.filesystem.get_file_info(place.path).type != fs.FileType.NotFound
+    storage: Any = place.filesystem
+    return storage.get_file_info(place.path).type != fs.FileType.NotFound
 
 
 def _replace(named: tune.Checkpoint) -> None:
-    storage, folder = named.filesystem, named.path.rsplit("/", 1)[0]
-    found = storage.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    others = [one for one in found if one.base_name.startswith("checkpoint_")]
+    storage: Any = named.filesystem
+    folder = named.path.rsplit("/", 1)[0]
+    entries = storage.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    others = [one for one in entries if one.base_name.startswith("checkpoint_")]
     storage.create_dir(named.path)
     for other in sorted(others, key=lambda one: one.base_name, reverse=True):  # padded with zeros
         if _is_whole(tune.Checkpoint(other.path, storage)):

@@ -28,8 +28,8 @@ class NumberedSearcher(Searcher):
         self.space, self.seed = space, seed
         self.numbers: dict[str, int] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Ray's hook: the configuration of a new trial."""
+    def suggest(self, trial_id: str) -> Any:
+        """Ray's hook: the configuration of a new trial, or ``Searcher.FINISHED``."""
         number = len(self.numbers)
         options = self.options(number, trial_id)
         if options is None:
@@ -110,7 +110,7 @@ class OptunaSearcher(NumberedSearcher):
         super().__init__(space, mode, seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        direction = {"max": "maximize", "min": "minimize"}[mode]
+        direction = optuna.study.StudyDirection[{"max": "MAXIMIZE", "min": "MINIMIZE"}[mode]]
         self.study = optuna.create_study(direction=direction, sampler=sampler)
         self.asked: dict[str, Any] = {}
 

@@ -211,16 +211,16 @@ class Space:
 
     def grid(self) -> list[dict[str, Any]]:
         """All combinations, in the order of the file, the last parameter changing first."""
-        found: list[dict[str, Any]] = [{}]
+        combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
             grown: list[dict[str, Any]] = []
-            for options in found:
+            for options in combinations:
                 if self.exists(parameter, options):
                     grown += [{**options, parameter.name: v} for v in parameter.all_values()]
                 else:
                     grown.append(options)
-            found = grown
-        return found
+            combinations = grown
+        return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
         """Each parameter at each of its ends, with values of others under which it exists."""
@@ -273,7 +273,7 @@ def _can_be(parameter: Parameter, value: Any) -> bool:
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
-    names, placed = {p.name for p in parameters}, set()
+    names, placed = {p.name for p in parameters}, set[str]()
     left, ordered = list(parameters), []
     while left:
         ready = next((p for p in left if not (set(p.when) & names) - placed), None)

@@ -34,7 +34,7 @@ LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedErro
 @contextmanager
 def team(
     nproc: int,
-    takes: dict[str, float],
+    resources: dict[str, float],
     options: dict[str, Any],
     packed: bytes,
     data: list[Any],
@@ -44,7 +44,7 @@ def team(
 
     Args:
         nproc: how many; nothing happens for one.
-        takes: ``num_cpus`` and ``num_gpus`` of each.
+        resources: ``num_cpus`` and ``num_gpus`` of each.
         options: the complete configuration, plain.
         packed: what others do not know of its model, see ``config/plugins.py``.
         data: a list with the reference of the shared data.
@@ -57,16 +57,17 @@ def team(
         yield
         return
     plan = Plan.of(nproc, nproc, ray.util.get_node_ip_address(), None, 0)
-    place = ray.util.get_current_placement_group()
+    place: Any = ray.util.get_current_placement_group()
+    once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **resources}
     state = start.read_bytes() if start else None
     others = [
-        ray.remote(max_retries=0, max_calls=1, **takes)(_member)
+        ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
-        .remote(rank, plan, options, packed, data, state, bool(takes["num_gpus"]))
+        .remote(rank, plan, options, packed, data, state, bool(resources["num_gpus"]))
         for rank in range(1, nproc)
     ]
     try:
-        plan.join(0, bool(takes["num_gpus"]))
+        plan.join(0, bool(resources["num_gpus"]))
         yield
         ray.get(others)
     except Exception:
@@ -88,8 +89,8 @@ def _raise_cause(others: list[Any]) -> None:
             ray.get(other)
         except Exception as error:
             said.append(error)
-    for error in sorted(said, key=lambda error: not isinstance(error, LOST)):
-        raise error
+    for first in sorted(said, key=lambda error: not isinstance(error, LOST)):
+        raise first
 
 
 def _member(

@@ -1,4 +1,9 @@
-"""One trial: a function that Ray runs in a process of its own, on whichever machine has room."""
+"""One trial: a function that Ray runs in a process of its own, on whichever machine has room.
+
+What a trial reports, and ASHA and TPE go by, is its best validation value so far: that of its
+newest epoch would punish patience. Its own failure is its last report, not an error of Ray's, which
+would repeat it; a lost process is repeated from its last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from recbole_pos.errors import PosError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import parameters
+from recbole_pos.experiment.result import parameters
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.team import LOST, gpu_of_ray, team
@@ -49,7 +54,7 @@ def run_trial(
     model: str,
     dataset: str,
     base: dict[str, Any],
-    takes: dict[str, float],
+    resources: dict[str, float],
     nproc: int,
     packed: bytes,
     data: list[Any],
@@ -64,14 +69,14 @@ def run_trial(
     Args:
         config: number and options, from the searcher.
         model, dataset, base: of the search.
-        takes: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
+        resources: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
             the trials of a machine share its cores.
         nproc: how many processes train the model together.
         packed: models and schemes that only the process of the search has made.
         data: a list with the reference of a :class:`SharedData` in the object store.
     """
-    on_gpu = takes["num_gpus"] > 0
-    torch.set_num_threads(max(1, int(takes["num_cpus"])))
+    on_gpu = resources["num_gpus"] > 0
+    torch.set_num_threads(max(1, int(resources["num_cpus"])))
     keep_freed_memory()
     logging.getLogger().setLevel(logging.WARNING)  # RecBole tells every step of its own
     options = {**config["options"], **QUIET, "gpu_id": gpu_of_ray(on_gpu)}
@@ -81,7 +86,7 @@ def run_trial(
             chosen = trial_config(model, dataset, base, options)
             run = RunFolder(folder)
             start = _last_checkpoint(run)
-            with team(nproc, takes, chosen.plain, packed, data, start):
+            with team(nproc, resources, chosen.plain, packed, data, start):
                 _train(chosen, ray.get(data[0]), run, start)
     except LOST:  # another process of the team: no fault of the trial, Ray takes it up again
         raise

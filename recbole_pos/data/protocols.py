@@ -1,0 +1,66 @@
+"""What is read of a dataset, as types: RecBole gives none, and its classes hold far more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from recbole.data.interaction import Interaction
+from recbole.utils import FeatureType
+from scipy.sparse import spmatrix
+
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.targets import Split
+from recbole_pos.values import Options
+
+
+class Fields(Protocol):
+    """A dataset after ``build``, as it is read by who looks for fields.
+
+    Attributes:
+        config: options of the run.
+        dataset_name, dataset_path: its files are ``<path>/<name>.inter`` and so on.
+        uid_field, iid_field, time_field: names of the fields of ids and times.
+        field2type: type of every field.
+        user_feat, item_feat: columns by user and by item id; None without such a file.
+        log: all events, with the columns of interactions.
+    """
+
+    config: Options
+    dataset_name: str
+    dataset_path: str
+    uid_field: str
+    iid_field: str
+    time_field: str
+    field2type: dict[str, FeatureType]
+    user_feat: Interaction | None
+    item_feat: Interaction | None
+
+    @property
+    def log(self) -> EventLog: ...
+
+
+class Dataset(Fields, Protocol):
+    """A dataset after ``build``, as models and relations read it; or the part of one phase.
+
+    Attributes:
+        item_num, user_num: numbers of ids, padding included.
+        field2id_token: [ids] the name that stands for each id, by field of type token.
+        field2token_id: the other way round.
+        missing: [users], [items] or [events] bool, by float field: which cells had no number.
+        split: parts and targets of the events.
+        part: [events] TRAIN, VALID or TEST, of ``splits.py``.
+    """
+
+    item_num: int
+    user_num: int
+    field2id_token: dict[str, np.ndarray]
+    field2token_id: dict[str, dict[str, int]]
+    missing: dict[str, np.ndarray]
+    split: Split
+
+    @property
+    def part(self) -> np.ndarray: ...
+
+    def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> spmatrix:
+        """[users, items] the events of the phase."""

@@ -1,0 +1,111 @@
+"""What is known of a run: before its first epoch, and when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recbole_pos.data.history import masks_history
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.experiment.device import describe_device, device_line
+from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
+
+
+@dataclass
+class Result:
+    """What a run found; also the content of ``result.json``.
+
+    ``best_valid`` and ``test`` map RecBole's metric names (``ndcg@10``) to values, both from the
+    epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
+    test together).
+    ``candidates`` says what was ranked: all items, or only those not in the user's past.
+    ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
+    ``device`` has its name, the threads and the precision it computed with.
+    """
+
+    model: str
+    dataset: str
+    run_dir: str
+    best_valid: dict[str, float] | None
+    test: dict[str, float] | None
+    epochs: int
+    best_epoch: int | None
+    seconds: dict[str, float]
+    targets_per_second: float
+    parameters: int
+    candidates: str
+    valid_targets: int
+    test_targets: int
+    split: dict[str, Any]
+    peak_rss_mb: float | None
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+
+
+def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+    """What is known before the first epoch."""
+    config, dataset = experiment.config, experiment.dataset
+    return {
+        "model": config["model"],
+        "dataset": config["dataset"],
+        "users": dataset.user_num - 1,
+        "items": dataset.item_num - 1,
+        "events": len(dataset.log),
+        "parameters": parameters(experiment.model),
+        "device": describe_device(config),
+        "run_dir": str(folder.path),
+        "split": dataset.split.summary,
+    }
+
+
+def headline(experiment: Experiment, folder: RunFolder) -> str:
+    known = start_facts(experiment, folder)
+    counts = ", ".join(
+        f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
+    )
+    return (
+        f"{known['model']} on {known['dataset']}: {counts}, {device_line(known['device'])}, "
+        f"{known['run_dir']}"
+    )
+
+
+def parameters(model: Any) -> int:
+    """How many numbers of a model are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _targets(loader: Any) -> int:
+    return 0 if loader is None else len(loader._dataset)
+
+
+def make_result(
+    experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
+) -> Result:
+    config, progress = experiment.config, experiment.trainer.progress
+    return Result(
+        model=config["model"],
+        dataset=config["dataset"],
+        run_dir=str(folder.path),
+        best_valid=progress.best_result,
+        test=None if test is None else {name: float(value) for name, value in test.items()},
+        epochs=progress.next_epoch,
+        best_epoch=progress.best_epoch,
+        seconds={
+            "data": round(experiment.data_seconds, 3),
+            "training": round(progress.training_seconds, 3),
+            "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
+        },
+        targets_per_second=round(
+            progress.trained_targets / max(progress.training_seconds, 1e-9), 1
+        ),
+        parameters=parameters(experiment.model),
+        candidates="items not in the user's past" if masks_history(config) else "all items",
+        valid_targets=_targets(experiment.loaders["valid"]),
+        test_targets=_targets(experiment.loaders["test"]),
+        split=experiment.dataset.split.summary,
+        peak_rss_mb=peak_rss_mb(),
+        seed=config["seed"],
+        versions=versions(),
+        device=describe_device(config),
+    )
