@@ -14,6 +14,9 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 test: lint  ## lint, then all tests
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
+test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
+	$(BIN)/python -m pytest -n 3 -m "not slow"
+
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)
 

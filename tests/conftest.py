@@ -56,14 +56,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", action="store_true", help="every generated case, not a sample")
 
 
+# Files whose tests start processes, Ray or environments: most of the time of them all.
+SLOW = (
+    *("test_tune_faults", "test_tune.py", "test_study_driver", "test_parallel", "test_wheel"),
+    *("test_stops", "test_fuzz", "test_readme", "test_plugins", "test_ranks", "test_tune_parts"),
+    *("test_compat", "test_device.py", "test_builtins", "test_dataset_sample"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first, so that no process is left with it while the others have nothing."""
-    slow = ("test_tune_f", "test_tune", "test_parallel", "test_wheel", "test_stops", "test_fuzz")
-    items.sort(
-        key=lambda item: next(
-            (n for n, name in enumerate(slow) if item.path.name.startswith(name)), len(slow)
-        )
-    )
+
+    def place(item: pytest.Item) -> int:
+        return next((n for n, s in enumerate(SLOW) if item.path.name.startswith(s)), len(SLOW))
+
+    items.sort(key=place)
+    for item in items:
+        if place(item) < len(SLOW):
+            item.add_marker("slow")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

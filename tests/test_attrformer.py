@@ -18,6 +18,7 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.build import prepare
 from recbole_pos.layers import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
@@ -157,7 +158,7 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     given |= {"norm": norm, "load_col": made.config["load_col"], "topk": [3]}
     given |= {"valid_metric": "NDCG@3", "filter_inter_by_user_or_item": False}
     given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0, "length_pool": 1}
-    base = recbole_pos.experiment.run.prepare(PosConfig("PosSASRec", "shop", None, given))
+    base = prepare(PosConfig("PosSASRec", "shop", None, given))
     base.model.double().eval().load_state_dict(model.state_dict())
     rows = made.loaders["test"]._dataset[np.arange(10)]
     torch.testing.assert_close(
