@@ -56,8 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", action="store_true", help="every generated case, not a sample")
 
 
-# Files whose tests start processes, Ray or environments, or train and draw a great deal: most of the
-# time of them all. The longest first.
+# Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
+# the time of them all. The longest first.
 SLOW = (
     *("test_tune_faults", "test_tune.py", "test_study_driver", "test_parallel", "test_wheel"),
     *("test_stops", "test_fuzz", "test_readme", "test_plugins", "test_ranks", "test_tune_parts"),

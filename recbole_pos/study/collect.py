@@ -69,6 +69,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
     """A run as a line of a table."""
     seconds = known.get("seconds") or {}
     device = known.get("device") or {}
+    threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}" if device else ""
     return {
         "row": known["row"],
         "seed": known["seed"],
@@ -78,7 +79,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
         "seconds": seconds.get("training"),
         "parameters": known.get("parameters"),
         "epochs": known.get("epochs"),
-        "device": " ".join(str(device[key]) for key in ("name", "threads") if key in device),
+        "device": f"{device['name']}, {threads}, {device['precision']}" if device else "",
         "commit": known.get("commit", ""),
         "digest": known.get("digest", ""),
         "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),

@@ -133,7 +133,7 @@ def _plan(
             raise UsageError("no dataset (-d) given")
         seeds = changes.pop("seeds", 1)
         plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
-        return plan, StudyFolder.of(plan, told.run_dir)
+        return plan, StudyFolder.of(plan, told.run_dir, told.storage)
     if told.vary:
         raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
     if not isinstance(what, dict) and Path(what).is_dir():
@@ -146,7 +146,7 @@ def _plan(
         content = {**plan.source.content, **changes}
         content["base"] = {**(content.get("base") or {}), **base}
         plan = make_plan(Source(plan.source.name, content, plan.source.lines))
-    return plan, folder or StudyFolder.of(plan, told.run_dir)
+    return plan, folder or StudyFolder.of(plan, told.run_dir, told.storage)
 
 
 def _registered(model: type) -> str:

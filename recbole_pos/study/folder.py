@@ -38,11 +38,26 @@ class StudyFolder:
         self.searches = self.path / "searches"
 
     @classmethod
-    def of(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
-        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
+    def of(
+        cls, plan: Plan, path: str | Path | None, storage: str | Path | None = None
+    ) -> StudyFolder:
+        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given.
+
+        Args:
+            plan: of the study.
+            path: the folder.
+            storage: a folder for its folder, which all machines reach.
+
+        Raises:
+            UsageError: for a storage that is no path.
+        """
+        if "://" in str(storage or ""):
+            raise UsageError(
+                f"--storage: a study is kept on a path that all machines reach, found {storage}"
+            )
         if path is None:
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-")[:60] or "study"
-            path = Path("saved") / plan.dataset / "studies" / title
+            path = Path(storage or Path("saved") / plan.dataset / "studies") / title
         return cls(path)
 
     @property
