@@ -74,7 +74,11 @@ def keep_anomaly_mode_as_it_is(sine: ModuleType) -> Callable[[], None]:
     was_on = torch.is_anomaly_enabled()
     if hasattr(sine, "SINE"):  # imported before this package: what was on before is not known
         was_on = False
-    return lambda: torch.autograd.set_detect_anomaly(was_on)
+
+    def set_back() -> None:
+        torch.autograd.set_detect_anomaly(was_on)
+
+    return set_back
 
 
 def count_every_event_in_pop(pop: ModuleType) -> None:

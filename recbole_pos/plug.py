@@ -56,7 +56,7 @@ def _answer(suffix: str, found: Callable[[], type], module: ModuleType) -> None:
             return found()
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-    module.__getattr__ = attribute
+    vars(module)["__getattr__"] = attribute
 
 
 class _Models(MetaPathFinder, Loader):
@@ -75,7 +75,7 @@ class _Models(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         from recbole_pos.model.models import OURS
 
-        module.__getattr__ = lambda name: _attribute(module, name, OURS)
+        vars(module)["__getattr__"] = lambda name: _attribute(module, name, OURS)
 
     def _model(self, name: str) -> Any:
         from recbole_pos.model.models import OURS

@@ -183,7 +183,7 @@ class Table(Mapping[str, type]):
 
     def _require_one(self, name: str) -> None:
         holder = self._taken(name) or (US if name in self.places else None)
-        holders = [holder] * bool(holder)
+        holders = [holder] if holder else []
         holders += [f"{_package(point)} ({point.value})" for point in self._points[name]]
         if len(holders) > 1:
             raise UsageError(
@@ -291,7 +291,8 @@ def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
         return copy.deepcopy(dict(given))
     if isinstance(given, (str, Path)):
         module = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        folders = [Path(module).parent] * bool(module) + [Path.cwd()]
+        folders = [Path(module).parent] if module else []
+        folders.append(Path.cwd())
         file = next((f / given for f in folders if (f / given).is_file()), None)
         if file is None:
             raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from recbole_pos.errors import UsageError
 
@@ -33,7 +33,7 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Whether a value is an int; yaml's true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
+from recbole_pos.config.arguments import Arguments
 from recbole_pos.errors import UsageError
 
-Settings = TypeVar("Settings")
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # how options begin; -1 and -inf are numbers
 
 
@@ -35,10 +35,11 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
         place.add_argument(f"--{told.get('flag', one.name)}", **option)
 
 
-def read_fields(args: argparse.Namespace, kind: type[Settings]) -> Settings:
+def read_fields(args: argparse.Namespace, kind: type[Arguments]) -> Arguments:
     """The settings object that the command line says."""
-    given = {one.name: getattr(args, one.name) for one in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    values = {one.name: getattr(args, one.name) for one in fields(kind)}
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return kind(**given)
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS, OURS
+from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES
 from recbole_pos.position.facts import FACTS
 from recbole_pos.position.schemes import SCHEMES
 
@@ -27,7 +27,7 @@ def list_models() -> None:
     """Print what ``run -m`` takes."""
     ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
     theirs = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
-    rows = [(name, _source(OURS.maps, name), _told(OURS, name)) for name in ours]
+    rows = [(name, _source(TABLES, name), _told(OURS, name)) for name in ours]
     rows += [(name, "RecBole", text) for name, text in theirs.items()]
     show(("model", "from", "what it is"), rows)
 
@@ -78,8 +78,9 @@ def summary(table: Mapping[str, type], name: str) -> str:
     if place is None:
         return paragraph(table[name].__doc__)
     module, _, described = place.partition(":")
-    file = importlib.util.find_spec(module).origin
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None  # a module of this package
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return paragraph(next(ast.get_docstring(c) for c in classes if c.name == described))
 
@@ -127,11 +128,13 @@ def _table(
 
 def _pages(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Each name on a line of its own, what is said of it below."""
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
     lines = []
     for name, *between, text in rows:
         told = [f"{c}: {cell}" for c, cell in zip(columns[1:-1], between, strict=True)]
-        indent = {"initial_indent": "  ", "subsequent_indent": "  "}
         lines.append(name)
         for part in (text, "; ".join(told)):
-            lines += textwrap.wrap(part, width, **indent, break_on_hyphens=False)
+            lines += wrapper.wrap(part)
     return lines

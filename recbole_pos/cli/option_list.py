@@ -73,6 +73,7 @@ def _sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[
 def _recboles() -> Path:
     """RecBole's yaml files; where they are is known without importing it."""
     spec = importlib.util.find_spec("recbole")
+    assert spec is not None and spec.submodule_search_locations  # this package requires it
     return Path(spec.submodule_search_locations[0]) / "properties"
 
 

@@ -106,7 +106,7 @@ class SearchArguments(ClusterArguments):
     nproc: int = _told(1, "processes that train one trial (1)", int, "N")
 
 
-Arguments = TypeVar("Arguments", Telling, ClusterArguments)
+Arguments = TypeVar("Arguments", bound=Telling | ClusterArguments)
 
 
 def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from recbole_pos.config.options import MODEL, rule
-from recbole_pos.model.models import ADDED, MODELS, OURS, on_our_base
+from recbole_pos.model.models import ADDED, MODELS, TABLES, on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 
 def own_defaults(model: str) -> dict[str, Any]:
     """Those of a model itself: its yaml or what it was registered with; ``{}`` for RecBole's."""
-    table = next((table for table in OURS.maps if model in table), None)
+    table = next((table for table in TABLES if model in table), None)
     return table.defaults(model) if table is not None else {}
 
 

@@ -105,7 +105,9 @@ class PosConfig(Config):
         return {}  # cli.py parses arguments; a library must not read sys.argv
 
     def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
-        self.files = [(file, read_yaml(preset_or_file(file))) for file in file_list or []]
+        self.files: list[tuple[str | Path, dict[str, Any]]] = [
+            (file, read_yaml(preset_or_file(file))) for file in file_list or []
+        ]
         return {}  # what they say depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
@@ -70,7 +70,7 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    told = cast(RunArguments, arguments(settings or RunArguments(), given))
+    told = arguments(settings or RunArguments(), given)
     run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
@@ -259,5 +259,6 @@ def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> 
         )
     worker = kept.get("worker", 0)
     most = rule("worker").high
-    fitted = {"worker": most} if is_whole(worker) and worker > most else {}
+    above = is_whole(worker) and most is not None and worker > most
+    fitted = {"worker": most} if above else {}
     return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
@@ -67,7 +68,9 @@ def _taken(name: str) -> str | None:
 # Models of one's own and of other packages (register_model, entry points).
 ADDED = Table("model", {}, "model", "recbole_pos.models", _adopt, _taken)
 # What another package gives the name of a model here is found first, and said to be given twice.
-OURS = ChainMap(ADDED, MODELS, BASELINES)
+TABLES = (ADDED, MODELS, BASELINES)
+# only read; ChainMap types its maps as those that can be written to
+OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
 
 
 def built_in() -> list[str]:
@@ -207,7 +210,8 @@ def _shipped(model: type) -> dict[str, Any]:
         file = _recbole() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
-    return next((table.defaults(table.name_of(model)) for table in tables), {})
+    found = ((table, table.name_of(model)) for table in tables)
+    return next((table.defaults(name) for table, name in found if name), {})
 
 
 def _recbole() -> Path:

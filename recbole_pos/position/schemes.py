@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.tables import Added, Defaults, Table, gather, origin, place_of
 from recbole_pos.values import shown, suggest
+
+if TYPE_CHECKING:
+    from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
 
 def _adopt(name: str, scheme: type, module: str | None) -> None:
@@ -112,11 +115,10 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 def _register(name: str, scheme: type, given: Defaults | None, module: str | None) -> None:
     """What ``register_scheme`` does once it knows whose import does it again."""
-    _require_scheme(name, scheme)
+    options = _require_scheme(name, scheme).options
     place = place_of(scheme)
     if SCHEMES.places.get(name) == place and given is None:
         return
-    options = scheme.options
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
         raise UsageError(
             f"scheme {name!r}: {place}.options: expected names of options such as "
@@ -144,17 +146,16 @@ def _shipped(options: tuple[str, ...]) -> Any:
     """Of a class of the plugin's, the values of those options that are read."""
 
     def found(scheme: type) -> dict[str, Any]:
-        place = place_of(scheme)
-        if place not in SCHEMES.places.values():
-            return {}
-        defaults = SCHEMES.defaults(SCHEMES.name_of(scheme))
+        shipped = place_of(scheme) in SCHEMES.places.values()
+        name = SCHEMES.name_of(scheme) if shipped else None
+        defaults = SCHEMES.defaults(name) if name else {}
         return {key: value for key, value in defaults.items() if key in options}
 
     return found
 
 
-def _require_scheme(name: str, scheme: Any) -> None:
-    """Refuse what has no place in a model."""
+def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
+    """The class; refuse what has no place in a model."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
@@ -177,3 +178,4 @@ def _require_scheme(name: str, scheme: Any) -> None:
             )
     if hasattr(nn.ModuleDict(), str(name)):  # where schemes of a layer stand by their names
         raise UsageError(f"scheme {name!r}: torch has this name for itself; choose another one")
+    return scheme

@@ -16,14 +16,14 @@ COLD = "cold"
 _SPANS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
-def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] | bool) -> dict[str, np.ndarray]:
+def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] = ()) -> dict[str, np.ndarray]:
     """The bins of one kind.
 
     Args:
         targets: of a :class:`~recbole_pos.study.ranks.RankTable`.
         kind: history (length), age (seconds from the newest event of the history to the target),
             popularity (training events of the item), or cold (whether it has none).
-        edges: ascending; a bin holds what is above one edge and not above the next. For cold, true.
+        edges: ascending; a bin holds what is above one edge and not above the next. Cold has none.
 
     Returns:
         Name of the bin -> [targets] which of them are in it.
@@ -71,7 +71,11 @@ def labels(kind: str, edges: Sequence[float]) -> list[str]:
 
 def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Kind -> its bins, for every kind that a study asks for."""
-    return {kind: masks(targets, kind, edges) for kind, edges in bins.items() if edges}
+    return {
+        kind: masks(targets, kind, () if kind == COLD else edges)
+        for kind, edges in bins.items()
+        if edges
+    }
 
 
 def _span(seconds: float) -> str:

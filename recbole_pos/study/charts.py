@@ -27,7 +27,7 @@ DASHES = ("-", "--", ":", "-.")
 _GRAY = "#595959"
 _WIDTH = 4.4  # inches: about as wide as a phone, so that letters keep their size there
 _LONGEST = 26  # characters of a name
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # the same letters everywhere
     "font.size": 9,
     "axes.spines.top": False,
@@ -179,7 +179,8 @@ def draw_curves(results: Results, rows: Sequence[str]) -> Chart | None:
     with matplotlib.rc_context(_STYLE):
         figure, panel = _new(3.1 + 0.2 * math.ceil(len(shown) / 2))
         for row in shown:
-            its, label = look[row], _short(row)
+            its = look[row]
+            label: str | None = _short(row)
             for _, line in curves[curves["row"] == row].groupby("seed"):
                 line = line.sort_values("epoch")
                 panel.plot(

@@ -160,7 +160,8 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
         UsageError: if one is not finished, or two are of other data or another split; says which.
     """
     rows: dict[str, dict[str, Any]] = {}
-    lines, ranks, curves, seeds = [], {}, [], []
+    lines, curves, seeds = [], [], []
+    ranks: dict[tuple[str, int], pd.DataFrame] = {}
     first: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
     configs = [read_yaml(RunFolder(path).require().config) for path in paths]
     names = _names(configs)

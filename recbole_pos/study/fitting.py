@@ -64,6 +64,7 @@ def fit(
         result = train(
             config, folder if going_on else None, path, Screen(False), data.dataset(config)
         )
+        assert result is not None  # this process is the only one of the run
         return {"status": DONE, **asdict(result)}
     except Exception as error:
         return {"status": FAILED, "reason": reason(error)}

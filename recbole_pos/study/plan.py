@@ -188,13 +188,13 @@ def require_equal_trials(plan: Plan) -> None:
     Raises:
         UsageError: naming two rows, their numbers of trials and the line.
     """
-    searched = [row for row in plan.rows.values() if row.search]
-    for row in searched[1:]:
-        mine, theirs = row.search.trials, searched[0].search.trials
+    searched = [(row.name, row.search.trials) for row in plan.rows.values() if row.search]
+    for row, mine in searched[1:]:
+        first, theirs = searched[0]
         if mine != theirs:
             raise plan.source.error(
-                ("rows", row.name, "search"),
-                f"row {row.name} is searched with {mine} trials and row {searched[0].name} with "
+                ("rows", row, "search"),
+                f"row {row} is searched with {mine} trials and row {first} with "
                 f"{theirs}; give all rows as many, or those that need none `search: false`",
             )
 

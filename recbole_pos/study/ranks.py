@@ -26,7 +26,7 @@ _FACTS = ("item", "history", "age", "popularity")
 def is_from_ranks(metric: str) -> bool:
     """Whether a metric's name (``ndcg@10``) is one that :func:`gains` knows."""
     found = _METRIC.fullmatch(metric.lower())
-    return bool(found) and found[1] in _GAINS
+    return found is not None and found[1] in _GAINS
 
 
 def gains(rank: np.ndarray, metric: str) -> np.ndarray:
@@ -89,8 +89,6 @@ class RankTable:
             UsageError: if a column is missing, a rank is none, or two runs were not tested on the
                 same targets; names the run.
         """
-        if not frames:
-            raise UsageError("there is no run to compare")
         first: pd.DataFrame | None = None
         ranks, name = [], ""
         for (row, seed), frame in frames.items():
@@ -101,6 +99,8 @@ class RankTable:
             elif not first.equals(targets):
                 raise UsageError(f"{here} and {name} cannot be compared: {_unlike(targets, first)}")
             ranks.append(rank)
+        if first is None:
+            raise UsageError("there is no run to compare")
         _, number = np.unique(first["unit"].to_numpy(), return_inverse=True)
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         return cls(runs, first, np.stack(ranks), number)

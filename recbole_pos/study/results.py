@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -111,7 +112,7 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, found, none, {})
     others = [row for row in rows if row != table.reference]
-    given = {"rows": others, "coupled": plan.coupled}
+    given: dict[str, Any] = {"rows": others, "coupled": plan.coupled}
     pairs = differences(ranks, [main], table.reference, **given) if others else none
     by_bin = {}
     for kind, masks in (all_masks(ranks.targets, plan.bins) if bins else {}).items():

@@ -128,15 +128,17 @@ def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int], above: set
                 raise yaml.constructor.ConstructorError(
                     None, None, "a key is a plain word", key.start_mark
                 )
-            if (*path, key.value) in lines:
+            here = (*path, key.value)
+            if here in lines:
                 problem = f"key {key.value!r} is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            lines[(*path, key.value)] = key.start_mark.line + 1
-            _add_lines(value, (*path, key.value), lines, above)
+            lines[here] = key.start_mark.line + 1
+            _add_lines(value, here, lines, above)
     elif isinstance(node, yaml.SequenceNode):
         for place, value in enumerate(node.value):
-            lines[(*path, place)] = value.start_mark.line + 1
-            _add_lines(value, (*path, place), lines, above)
+            here = (*path, place)
+            lines[here] = value.start_mark.line + 1
+            _add_lines(value, here, lines, above)
 
 
 def parse_list(text: str, where: str) -> list[Any]:

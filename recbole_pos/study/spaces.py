@@ -31,9 +31,9 @@ class RowSearch:
         self.scores: dict[int, float] = {}
         search = row.search
         assert search is not None
-        self.points = grid(search.grid) if search.grid is not None else None
+        self.points = grid(search.grid) if search.grid is not None else []
         self.searcher: OptunaSearcher | None = None
-        if self.points is None:
+        if search.grid is None:
             space = (
                 read_space(space_file(search.space, ""))
                 if isinstance(search.space, str)
@@ -44,7 +44,7 @@ class RowSearch:
 
     def ask(self, trial: int) -> dict[str, Any]:
         """The options of a trial."""
-        if self.points is not None:
+        if self.searcher is None:
             self.asked[trial] = self.points[trial]
         elif trial in self.kept:
             self.searcher.recall(str(trial), self.kept[trial])

@@ -140,7 +140,8 @@ def _compare(
             alone.append(row)
     noises = [SeedNoise.of(values[row]) for row in alone]
     pooled = SeedNoise.pooled([noise for noise in noises if noise is not None])
-    lines, flipped = [], []
+    lines: list[dict[str, Any]] = []
+    flipped = []
     for row in others:
         together = coupled is not None and coupled(row, reference)
         mine, theirs = _seeds_of(table, row, reference, together)

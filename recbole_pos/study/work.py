@@ -89,7 +89,7 @@ class Work:
         self.status[one.name] = status
         if reason:
             self.reasons[one.name] = reason
-        if one.stage == "trial":
+        if one.trial is not None:
             score = _score(known, self.searches[one.row].metric) if status == DONE else None
             self.searches[one.row].tell(one.trial, score)
 
@@ -102,7 +102,7 @@ class Work:
         begin = None
         if row.search:
             search = self.searches[one.row]
-            if one.stage == "trial":
+            if one.trial is not None:
                 more = search.ask(one.trial)
             else:
                 best = search.best()

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray import tune
@@ -95,7 +95,7 @@ def search(
         TrainingError: if every trial failed.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    told = cast(SearchArguments, arguments(settings or SearchArguments(), given))
+    told = arguments(settings or SearchArguments(), given)
     if told.resume is not None:
         _require_nothing_else(told, model, dataset, space, config_file_list, config_dict)
         folder = SearchFolder(told.resume)
