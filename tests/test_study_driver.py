@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
 import os
 import re
 import signal
@@ -20,6 +22,8 @@ from conftest import make_log, wait, write_atomic
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.model.models import ADDED
+from recbole_pos.study.configs import row_config, run_digest
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
 
@@ -308,3 +312,23 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     assert {"file": "order of the file", "drop": "left out"}.get(ties, "random, seed 3") in told
     config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
     assert config["eval_args"]["ties"] == ties
+
+
+def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """Edited, a model is another one, although its name and options are the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "from recbole_pos.model.sasrec import PosSASRec\n\n\nclass Edited(PosSASRec):\n"
+    code += "    def encode(self, items, ctx):\n        return {} * super().encode(items, ctx)\n"
+    digests = []
+    for factor in ("1.0", "0.5", "1.0"):
+        (tmp_path / "mine.py").write_text(code.format(factor))
+        for name in ("mine",):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        options = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
+        config = row_config({"model": "Edited", "dataset": "tiny", **options})
+        digests.append(run_digest(config, {"data": "x"}))
+        ADDED._added.pop("Edited", None)
+    assert digests[0] == digests[2] != digests[1]

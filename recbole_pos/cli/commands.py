@@ -143,8 +143,8 @@ def _compare(args: argparse.Namespace, options: list[str]) -> int:
 
     if bool(args.what) == bool(args.model):
         raise UsageError(
-            "compare: give either models, as in -m FPARec,SASRec -d ml-100k, or a study's file or "
-            "folder, or folders of runs"
+            "compare: give either models, with commas and no spaces between them, as in "
+            "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     what = models or (args.what[0] if len(args.what) == 1 else args.what)

@@ -42,7 +42,8 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
     """
     names = [given] if isinstance(given, str) else given or []
     if not isinstance(names, (list, tuple)) or not all(
-        isinstance(name, str) and _NAME.fullmatch(name) for name in names
+        isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
+        for name in names
     ):
         raise UsageError(
             f"{where}: plugins: expected modules such as [my_models], as `import` names them, "

@@ -87,6 +87,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
     ) -> None:
         self.asked = name_of(model) if isinstance(model, type) else model
+        self.asked_for: set[str] = set()  # options that were read, and that nobody gives
         try:
             super().__init__(self.asked, dataset, config_file_list, config_dict)
         except UsageError:
@@ -97,6 +98,13 @@ class PosConfig(Config):
         except OSError as error:  # data_path is a name that no file can have
             name = shown(error.filename)
             raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
+
+    def __getitem__(self, key: str) -> Any:
+        """RecBole's: None for an option that nobody gives; that it was asked for is kept."""
+        final = self.__dict__.get("final_config_dict", {})
+        if key not in final:
+            self.asked_for.add(key)
+        return final.get(key)
 
     def _build_yaml_loader(self) -> type:
         return YamlLoader

@@ -21,6 +21,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
+from recbole_pos.model.models import ADDED
 from recbole_pos.model.training import adapter
 
 
@@ -105,6 +106,7 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
     check_scores(config, dataset)
+    config.asked_for.clear()
     try:
         with Allocations(config, dataset):
             model = config.model_class(config, train)
@@ -118,4 +120,13 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
             "that embed attributes"
         ) from error
     except _REFUSALS as error:
-        raise UsageError(f"{config['model']} cannot be built: {error}") from error
+        raise UsageError(f"{config['model']} cannot be built: {error}{_hint(config)}") from error
+
+
+def _hint(config: PosConfig) -> str:
+    """What may be wrong with a class that is not the plugin's."""
+    missing = sorted(config.asked_for)
+    if config["model"] not in ADDED:
+        return ""
+    told = f"; it reads {', '.join(missing)}, which have no default" if missing else ""
+    return f"{told} (--debug, or Python's own traceback, shows where)"

@@ -57,6 +57,9 @@ class PositionScheme(nn.Module):
     options: ClassVar[tuple[str, ...]] = ()
     needs_time: ClassVar[bool] = False
 
+    def __init__(self, dimensions: Dimensions | None = None) -> None:
+        super().__init__()
+
     def share_with(self, first: Any) -> None:
         """Called for every layer but the first, with the first layer's scheme of the same name.
 

@@ -19,6 +19,8 @@ from recbole_pos.files import whole
 from recbole_pos.screen import Screen
 from recbole_pos.values import is_whole
 
+_FEW = 30  # recommendations that are shown, too
+
 
 def recommend(
     run_dir: str | Path,
@@ -79,6 +81,8 @@ def write_recommendations(
         for part in _parts(made, k, screen):
             part.to_csv(unfinished, header=not rows, index=False)
             rows += len(part)
+    if users is not None and rows <= _FEW:
+        screen.line(part.to_string(index=False))
     screen.line(f"{rows:,} recommendations of {made.config['model']}")
     screen.line(str(file))
     return file

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +12,7 @@ from recbole_pos.config.options import DATA, rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.position.schemes import scheme_names
+from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
@@ -60,7 +63,27 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
         others: what else decides it: whether it is tested, the run that it is attached to.
     """
     plain = {key: value for key, value in config.plain.items() if key not in _INDIFFERENT}
-    return digest(plain, dict(identity), NUMERICS, *others)
+    return digest(plain, dict(identity), NUMERICS, sources(config), *others)
+
+
+def sources(config: PosConfig) -> list[str]:
+    """Digests of the code of a model and schemes of one's own: edited, they are others.
+
+    The whole module counts, since a class may call anything in it.
+    """
+    position = config.plain.get("position") or []
+    names = [position] if isinstance(position, str) else position
+    found = {name: table[name] for name in names for table in (SCHEMES,) if name in table}
+    classes = [config.model_class, *found.values()]
+    texts = []
+    for cls in classes:
+        if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
+            continue
+        try:
+            texts.append(inspect.getsource(sys.modules[cls.__module__]))
+        except (OSError, TypeError, KeyError):  # typed into a shell
+            texts.append(cls.__qualname__)
+    return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
 def data_key(config: PosConfig) -> str:

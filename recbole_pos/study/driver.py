@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import ray
+from rich.markup import escape
 from rich.table import Table
 
 from recbole_pos.config.arguments import CompareArguments, arguments
@@ -25,7 +26,7 @@ from recbole_pos.study.folder import StudyFolder, commit
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.results import Results
+from recbole_pos.study.results import DONE, Results
 from recbole_pos.study.source import Source
 from recbole_pos.study.ties import count_ties
 from recbole_pos.study.work import Job, Work
@@ -97,6 +98,12 @@ def compare(
     configs = check_plan(plan, lambda options: row_config(options).plain)
     if told.dry_run:
         screen.line(dry_run_sentence(plan))
+        if done := sum(
+            (folder.fit(d) or {}).get("status") == DONE for d in folder.current().values()
+        ):
+            screen.line(
+                f"{done} of them are finished in {folder.path}, if options are as they were"
+            )
         screen.table(_as_table(dry_run(plan)))
         return None
     with folder.held():
@@ -280,5 +287,5 @@ def _show(results: Results, screen: Screen, folder: Path) -> Compared:
 def _as_table(frame: pd.DataFrame) -> Table:
     table = Table(*frame.columns)
     for line in frame.astype(str).to_numpy():
-        table.add_row(*line)
+        table.add_row(*map(escape, line))
     return table

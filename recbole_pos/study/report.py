@@ -12,7 +12,7 @@ from recbole_pos.study.charts import Chart, all_charts
 from recbole_pos.study.findings import findings
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import Comparison, Results
-from recbole_pos.study.shown import Shown, listed
+from recbole_pos.study.shown import Shown, listed, span
 from recbole_pos.study.tables import (
     bins_table,
     differences_table,
@@ -74,6 +74,10 @@ def protocol(results: Results) -> list[str]:
         f"{len(plan.rows)} rows, each to be trained with {seeds} seed{'s' if seeds > 1 else ''} "
         f"({listed(map(str, plan.seeds))})."
     )
+    if plan.base or plan.config_files:
+        files = [f"those of {listed(plan.config_files)}"] if plan.config_files else []
+        told = [f"{key} {value}" for key, value in plan.base.items() if key != "data_path"]
+        said.append(f"Options of all rows: {', '.join([*files, *told]) or 'their defaults'}.")
     said.append(_search(plan))
     attached = [row for row in plan.rows.values() if row.attach]
     said += [
@@ -120,5 +124,5 @@ def _facts(results: Results) -> list[tuple[str, str]]:
             found += [(column, listed(known))] if len(known) else []
     if "seconds" in results.runs.columns and len(results.done):
         hours = results.done["seconds"].sum() / 3600
-        found.append(("training, all runs", f"{hours:,.1f} hours"))
+        found.append(("training, all runs", span(3600 * hours)))
     return found

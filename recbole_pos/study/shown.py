@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -54,7 +55,8 @@ class Shown:
         table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)))
         table.title_justify = table.caption_justify = "left"
         for place, name in enumerate(self.columns):
-            table.add_column(Text(name), justify="left" if self.is_text(place) else "right")
+            side: Literal["left", "right"] = "left" if self.is_text(place) else "right"
+            table.add_column(Text(name), justify=side, overflow="fold")  # nothing is cut off
         for line in self.lines:
             table.add_row(*(_rich(cell) for cell in line))
         return table
