@@ -674,3 +674,28 @@ def test_a_table_of_nothing_but_its_own() -> None:
     with pytest.raises(KeyError):
         table["b"]
     assert table.name_of(table["a"]) == "a" and table.source("a") == "recbole-pos"
+
+
+def test_states_of_another_shape_are_named(tiny: Path) -> None:
+    class Wide(PosSASRec):
+        """States twice as wide as item vectors."""
+
+        def encode(self, items, ctx):
+            states = super().encode(items, ctx)
+            return torch.cat((states, states), -1)
+
+    options = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
+    with pytest.raises(UsageError, match=r"Wide: encode gives .* expected \[\d+, 16\]"):
+        recbole_pos.run(Wide, "tiny", config_dict=options, verbose=False)
+
+
+def test_a_forgotten_default_is_named(tiny: Path) -> None:
+    class Forgetful(PosSASRec):
+        """Reads what nobody gives."""
+
+        def __init__(self, config, dataset):
+            super().__init__(config, dataset)
+            self.half = 1.0 - config["forgotten_share"]
+
+    with pytest.raises(UsageError, match="it reads forgotten_share: no default"):
+        recbole_pos.run(Forgetful, "tiny", config_dict={"data_path": str(tiny)}, verbose=False)

@@ -128,5 +128,5 @@ def _hint(config: PosConfig) -> str:
     missing = sorted(config.asked_for)
     if config["model"] not in ADDED:
         return ""
-    told = f"; it reads {', '.join(missing)}, which have no default" if missing else ""
+    told = f"; it reads {', '.join(missing)}: no default is given for that" if missing else ""
     return f"{told} (--debug, or Python's own traceback, shows where)"

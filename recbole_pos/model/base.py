@@ -91,7 +91,17 @@ class PosRecommender(SequentialRecommender):
             width=batch.width,
         )
         hidden = self.states(batch.items, ctx, batch.positions)
+        self._require_states(hidden, len(batch))
         return self.loss(hidden, self.item_embedding.weight, batch.targets)
+
+    def _require_states(self, hidden: Tensor, count: int) -> None:
+        """Said in words: what follows multiplies, and would say it in those of torch."""
+        expected = count, self.item_embedding.weight.size(1)
+        if hidden.shape != expected:
+            raise UsageError(
+                f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
+                f"targets the states are {list(hidden.shape)}, expected {list(expected)}"
+            )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
