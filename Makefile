@@ -57,7 +57,7 @@ results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; 
 results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... ARGS="--data_path ... --seeds 3"; ten minutes)
 	$(BIN)/recbole-pos compare $(STUDY) $(ARGS)
 
-rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (an hour)
+rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-weekly.yaml --data_path saved/rhythm $(ARGS)
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-bursts.yaml --data_path saved/rhythm $(ARGS)
