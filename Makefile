@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist test-fast bench bench-peers bench-positions bench-sce bench-sessions results results-kernel results-to-rope results-posrec rhythm tune results-tuning bench-attrformer results-attrformer clean
+.PHONY: help run test fuzz lint docs dist test-fast bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -47,29 +48,19 @@ bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--da
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
 
-results-attrformer: $(VENV)/installed  ## AttrFormer, its ablations and RecBole's models (ARGS="--dataset ..." chooses data)
-	$(BIN)/python benchmarks/results_attrformer.py $(ARGS)
-
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)
-
-results-kernel: $(VENV)/installed  ## schemes of the kernel attention paper (hours; ARGS="--dataset ..." chooses data)
-	$(BIN)/python benchmarks/results_kernel_attention.py $(ARGS)
-
-results-to-rope: $(VENV)/installed  ## schemes of the TO-RoPE paper (ARGS="--dataset ..." chooses data)
-	$(BIN)/python benchmarks/results_to_rope.py $(ARGS)
-
-results-posrec: $(VENV)/installed  ## PosRec and the baselines of its paper (hours; ARGS="--data_path ... --dataset ...")
-	$(BIN)/python benchmarks/results_posrec.py $(ARGS)
 
 results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; writes results/tuning.md
 	$(BIN)/python benchmarks/tuning.py $(ARGS)
 
-rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
-	$(BIN)/python benchmarks/rhythm.py $(ARGS)
+results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... ARGS="--data_path ... --seeds 3"; ten minutes)
+	$(BIN)/recbole-pos compare $(STUDY) $(ARGS)
 
-results: $(VENV)/installed  ## the table of results/ml-100k.md (about an hour on 2 cores)
-	$(BIN)/python benchmarks/results_ml_100k.py
+rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
+	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm
+	$(BIN)/recbole-pos compare studies/to_rope/rhythm-weekly.yaml --data_path saved/rhythm $(ARGS)
+	$(BIN)/recbole-pos compare studies/to_rope/rhythm-bursts.yaml --data_path saved/rhythm $(ARGS)
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

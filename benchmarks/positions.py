@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from data import write_atomic
-from study import replace_section
+from page import replace_section
 from torch import Tensor
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)

@@ -1,0 +1,118 @@
+"""The studies of this repository: every one can be planned, and every row of it be configured."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recbole_pos.cli.main import main
+from recbole_pos.study.configs import row_config
+from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, fits
+from recbole_pos.study.reading import read_plan
+
+ROOT = Path(__file__).parent.parent
+STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglob("*.yaml"))
+# trainings of each, as its page's protocol has them
+FITS = {
+    "first.yaml": 5 * 2,
+    "ml-100k.yaml": 7 * 3,
+    "kernel_attention/beauty.yaml": 5 * (2 + 2) + 2 * 3 + 6 * 3,
+    "kernel_attention/ml-100k.yaml": 5 * (2 + 2) + 2 * 3,
+    "to_rope/ml-100k.yaml": 14 * 3,
+    "to_rope/beauty.yaml": 14,
+    "to_rope/rhythm-weekly.yaml": 8,
+    "to_rope/rhythm-bursts.yaml": 8,
+    "posrec/diginetica.yaml": 32,
+    "posrec/diginetica-sixteenth.yaml": 32,
+    "posrec/yoochoose.yaml": 32,
+    "attrformer/beauty.yaml": 27,
+    "attrformer/toys.yaml": 24,
+    "attrformer/ml-1m.yaml": 21,
+    "attrformer/ml-100k.yaml": 25,
+    "attrformer/toyshop.yaml": 26,
+}
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_study_is_counted_here() -> None:
+    assert STUDIES == sorted(f"studies/{name}" for name in FITS)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_is_planned_without_data(study: str) -> None:
+    plan = read_plan(study)
+    made = [fit for fit in fits(plan) if not fit.repeats]
+    assert len(made) == FITS[study.removeprefix("studies/")]
+    table = dry_run(plan)
+    assert list(table["row"]) == list(plan.rows) and table["fits"].sum() == len(made)
+    assert f"{len(made)} fits" in dry_run_sentence(plan)
+    assert plan.title and plan.question and plan.protocol
+    shown = {row for table_plan in plan.tables for row in table_plan.rows}
+    assert shown == set(plan.rows), "rows that no table has"
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_row_can_be_configured(study: str, tmp_path: Path) -> None:
+    """Options, presets and models know each other; data are not read."""
+    plan = read_plan(study)
+    elsewhere = {} if plan.dataset == "ml-100k" else {"data_path": str(tmp_path)}
+    found = check_plan(plan, lambda options: row_config(options, elsewhere).plain)
+    measured = {f"{m}@{k}".lower() for c in found.values() for m in c["metrics"] for k in c["topk"]}
+    assert set(plan.metrics) <= measured
+    protocol = ("eval_args", "metrics", "topk", "valid_metric", "epochs", "stopping_step")
+    learn = {name: one for name, one in found.items() if one["epochs"] > 1}
+    for key in protocol:
+        assert len({str(one[key]) for one in learn.values()}) == 1, f"{key} differs between rows"
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_command_of_a_study_is_that_of_its_file(study: str) -> None:
+    head = re.match(r"(#.*\n)+", Path(study).read_text(encoding="utf-8"))
+    assert head, "how to run it stands above"
+    commands = re.findall(r"^#   recbole-pos compare (.*)$", head[0], re.M)
+    assert commands and all(shlex.split(command)[0] == study for command in commands)
+
+
+def test_a_dry_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "studies/first.yaml", "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "5 rows, 2 seeds, 10 fits on ml-100k; differences are to GRU4Rec" in said
+
+
+def test_the_sixteenth_has_the_rows_of_the_whole() -> None:
+    whole = read_plan("studies/posrec/diginetica.yaml")
+    part = read_plan("studies/posrec/diginetica-sixteenth.yaml")
+    assert part.rows.keys() == whole.rows.keys() and not part.paper
+    assert [row.options for row in part.rows.values()] == [r.options for r in whole.rows.values()]
+    assert part.base == {**whole.base, "train_fraction": "1/16"}
+    assert part.tables == whole.tables
+
+
+def test_the_rhythm_of_the_generated_logs(tmp_path: Path) -> None:
+    """The item of one period ago comes back far more often than that of the event before."""
+    script = ROOT / "studies" / "to_rope" / "make_rhythm.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
+    for name, slot, period in (("weekly", 6 * 3600, 28), ("bursts", 300, 12)):
+        log = pd.read_csv(tmp_path / name / f"{name}.inter", sep="\t")
+        log.columns = [column.partition(":")[0] for column in log.columns]
+        assert log["user_id"].nunique() == 1000 and log["item_id"].nunique() == 400
+        ends = log.groupby("user_id")["timestamp"].transform("max")
+        log["slot"] = (log["timestamp"] - 1_600_000_000) // slot
+        recent = log[ends - log["timestamp"] < 3 * period * slot]
+        again = recent.assign(slot=recent["slot"] + period)
+        pairs = recent.merge(again, on=["user_id", "slot"], suffixes=("", "_before"))
+        assert len(pairs) > 5000
+        same = pairs["item_id"] == pairs["item_id_before"]
+        assert same.mean() > (0.99 if name == "weekly" else 0.5)
+        before = log.groupby("user_id")["item_id"].shift()
+        assert (log["item_id"] == before).mean() < 0.05
