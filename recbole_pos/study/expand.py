@@ -208,9 +208,10 @@ def dry_run_sentence(plan: Plan) -> str:
     made = [fit for fit in fits(plan) if not fit.repeats]
     searched = sum(fit.stage == "trial" for fit in made)
     parts = f" ({searched} of a search, {len(made) - searched} after it)" if searched else ""
+    seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
     return (
-        f"{plan.title}: {len(plan.rows)} rows, {len(plan.seeds)} seeds, {len(made)} fits{parts} on "
-        f"{plan.dataset}; differences are to {plan.reference}"
+        f"{plan.title}: {len(plan.rows)} rows, {seeds}, {len(made)} fits{parts} on {plan.dataset}; "
+        f"differences are to {plan.reference}"
     )
 
 
