@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist test-fast bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
+.PHONY: help run test fuzz lint docs dist test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -13,10 +13,13 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
 
 test: lint  ## lint, then all tests
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "not long"
+
+test-all: lint  ## with those that wait for rare events (Ray giving up a trial, a pipe nobody reads)
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
-	$(BIN)/python -m pytest -n 3 -m "not slow"
+	$(BIN)/python -m pytest -n 3 -m "not slow and not long"
 
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)

@@ -24,6 +24,8 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 import recbole_pos  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
+from recbole_pos.model.models import ADDED  # noqa: E402
+from recbole_pos.position.schemes import SCHEMES  # noqa: E402
 
 SMALL = {
     "hidden_size": 16,
@@ -133,6 +135,15 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
         return prepare(PosConfig(model, dataset, None, given))
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """Models and schemes that a test registers are gone after it."""
+    kept = [(table, dict(table._added)) for table in (ADDED, SCHEMES)]
+    yield
+    for table, added in kept:
+        table._added = added
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def work(pipe: Connection, data_path: str, folder: str) -> None:
     pipe.send("ready")
     while (case := pipe.recv()) is not None:
         processes.started = 0
-        signal.setitimer(signal.ITIMER_PROF, 0.5 if case[2] in FAULTS else SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, 3.0 if case[2] in FAULTS else SECONDS)
         try:
             answer = trials.outcome(*case)
         except Hangs:

@@ -135,6 +135,7 @@ def test_a_group_can_be_resumed_and_stopped(tiny: Path, tmp_path: Path) -> None:
     assert alone.epochs == 5
 
 
+@pytest.mark.long
 def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -> None:
     command = [
         "run",

@@ -100,13 +100,10 @@ GRU = {"gru_width": 2}
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone after it."""
-    kept = [(table, dict(table._added)) for table in (ADDED, SCHEMES)]
+def modules() -> Iterator[None]:
+    """What a test imports is gone after it."""
     path = list(sys.path)
     yield
-    for table, added in kept:
-        table._added = added
     sys.path[:] = path
     for name in ("my_models", "my_package", "my_package.parts"):
         sys.modules.pop(name, None)
@@ -500,6 +497,7 @@ def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
 # --- other processes ---
 
 
+@pytest.mark.long
 def test_processes_of_a_script_know_its_classes(tiny: Path, tmp_path: Path) -> None:
     """--nproc starts processes; the classes are those of a script's ``main`` alone."""
     body = (MODULE + REGISTER + f"""

@@ -66,6 +66,7 @@ def test_equal_scores_stand_as_the_metrics_have_them() -> None:
     assert ranks(scores, target, None).tolist() == [0, 1, 1, 4]
 
 
+@pytest.mark.long
 def test_several_processes_rank_as_one(tiny: Path, tmp_path: Path) -> None:
     given = {
         **OPTIONS,

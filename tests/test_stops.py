@@ -169,6 +169,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_standard_output_that_nobody_reads(tiny: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "data_path": tiny, "epochs": 3}
     command = [sys.executable, str(SCRIPT), "-m", "FPARec", "-d", "tiny"]

@@ -6,7 +6,6 @@ import importlib
 import json
 import linecache
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import ray
 from conftest import make_log, wait, write_atomic
@@ -280,9 +280,9 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
 
 
 def _workers(driver: int) -> list[int]:
-    """Processes of Ray's that train, of a driver."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if re.search(r"ray::fit", line)]
+    """Processes of Ray's that train, of this driver and no other."""
+    family = psutil.Process(driver).children(recursive=True)
+    return [one.pid for one in family if "ray::fit" in " ".join(one.cmdline())]
 
 
 def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys) -> None:

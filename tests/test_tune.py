@@ -266,6 +266,7 @@ class PauseOnce(FIFOScheduler):
         return TrialScheduler.CONTINUE
 
 
+@pytest.mark.long
 def test_a_paused_trial_goes_on_from_its_own_checkpoint(
     spied: Path, tiny: Path, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
     assert [t.options for t in one.trials] == [t.options for t in found.trials]
 
 
+@pytest.mark.long
 def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path) -> None:
     """In the process of another trial at first; and still so when the search is resumed."""
     log, space = tmp_path / "log", tmp_path / "space.yaml"
@@ -209,6 +210,7 @@ def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path
         ray.shutdown()
 
 
+@pytest.mark.long
 def test_a_trial_goes_on_when_another_process_of_its_team_dies(tiny: Path, tmp_path: Path) -> None:
     log, flag, space = tmp_path / "log", tmp_path / "flag", tmp_path / "space.yaml"
     space.write_text(SPACE)
@@ -312,6 +314,7 @@ def _known_to_have_ended(folder: Path) -> int:
     return max(states, default=Path(os.devnull)).read_text().count('"TERMINATED')
 
 
+@pytest.mark.long
 def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) -> None:
     """Only the settings are there: the search begins."""
     space, folder = tmp_path / "space.yaml", tmp_path / "out"
