@@ -28,7 +28,7 @@ def test_every_damage_is_refused_or_harmless(
         options = {"data_path": str(tiny), "show_progress": False, "k": 5}
     run = tmp_path / "run"
     recbole_pos.run(model, "tiny", None, options, run_dir=run, verbose=False)
-    cases = CASES if request.config.getoption("--fuzz") else 25
+    cases = CASES if request.config.getoption("--fuzz") else 12
     command = [sys.executable, script, str(run), kind, "0", str(cases)]
     tried = subprocess.run(command, capture_output=True, text=True)
     lines = tried.stdout.splitlines()

@@ -81,7 +81,10 @@ def test_all_examples_are_run_here() -> None:
 
 
 # dilated.py and day_part.py are also run by tests/test_wheel.py, as a package of their own
-@pytest.mark.parametrize("script", ["quick_start.py", "recency.py", "tiny_gru.py"])
+QUICK = pytest.param("quick_start.py", marks=pytest.mark.long)  # docstrings have the same calls
+
+
+@pytest.mark.parametrize("script", [QUICK, "recency.py", "tiny_gru.py"])
 def test_an_example(tmp_path: Path, script: str) -> None:
     printed = run_scripts(tmp_path, [script])
     assert re.search(r"^0\.\d+$", printed, re.M)  # NDCG@10

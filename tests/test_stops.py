@@ -152,6 +152,7 @@ def test_a_folder_that_is_gone_is_not_made_again(tiny: Path, tmp_path: Path, mon
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_processes_do_not_outlive_their_parent(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(tiny, folder, "--nproc=2")

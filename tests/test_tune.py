@@ -337,6 +337,7 @@ def test_models_of_recbole_are_tuned_the_same_way(
     assert "best of 2 trials" in printed
 
 
+@pytest.mark.long
 def test_a_trial_may_be_several_processes(spied: Path, tiny: Path, tmp_path: Path) -> None:
     """In a placement group; with the result of one process, since dropout is off."""
     space = "learning_rate: {choice: [0.01, 0.02]}\n"

@@ -138,6 +138,7 @@ def trained(file: Path) -> dict[float, list[tuple[int, str, int]]]:
     return found
 
 
+@pytest.mark.long
 def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: Path) -> None:
     log, space = tmp_path / "log", tmp_path / "space.yaml"
     space.write_text(SPACE)
