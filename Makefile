@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -53,6 +53,9 @@ bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--d
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)
+
+simulate: $(VENV)/installed  ## whether intervals of studies cover what they say: 16 cases of 1,000 studies
+	$(BIN)/python -m recbole_pos.study.simulation
 
 results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; writes results/tuning.md
 	$(BIN)/python benchmarks/tuning.py $(ARGS)

@@ -170,8 +170,8 @@ def _train(
     work = Work(plan, folder, told.rows)
     waiting = work.ready()
     folder.write_current(work.digests)
-    folder.write_facts(facts_of(plan, work))
     if waiting is None:
+        folder.write_facts(facts_of(plan, work))
         return
     started = connect(told.address)
     takes = {"num_cpus": told.cpus_per_trial, "num_gpus": told.gpus_per_trial}
