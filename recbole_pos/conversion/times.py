@@ -1,0 +1,357 @@
+"""Dates and epochs in any unambiguous form to seconds since 1970 in UTC."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from recbole_pos.errors import UsageError
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a second
+_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MOST = 0.99  # of the numbers of a column must be of one unit
+_LEAF = 4096  # rows among which a wrong one is no longer searched by halves
+
+_ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?))?"
+_CLOCK = (
+    r"(?:(?:T|,? +)(?P<H>\d{1,2}):(?P<M>\d{2})(?::(?P<S>\d{2})(?:[.,](?P<f>\d{1,9}))?)?"
+    r"(?: ?(?P<p>[AaPp]\.?[Mm]\.?))?" + _ZONE + ")?"
+)
+_MONTH = r"(?P<B>[A-Za-z]{3})[a-z]*\.?"
+_DAY = r"(?P<d>\d{1,2})"
+FORMS = {
+    "year first": rf"(?P<Y>\d{{4}})[-/.](?P<m>\d{{1,2}})[-/.]{_DAY}{_CLOCK}",
+    "day, month by name": rf"(?:[A-Za-z]{{3,9}},? )?{_DAY}(?:st|nd|rd|th)?[ -]{_MONTH},?[ -](?P<Y>\d{{4}})"
+    + _CLOCK,
+    "month by name": rf"(?:[A-Za-z]{{3,9}},? )?{_MONTH} {_DAY}(?:st|nd|rd|th)?,? (?P<Y>\d{{4}}){_CLOCK}",
+    "as of Unix": rf"[A-Za-z]{{3}} {_MONTH} +{_DAY} (?P<H>\d{{2}}):(?P<M>\d{{2}}):(?P<S>\d{{2}}){_ZONE} (?P<Y>\d{{4}})",
+}
+# Which of the first two is the day, only the column as a whole can tell.
+_SLASHES = rf"(?P<a>\d{{1,2}})[-/.](?P<b>\d{{1,2}})[-/.](?P<Y>\d{{4}}){_CLOCK}"
+_COMPACT = {
+    8: r"(?P<Y>(?:19|20)\d{2})(?P<m>\d{2})(?P<d>\d{2})",
+    14: r"(?P<Y>(?:19|20)\d{2})(?P<m>\d{2})(?P<d>\d{2})(?P<H>\d{2})(?P<M>\d{2})(?P<S>\d{2})",
+}
+_DIRECTIVES = {
+    **{"Y": r"(?P<Y>\d{4})", "y": r"(?P<y>\d{2})", "m": r"(?P<m>\d{1,2})", "d": _DAY},
+    **{"H": r"(?P<H>\d{1,2})", "I": r"(?P<H>\d{1,2})", "M": r"(?P<M>\d{1,2})"},
+    **{"S": r"(?P<S>\d{1,2})", "f": r"(?P<f>\d{1,9})", "p": r"(?P<p>[AaPp]\.?[Mm]\.?)"},
+    **{"B": _MONTH, "b": _MONTH, "A": "[A-Za-z]+", "a": "[A-Za-z]+", "%": "%"},
+    **{"z": r"(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)", "Z": "(?P<z>Z|UTC|GMT)"},
+    **{"T": r"(?P<H>\d{1,2}):(?P<M>\d{2}):(?P<S>\d{2})"},
+    **{"F": rf"(?P<Y>\d{{4}})-(?P<m>\d{{1,2}})-{_DAY}"},
+}
+
+
+@dataclass
+class Times:
+    """What a column says of time.
+
+    Attributes:
+        seconds: [rows] float64 since 1970-01-01 UTC; nan where there is none.
+        forms: how many rows have which form, for people.
+    """
+
+    seconds: np.ndarray
+    forms: Counter[str] = field(default_factory=Counter)
+
+
+def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = None) -> Times:
+    """Seconds of a column of times, numbers or text.
+
+    Args:
+        column: [rows] of any Arrow type.
+        name: of the column, for messages.
+        date_format: s, ms, us or ns for numbers; or a form such as %d/%m/%Y %H:%M for text.
+
+    Raises:
+        UsageError: if it cannot be told what days or numbers mean, saying how to settle it; if the
+            column is of a type that says no time.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if date_format:
+            raise UsageError(f"{name} holds {kind} already; leave date_format out")
+        stamps = column if pa.types.is_timestamp(kind) else column.cast(pa.timestamp("s"))
+        zone = getattr(stamps.type, "tz", None)
+        ticks, missing = _numbers(stamps.cast(pa.int64()))
+        seconds = _divided(ticks, UNITS[stamps.type.unit])
+        seconds[missing] = np.nan
+        told = "times" if zone else "times without a zone, read as UTC"
+        return Times(seconds, Counter({told: int((~missing).sum())}))
+    reader = _Reader(name, date_format)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return reader.result(*_numbers(column), pa.nulls(len(column), pa.string()))
+    if pa.types.is_dictionary(kind):
+        column = column.unify_dictionaries().combine_chunks()
+        different = reader.text(pa.chunked_array([column.dictionary]), np.bincount(_known(column)))
+        codes = column.indices.fill_null(len(different.seconds)).to_numpy(zero_copy_only=False)
+        return Times(np.append(different.seconds, np.nan)[codes], different.forms)
+    if pa.types.is_string(kind) or pa.types.is_null(kind):
+        return reader.text(column.cast(pa.string()))
+    raise UsageError(f"{name} holds {kind}, which says no time")
+
+
+def _known(column: Any) -> np.ndarray:
+    return column.indices.drop_null().to_numpy()
+
+
+def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """[rows] int64 or float64, and which are missing."""
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    values = column.fill_null(0).to_numpy()
+    if values.dtype.kind == "f":
+        missing = missing | ~np.isfinite(values)
+        values = np.where(missing, 0, values)
+    return values, missing
+
+
+def _divided(ticks: np.ndarray, unit: int) -> np.ndarray:
+    """[n] float64 seconds; whole ones apart from the rest, as no float holds nanoseconds."""
+    if ticks.dtype.kind == "f":
+        return ticks / unit
+    whole = ticks // unit
+    return whole + (ticks - whole * unit) / unit
+
+
+class _Reader:
+    """Reads text and numbers; what only the whole column can tell is decided at the end."""
+
+    def __init__(self, name: str, date_format: str | None) -> None:
+        self.name, self.format = name, date_format
+        if date_format and date_format not in UNITS and "%" not in date_format:
+            raise UsageError(
+                f"date_format: {date_format!r} is neither one of {', '.join(UNITS)} (an epoch) nor "
+                "a form such as %d/%m/%Y %H:%M"
+            )
+
+    def text(self, column: pa.ChunkedArray, counts: np.ndarray | None = None) -> Times:
+        """Seconds of [rows] text; ``counts`` says how often each occurs."""
+        seconds = np.full(len(column), np.nan)
+        forms: Counter[str] = Counter()
+        left: list[Any] = []
+        if not self.format:
+            start = 0
+            for chunk in column.chunks:
+                left.append(self._iso(chunk, seconds[start : start + len(chunk)], forms))
+                start += len(chunk)
+            column = pa.chunked_array(left, pa.string())
+        if column.null_count < len(column):
+            found = self._other(column)
+            seconds = np.where(np.isnan(seconds), found.seconds, seconds)
+            forms.update(found.forms)
+        return Times(seconds, forms)
+
+    def _iso(self, chunk: Any, out: np.ndarray, forms: Counter[str]) -> Any:
+        """Fill in what Arrow reads; returns the rest, null where it was read."""
+        if chunk.null_count == len(chunk):
+            return chunk
+        for zone, unit in ((None, "us"), ("UTC", "us"), (None, "ns"), ("UTC", "ns")):
+            try:
+                ticks, missing = _numbers(chunk.cast(pa.timestamp(unit, zone)).cast(pa.int64()))
+            except pa.ArrowException:
+                continue
+            out[:] = _divided(ticks, UNITS[unit])
+            out[missing] = np.nan
+            told = "ISO dates" if zone else "ISO dates without a zone, read as UTC"
+            forms[told] += int((~missing).sum())
+            return pa.nulls(len(chunk), pa.string())
+        if len(chunk) <= _LEAF:
+            return chunk
+        middle = len(chunk) // 2
+        halves = (slice(0, middle), slice(middle, len(chunk)))
+        return pa.concat_arrays([self._iso(chunk[half], out[half], forms) for half in halves])
+
+    def _other(self, column: pa.ChunkedArray) -> Times:
+        """Numbers and forms of dates."""
+        try:  # all of them
+            values, missing = _numbers(column.cast(pa.int64()))
+            return self.result(values, missing, pa.nulls(len(column), pa.string()))
+        except pa.ArrowException:
+            pass
+        is_number = pc.match_substring_regex(column, r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$")
+        numbers = pc.if_else(is_number, column, pa.scalar(None, pa.string()))
+        rest = pc.if_else(is_number, pa.scalar(None, pa.string()), column)
+        try:
+            values, missing = _numbers(numbers.cast(pa.int64()))
+        except pa.ArrowException:
+            values, missing = _numbers(numbers.cast(pa.float64()))
+        return self.result(values, missing, rest)
+
+    def result(self, values: np.ndarray, missing: np.ndarray, text: Any) -> Times:
+        """Seconds of [rows] numbers (where not missing) and of text (where not null)."""
+        forms: Counter[str] = Counter()
+        seconds = np.full(len(values), np.nan)
+        if not missing.all():
+            seconds[~missing] = self._epoch(values[~missing], forms)
+        if text.null_count < len(text):
+            if isinstance(text, pa.ChunkedArray):
+                text = text.combine_chunks()
+            different = text.dictionary_encode()
+            found = self._dates(different.dictionary, forms, np.bincount(_known(different)))
+            codes = different.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+            read = np.append(found, np.nan)[codes]
+            seconds = np.where(np.isnan(seconds), read, seconds)
+        return Times(seconds, forms)
+
+    def _epoch(self, values: np.ndarray, forms: Counter[str]) -> np.ndarray:
+        """[n] seconds of numbers.
+
+        Raises:
+            UsageError: if they are too small or too different for one unit.
+        """
+        if self.format in UNITS:
+            forms[f"epoch {_NAMES[self.format]}"] += len(values)
+            return _divided(values, UNITS[self.format])
+        if values.dtype.kind in "iu":
+            texts = pa.array(values).cast(pa.string())
+            regex = _pattern(self.format) if self.format else _compact(values)
+            if regex:
+                seconds = _seconds(_parts(texts, regex))
+                if self.format or not np.isnan(seconds).any():
+                    forms[self.format or "compact dates, read as UTC"] += len(values)
+                    return seconds
+        size = np.abs(values)
+        for unit, ticks in UNITS.items():
+            fits = (_EPOCH[0] * ticks <= size) & (size < _EPOCH[1] * ticks)
+            if fits.sum() >= _MOST * len(values):  # the others, such as 0, tell no time
+                forms[f"epoch {_NAMES[unit]}"] += int(fits.sum())
+                return np.where(fits, _divided(values, ticks), np.nan)
+        raise UsageError(
+            f"{self.name}: numbers from {values.min():,} to {values.max():,} are no epoch of one "
+            "unit after 1973. --date_format=s (or ms, us, ns) says that they are, whatever they "
+            "look like"
+        )
+
+    def _dates(self, text: Any, forms: Counter[str], counts: np.ndarray) -> np.ndarray:
+        """[different texts] seconds; nan for what is no date."""
+        seconds = np.full(len(text), np.nan)
+        patterns = {self.format: _pattern(self.format)} if self.format else FORMS
+        for told, regex in patterns.items() if self.format not in UNITS else ():
+            rows = np.flatnonzero(np.isnan(seconds))
+            if not len(rows):
+                return seconds
+            found = _seconds(_parts(text.take(pa.array(rows)), regex))
+            seconds[rows] = found
+            if known := int(counts[rows][~np.isnan(found)].sum()):
+                forms[f"dates ({told})"] += known
+        if not self.format:
+            self._slashes(text, seconds, forms, counts)
+        return seconds
+
+    def _slashes(
+        self, text: Any, seconds: np.ndarray, forms: Counter[str], counts: np.ndarray
+    ) -> None:
+        """Fill in dates whose day and month are told by the largest of each."""
+        rows = np.flatnonzero(np.isnan(seconds))
+        parts = _parts(text.take(pa.array(rows)), _SLASHES)
+        a, b = parts["a"], parts["b"]
+        day_first, month_first = (a > 12) & (b <= 12), (b > 12) & (a <= 12)
+        unsure = (a > 0) & (b > 0) & (a != b) & (a <= 12) & (b <= 12)
+        if day_first.any() == month_first.any() and unsure.any():
+            first = text[int(rows[np.flatnonzero(unsure)[0]])].as_py()
+            both = "others of the column contradict each other"
+            none = "nothing in the column tells which"
+            mark = next(one for one in first if not one.isdigit())
+            raise UsageError(
+                f"{self.name}: {first!r} may begin with the day or with the month, and "
+                f"{both if day_first.any() else none}. Say --date_format='%d{mark}%m{mark}%Y' "
+                f"(day first) or '%m{mark}%d{mark}%Y', with ' %H:%M:%S' where a clock follows"
+            )
+        days = (a, b) if day_first.any() and not month_first.any() else (b, a)
+        if day_first.any() and month_first.any():  # and each date is sure of itself
+            days = (np.where(day_first, a, b), np.where(day_first, b, a))
+        found = _seconds({**parts, "d": days[0], "m": days[1]})
+        seconds[rows] = found
+        if known := int(counts[rows][~np.isnan(found)].sum()):
+            order = "day first" if day_first.any() else "month first"
+            forms[f"dates ({order})"] += known
+
+
+def _compact(values: np.ndarray) -> str:
+    digits = {len(str(abs(int(value)))) for value in (values.min(), values.max())}
+    return _COMPACT.get(digits.pop(), "") if len(digits) == 1 else ""
+
+
+def _pattern(date_format: str) -> str:
+    """The regular expression of a form such as %d/%m/%Y."""
+    parts = re.split(r"%(.)", date_format)
+    text = ""
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
+            text += re.escape(part).replace(r"\ ", " ")
+        elif part in _DIRECTIVES:
+            text += _DIRECTIVES[part]
+        else:
+            raise UsageError(
+                f"date_format: %{part} is not known; known are %{', %'.join(_DIRECTIVES)}"
+            )
+    names = re.findall(r"\?P<(\w)>", text)
+    day = {"d"} <= set(names) and {"m", "B"} & set(names) and {"Y", "y"} & set(names)
+    if not day or len(set(names)) < len(names):
+        raise UsageError(
+            f"date_format: {date_format!r} must have day, month and year, and each once, as in "
+            "%d/%m/%Y %H:%M"
+        )
+    return text
+
+
+def _parts(text: Any, regex: str) -> dict[str, np.ndarray]:
+    """Named groups of a form as [n] numbers: -1 where they are absent; nothing matches: year -1."""
+    names = re.findall(r"\?P<(\w)>", regex)
+    found = pc.extract_regex(text, f"^(?:{regex})$")
+    parts = {}
+    for place, name in enumerate(names):
+        group = pc.struct_field(found, [place]).fill_null("")
+        if name == "B":
+            lower = pc.utf8_lower(pc.utf8_slice_codeunits(group, 0, 3))
+            number = pc.index_in(lower, pa.array(_MONTHS)).fill_null(-2).to_numpy() + 1
+            parts["m"] = number.astype(np.int64)
+        elif name == "z":
+            parts[name] = _offsets(group)
+        elif name == "p":
+            after = pc.starts_with(pc.utf8_lower(group), "p").to_numpy(zero_copy_only=False)
+            parts[name] = np.where(pc.binary_length(group).to_numpy() == 0, -1, after.astype(int))
+        elif name == "f":
+            group = pc.utf8_rpad(pc.if_else(pc.equal(group, ""), "0", group), 9, "0")
+            parts[name] = group.cast(pa.int64()).to_numpy()
+        else:
+            parts[name] = pc.if_else(pc.equal(group, ""), "-1", group).cast(pa.int64()).to_numpy()
+    if "y" in parts:  # as POSIX has it
+        y = parts.pop("y")
+        parts["Y"] = np.where(y < 0, -1, np.where(y < 69, 2000 + y, 1900 + y))
+    return parts
+
+
+def _offsets(zone: Any) -> np.ndarray:
+    """[n] seconds that a clock is ahead of UTC; 0 without a zone."""
+    digits = pc.replace_substring_regex(zone, "[^0-9]", "")
+    hours = pc.utf8_rpad(digits, 4, "0").cast(pa.int64()).to_numpy()
+    behind = pc.starts_with(zone, "-").to_numpy(zero_copy_only=False)
+    return np.where(behind, -1, 1) * (hours // 100 * 3600 + hours % 100 * 60)
+
+
+def _seconds(parts: dict[str, np.ndarray]) -> np.ndarray:
+    """[n] float64 of the parts of dates; nan where there is no such date or clock."""
+    year, month, day = parts["Y"], parts["m"], parts["d"]
+    right = (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
+    months = (np.where(right, (year - 1970) * 12 + month - 1, 0)).astype("datetime64[M]")
+    length = ((months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")).astype(int)
+    right &= day <= length
+    hour, minute, second = (np.maximum(parts.get(key, np.int64(0)), 0) for key in "HMS")
+    half = parts.get("p", np.int64(-1))
+    right &= (minute < 60) & (second < 60) & (hour < 24)
+    right &= (half < 0) | ((hour >= 1) & (hour <= 12))
+    hour = np.where(half < 0, hour, hour % 12 + 12 * half)
+    days = months.astype("datetime64[D]").astype(np.int64) + day - 1
+    clock = hour * 3600 + minute * 60 + second - parts.get("z", np.int64(0))
+    total = days * 86400 + clock + parts.get("f", np.int64(0)) / 1e9
+    return np.where(right, total, np.nan)
