@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.times import FORMS, read_times
+from recbole_pos.conversion.times import read_times
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
 
@@ -20,7 +20,7 @@ INNER = "\x1f"  # between the names of a sequence, until they are written
 _WORDS = pa.array([word for word in MISSING if word])
 _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|gtin|phone)$")
 _LIST = r"(?s)^\s*\[.*\]\s*$"
-_ISO = rf"^(?:{FORMS['year first']})$"
+_ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
 _COMMA = r"^[+-]?\d+(?:,\d+)?$"
 _PIPE = r"[^\s|]\|[^\s|]"
 _PIPED = 0.05  # of the different cells must have a | for all of them to be lists

@@ -39,17 +39,17 @@ def relations(tables: dict[str, dict[str, Cells]], seconds: np.ndarray) -> list[
 
 
 def _scale(cells: Cells) -> float | None:
-    """A tenth of the middle half of the values, to one digit; None where there is none."""
+    """How far numbers are akin, to one digit: a tenth of the middle half of them, and at least a
+    step between two; None where there is nothing to compare."""
     if cells.different**2 > _PAIRS:
         return None
-    numbers = cells.values.slice(1).cast("float64").to_numpy()[cells.codes[cells.codes > 0] - 1]
-    numbers = numbers[np.isfinite(numbers)]
-    low, high = np.quantile(numbers, (0.25, 0.75)) if len(numbers) else (0.0, 0.0)
-    spread = (high - low or np.ptp(numbers)) / 10 if len(numbers) else 0.0
-    if not spread > 0:
+    numbers = cells.values.slice(1).cast("float64").to_numpy()
+    values = np.unique(numbers[np.isfinite(numbers)])
+    if len(values) < 2:
         return None
-    digits = -math.floor(math.log10(spread))
-    return round(spread, digits)
+    low, high = np.quantile(numbers[cells.codes[cells.codes > 0] - 1], (0.25, 0.75))
+    spread = max((high - low) / 10, float(np.median(np.diff(values))))
+    return round(spread, -math.floor(math.log10(spread)))
 
 
 def _pairs(cells: Cells) -> float:

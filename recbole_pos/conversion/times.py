@@ -17,38 +17,51 @@ UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a sec
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_dictionary)
 _MOST = 0.99  # of the numbers of a column must be of one unit
-_LEAF = 4096  # rows among which a wrong one is no longer searched by halves
-
-_ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?))?"
-_CLOCK = (
-    r"(?:(?:T|,? +)(?P<H>\d{1,2}):(?P<M>\d{2})(?::(?P<S>\d{2})(?:[.,](?P<f>\d{1,9}))?)?"
-    r"(?: ?(?P<p>[AaPp]\.?[Mm]\.?))?" + _ZONE + ")?"
+_ISO_LIKE = re.compile(
+    r"\d{4}-\d\d-\d\d(?:[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,6}(?P<long>\d{1,3})?)?)?)?"
+    r"(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?)?$"
 )
+
+# A form has two halves, which meet at the first colon: a log has far fewer days and hours than
+# moments, and only different texts are looked at.
+_ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?))?"
+_HOUR = r"(?:(?:T|,? +)(?P<H>\d{1,2}))?"
+_REST = (
+    r"(?:(?P<M>\d{2})(?::(?P<S>\d{2})(?:[.,](?P<f>\d{1,9}))?)?(?: ?(?P<p>[AaPp]\.?[Mm]\.?))?"
+    + _ZONE
+    + ")?"
+)
+_WEEKDAY = r"(?:[A-Za-z]{3,9},? )?"
 _MONTH = r"(?P<B>[A-Za-z]{3})[a-z]*\.?"
-_DAY = r"(?P<d>\d{1,2})"
-FORMS = {
-    "year first": rf"(?P<Y>\d{{4}})[-/.](?P<m>\d{{1,2}})[-/.]{_DAY}{_CLOCK}",
-    "day, month by name": rf"(?:[A-Za-z]{{3,9}},? )?{_DAY}(?:st|nd|rd|th)?[ -]{_MONTH},?[ -](?P<Y>\d{{4}})"
-    + _CLOCK,
-    "month by name": rf"(?:[A-Za-z]{{3,9}},? )?{_MONTH} {_DAY}(?:st|nd|rd|th)?,? (?P<Y>\d{{4}}){_CLOCK}",
-    "as of Unix": rf"[A-Za-z]{{3}} {_MONTH} +{_DAY} (?P<H>\d{{2}}):(?P<M>\d{{2}}):(?P<S>\d{{2}}){_ZONE} (?P<Y>\d{{4}})",
+_DAY, _YEAR = r"(?P<d>\d{1,2})", r"(?P<Y>\d{4})"
+_ISO = rf"{_YEAR}[-/.](?P<m>\d{{1,2}})[-/.]{_DAY}"
+_TH = "(?:st|nd|rd|th)?"
+Form = tuple[str, str]
+FORMS: dict[str, Form] = {
+    "year first": (_ISO + _HOUR, _REST),
+    "day, month by name": (rf"{_WEEKDAY}{_DAY}{_TH}[ -]{_MONTH},?[ -]{_YEAR}{_HOUR}", _REST),
+    "month by name": (rf"{_WEEKDAY}{_MONTH} {_DAY}{_TH},? {_YEAR}{_HOUR}", _REST),
+    "as of Unix": (
+        rf"[A-Za-z]{{3}} {_MONTH} +{_DAY} (?P<H>\d{{2}})",
+        rf"(?P<M>\d{{2}}):(?P<S>\d{{2}}){_ZONE} {_YEAR}",
+    ),
 }
 # Which of the first two is the day, only the column as a whole can tell.
-_SLASHES = rf"(?P<a>\d{{1,2}})[-/.](?P<b>\d{{1,2}})[-/.](?P<Y>\d{{4}}){_CLOCK}"
+_SLASHES = (rf"(?P<a>\d{{1,2}})[-/.](?P<b>\d{{1,2}})[-/.]{_YEAR}{_HOUR}", _REST)
 _COMPACT = {
     8: r"(?P<Y>(?:19|20)\d{2})(?P<m>\d{2})(?P<d>\d{2})",
     14: r"(?P<Y>(?:19|20)\d{2})(?P<m>\d{2})(?P<d>\d{2})(?P<H>\d{2})(?P<M>\d{2})(?P<S>\d{2})",
 }
 _DIRECTIVES = {
-    **{"Y": r"(?P<Y>\d{4})", "y": r"(?P<y>\d{2})", "m": r"(?P<m>\d{1,2})", "d": _DAY},
+    **{"Y": _YEAR, "y": r"(?P<y>\d{2})", "m": r"(?P<m>\d{1,2})", "d": _DAY},
     **{"H": r"(?P<H>\d{1,2})", "I": r"(?P<H>\d{1,2})", "M": r"(?P<M>\d{1,2})"},
     **{"S": r"(?P<S>\d{1,2})", "f": r"(?P<f>\d{1,9})", "p": r"(?P<p>[AaPp]\.?[Mm]\.?)"},
     **{"B": _MONTH, "b": _MONTH, "A": "[A-Za-z]+", "a": "[A-Za-z]+", "%": "%"},
     **{"z": r"(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)", "Z": "(?P<z>Z|UTC|GMT)"},
-    **{"T": r"(?P<H>\d{1,2}):(?P<M>\d{2}):(?P<S>\d{2})"},
-    **{"F": rf"(?P<Y>\d{{4}})-(?P<m>\d{{1,2}})-{_DAY}"},
 }
+_SHORT = {"%T": "%H:%M:%S", "%R": "%H:%M", "%F": "%Y-%m-%d", "%D": "%m/%d/%y"}
 
 
 @dataclass
@@ -90,18 +103,9 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
     reader = _Reader(name, date_format)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return reader.result(*_numbers(column), pa.nulls(len(column), pa.string()))
-    if pa.types.is_dictionary(kind):
-        column = column.unify_dictionaries().combine_chunks()
-        different = reader.text(pa.chunked_array([column.dictionary]), np.bincount(_known(column)))
-        codes = column.indices.fill_null(len(different.seconds)).to_numpy(zero_copy_only=False)
-        return Times(np.append(different.seconds, np.nan)[codes], different.forms)
-    if pa.types.is_string(kind) or pa.types.is_null(kind):
+    if any(is_one(kind) for is_one in _TEXT):
         return reader.text(column.cast(pa.string()))
     raise UsageError(f"{name} holds {kind}, which says no time")
-
-
-def _known(column: Any) -> np.ndarray:
-    return column.indices.drop_null().to_numpy()
 
 
 def _numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -133,13 +137,12 @@ class _Reader:
                 "a form such as %d/%m/%Y %H:%M"
             )
 
-    def text(self, column: pa.ChunkedArray, counts: np.ndarray | None = None) -> Times:
-        """Seconds of [rows] text; ``counts`` says how often each occurs."""
+    def text(self, column: pa.ChunkedArray) -> Times:
+        """Seconds of [rows] text."""
         seconds = np.full(len(column), np.nan)
         forms: Counter[str] = Counter()
-        left: list[Any] = []
         if not self.format:
-            start = 0
+            left, start = [], 0
             for chunk in column.chunks:
                 left.append(self._iso(chunk, seconds[start : start + len(chunk)], forms))
                 start += len(chunk)
@@ -151,24 +154,21 @@ class _Reader:
         return Times(seconds, forms)
 
     def _iso(self, chunk: Any, out: np.ndarray, forms: Counter[str]) -> Any:
-        """Fill in what Arrow reads; returns the rest, null where it was read."""
-        if chunk.null_count == len(chunk):
+        """Fill in what Arrow reads if it reads all of it; returns the rest, null where read."""
+        known = chunk.drop_null()
+        likely = _ISO_LIKE.match(known[0].as_py()) if len(known) else None
+        if likely is None:  # what cannot be cast takes Arrow long to refuse
             return chunk
-        for zone, unit in ((None, "us"), ("UTC", "us"), (None, "ns"), ("UTC", "ns")):
-            try:
-                ticks, missing = _numbers(chunk.cast(pa.timestamp(unit, zone)).cast(pa.int64()))
-            except pa.ArrowException:
-                continue
-            out[:] = _divided(ticks, UNITS[unit])
-            out[missing] = np.nan
-            told = "ISO dates" if zone else "ISO dates without a zone, read as UTC"
-            forms[told] += int((~missing).sum())
-            return pa.nulls(len(chunk), pa.string())
-        if len(chunk) <= _LEAF:
+        unit = "ns" if likely["long"] else "us"
+        try:
+            stamps = chunk.cast(pa.timestamp(unit, "UTC" if likely["zone"] else None))
+        except pa.ArrowException:
             return chunk
-        middle = len(chunk) // 2
-        halves = (slice(0, middle), slice(middle, len(chunk)))
-        return pa.concat_arrays([self._iso(chunk[half], out[half], forms) for half in halves])
+        ticks, missing = _numbers(stamps.cast(pa.int64()))
+        out[:] = np.where(missing, np.nan, _divided(ticks, UNITS[unit]))
+        told = "ISO dates" if likely["zone"] else "ISO dates without a zone, read as UTC"
+        forms[told] += int((~missing).sum())
+        return pa.nulls(len(chunk), pa.string())
 
     def _other(self, column: pa.ChunkedArray) -> Times:
         """Numbers and forms of dates."""
@@ -192,14 +192,9 @@ class _Reader:
         seconds = np.full(len(values), np.nan)
         if not missing.all():
             seconds[~missing] = self._epoch(values[~missing], forms)
-        if text.null_count < len(text):
-            if isinstance(text, pa.ChunkedArray):
-                text = text.combine_chunks()
-            different = text.dictionary_encode()
-            found = self._dates(different.dictionary, forms, np.bincount(_known(different)))
-            codes = different.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
-            read = np.append(found, np.nan)[codes]
-            seconds = np.where(np.isnan(seconds), read, seconds)
+        rows = np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))
+        if len(rows):
+            seconds[rows] = self._dates(text.take(pa.array(rows)), forms)
         return Times(seconds, forms)
 
     def _epoch(self, values: np.ndarray, forms: Counter[str]) -> np.ndarray:
@@ -213,9 +208,9 @@ class _Reader:
             return _divided(values, UNITS[self.format])
         if values.dtype.kind in "iu":
             texts = pa.array(values).cast(pa.string())
-            regex = _pattern(self.format) if self.format else _compact(values)
-            if regex:
-                seconds = _seconds(_parts(texts, regex))
+            form = _form(self.format) if self.format else _compact(values)
+            if form:
+                seconds = _seconds(_Halves(texts).parts(form))
                 if self.format or not np.isnan(seconds).any():
                     forms[self.format or "compact dates, read as UTC"] += len(values)
                     return seconds
@@ -231,33 +226,29 @@ class _Reader:
             "look like"
         )
 
-    def _dates(self, text: Any, forms: Counter[str], counts: np.ndarray) -> np.ndarray:
-        """[different texts] seconds; nan for what is no date."""
+    def _dates(self, text: Any, forms: Counter[str]) -> np.ndarray:
+        """[texts] seconds; nan for what is no date."""
         seconds = np.full(len(text), np.nan)
-        patterns = {self.format: _pattern(self.format)} if self.format else FORMS
-        for told, regex in patterns.items() if self.format not in UNITS else ():
-            rows = np.flatnonzero(np.isnan(seconds))
-            if not len(rows):
-                return seconds
-            found = _seconds(_parts(text.take(pa.array(rows)), regex))
-            seconds[rows] = found
-            if known := int(counts[rows][~np.isnan(found)].sum()):
-                forms[f"dates ({told})"] += known
-        if not self.format:
-            self._slashes(text, seconds, forms, counts)
+        halves = _Halves(text)
+        known = {self.format: _form(self.format)} if self.format else FORMS
+        for told, form in known.items() if self.format not in UNITS else ():
+            if (parts := halves.parts(form))["fits"].any():
+                found = _seconds(parts)
+                seconds = np.where(np.isnan(seconds), found, seconds)
+                _count(forms, f"dates ({told})", found)
+        if not self.format and (parts := halves.parts(_SLASHES))["fits"].any():
+            seconds = np.where(np.isnan(seconds), self._slashes(text, parts, forms), seconds)
         return seconds
 
     def _slashes(
-        self, text: Any, seconds: np.ndarray, forms: Counter[str], counts: np.ndarray
-    ) -> None:
-        """Fill in dates whose day and month are told by the largest of each."""
-        rows = np.flatnonzero(np.isnan(seconds))
-        parts = _parts(text.take(pa.array(rows)), _SLASHES)
+        self, text: Any, parts: dict[str, np.ndarray], forms: Counter[str]
+    ) -> np.ndarray:
+        """[texts] seconds of dates whose day and month are told by the largest of each."""
         a, b = parts["a"], parts["b"]
         day_first, month_first = (a > 12) & (b <= 12), (b > 12) & (a <= 12)
-        unsure = (a > 0) & (b > 0) & (a != b) & (a <= 12) & (b <= 12)
+        unsure = parts["fits"] & (a != b) & (a <= 12) & (b <= 12)
         if day_first.any() == month_first.any() and unsure.any():
-            first = text[int(rows[np.flatnonzero(unsure)[0]])].as_py()
+            first = text[int(np.flatnonzero(unsure)[0])].as_py()
             both = "others of the column contradict each other"
             none = "nothing in the column tells which"
             mark = next(one for one in first if not one.isdigit())
@@ -266,26 +257,45 @@ class _Reader:
                 f"{both if day_first.any() else none}. Say --date_format='%d{mark}%m{mark}%Y' "
                 f"(day first) or '%m{mark}%d{mark}%Y', with ' %H:%M:%S' where a clock follows"
             )
-        days = (a, b) if day_first.any() and not month_first.any() else (b, a)
-        if day_first.any() and month_first.any():  # and each date is sure of itself
-            days = (np.where(day_first, a, b), np.where(day_first, b, a))
-        found = _seconds({**parts, "d": days[0], "m": days[1]})
-        seconds[rows] = found
-        if known := int(counts[rows][~np.isnan(found)].sum()):
-            order = "day first" if day_first.any() else "month first"
-            forms[f"dates ({order})"] += known
+        by_day = day_first if month_first.any() else np.full(len(a), day_first.any())
+        days = {"d": np.where(by_day, a, b), "m": np.where(by_day, b, a)}
+        found = _seconds({**parts, **days})
+        _count(forms, "dates (day first)", found[by_day])
+        _count(forms, "dates (month first)", found[~by_day])
+        return found
 
 
-def _compact(values: np.ndarray) -> str:
+def _count(forms: Counter[str], told: str, found: np.ndarray) -> None:
+    if known := int((~np.isnan(found)).sum()):
+        forms[told] += known
+
+
+def _compact(values: np.ndarray) -> Form | None:
     digits = {len(str(abs(int(value)))) for value in (values.min(), values.max())}
-    return _COMPACT.get(digits.pop(), "") if len(digits) == 1 else ""
+    pattern = _COMPACT.get(digits.pop()) if len(digits) == 1 else None
+    return (pattern, "") if pattern else None
+
+
+def _form(date_format: str) -> Form:
+    """The halves of a form such as %d/%m/%Y %H:%M."""
+    for short, long in _SHORT.items():
+        date_format = date_format.replace(short, long)
+    left, _, right = date_format.partition(":")
+    text = _pattern(left) + _pattern(right)
+    names = re.findall(r"\?P<(\w)>", text)
+    day = {"d"} <= set(names) and {"m", "B"} & set(names) and {"Y", "y"} & set(names)
+    if not day or len(set(names)) < len(names):
+        raise UsageError(
+            f"date_format: {date_format!r} must have day, month and year, and each once, as in "
+            "%d/%m/%Y %H:%M"
+        )
+    return _pattern(left), _pattern(right)
 
 
 def _pattern(date_format: str) -> str:
-    """The regular expression of a form such as %d/%m/%Y."""
-    parts = re.split(r"%(.)", date_format)
+    """The regular expression of a part of a form."""
     text = ""
-    for place, part in enumerate(parts):
+    for place, part in enumerate(re.split(r"%(.)", date_format)):
         if place % 2 == 0:
             text += re.escape(part).replace(r"\ ", " ")
         elif part in _DIRECTIVES:
@@ -294,21 +304,46 @@ def _pattern(date_format: str) -> str:
             raise UsageError(
                 f"date_format: %{part} is not known; known are %{', %'.join(_DIRECTIVES)}"
             )
-    names = re.findall(r"\?P<(\w)>", text)
-    day = {"d"} <= set(names) and {"m", "B"} & set(names) and {"Y", "y"} & set(names)
-    if not day or len(set(names)) < len(names):
-        raise UsageError(
-            f"date_format: {date_format!r} must have day, month and year, and each once, as in "
-            "%d/%m/%Y %H:%M"
-        )
     return text
 
 
-def _parts(text: Any, regex: str) -> dict[str, np.ndarray]:
-    """Named groups of a form as [n] numbers: -1 where they are absent; nothing matches: year -1."""
+class _Halves:
+    """Texts cut at their first colon, and the different halves."""
+
+    def __init__(self, text: Any) -> None:
+        if isinstance(text, pa.ChunkedArray):
+            text = text.combine_chunks()
+        cut = pc.split_pattern(text, ":", max_splits=1)
+        ends = cut.offsets.to_numpy()
+        second = pa.array(ends[:-1] + 1, mask=np.diff(ends) < 2)
+        halves = (cut.values.take(at) for at in (pa.array(ends[:-1]), second))
+        self.halves = [half.fill_null("").dictionary_encode() for half in halves]
+
+    def parts(self, form: Form) -> dict[str, np.ndarray]:
+        """Named groups of a form as [texts] numbers: -1 where they are absent.
+
+        ``fits`` says where both halves match; if they do nowhere, there is nothing else.
+        """
+        parts: dict[str, np.ndarray] = {}
+        for half, regex in zip(self.halves, form, strict=True):
+            codes = half.indices.to_numpy()
+            groups = _groups(half.dictionary, regex)
+            fits = groups.pop("fits")[codes]
+            parts["fits"] = parts["fits"] & fits if parts else fits
+            if not fits.any():
+                return {"fits": fits}
+            parts |= {name: values[codes] for name, values in groups.items()}
+        return parts
+
+
+def _groups(text: Any, regex: str) -> dict[str, np.ndarray]:
+    """Named groups of a regular expression in different texts."""
     names = re.findall(r"\?P<(\w)>", regex)
+    if not names:
+        fits = pc.match_substring_regex(text, f"^(?:{regex})$")
+        return {"fits": fits.to_numpy(zero_copy_only=False)}
     found = pc.extract_regex(text, f"^(?:{regex})$")
-    parts = {}
+    parts = {"fits": found.is_valid().to_numpy(zero_copy_only=False)}
     for place, name in enumerate(names):
         group = pc.struct_field(found, [place]).fill_null("")
         if name == "B":
@@ -341,8 +376,10 @@ def _offsets(zone: Any) -> np.ndarray:
 
 def _seconds(parts: dict[str, np.ndarray]) -> np.ndarray:
     """[n] float64 of the parts of dates; nan where there is no such date or clock."""
+    if not parts["fits"].any():
+        return np.full(len(parts["fits"]), np.nan)
     year, month, day = parts["Y"], parts["m"], parts["d"]
-    right = (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
+    right = parts["fits"] & (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1)
     months = (np.where(right, (year - 1970) * 12 + month - 1, 0)).astype("datetime64[M]")
     length = ((months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")).astype(int)
     right &= day <= length
