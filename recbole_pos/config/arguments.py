@@ -111,8 +111,8 @@ class ConvertArguments:
     """Arguments of :func:`recbole_pos.convert`."""
 
     name: str | None = _told(None, "of the dataset (that of the file)")
-    items: str | Path | None = _told(None, "file or folder with attributes of items", metavar="FILE")
-    users: str | Path | None = _told(None, "file or folder with attributes of users", metavar="FILE")
+    items: str | Path | None = _told(None, "file with attributes of items", metavar="FILE")
+    users: str | Path | None = _told(None, "file with attributes of users", metavar="FILE")
     user: str | None = _told(None, "column of who (by name)", metavar="COLUMN")
     item: str | None = _told(None, "column of what (by name)", metavar="COLUMN")
     time: str | None = _told(None, "column of when (by name and what it holds)", metavar="COLUMN")
@@ -127,9 +127,9 @@ class ConvertArguments:
     )
     rename: Any = _told((), "names of fields", list, "COLUMN=FIELD")
     drop: tuple[str, ...] = _told((), "columns to leave out", list, "COLUMN")
-    min_user: int = _told(1, "leave out users with fewer events, as long as there are any", int, "N")
-    min_item: int = _told(1, "leave out items with fewer events, likewise", int, "N")
-    core: int = _told(1, "both", int, "N")
+    min_user: int = _told(1, "leave out users with fewer events (1)", int, "N")
+    min_item: int = _told(1, "leave out items with fewer events (1)", int, "N")
+    core: int = _told(1, "both, until all have so many (1)", int, "N")
     separator: str | None = _told(None, "between cells of a text file (seen)")
     no_quotes: bool = _told(False, "quotation marks mean nothing in a text file", bool)
     encoding: str = _told("utf-8", "of text files (utf-8)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,14 +14,15 @@ from recbole_pos.conversion.attributes import settle, table_of
 from recbole_pos.conversion.cells import Cells, encode, guess, typed
 from recbole_pos.conversion.events import Events, in_order
 from recbole_pos.conversion.naming import field_name
-from recbole_pos.conversion.reading import Source
 from recbole_pos.conversion.report import FIRST, Column, Lines, Report
 from recbole_pos.conversion.roles import by_name, require_column
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice
 
 TABLES = ("inter", "item", "user")
+_NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")
 _OWN = 0.9  # of the rows have a value of their own: such a token tells nothing of others
 _ENOUGH = 100  # rows before that is said
 _TOKENS = 1 << 30  # bytes of the array in which RecBole keeps the names of a field
@@ -78,7 +80,12 @@ class Builder:
     """
 
     def __init__(
-        self, source: Source, events: Events, roles: Mapping[str, str], wishes: Wishes, report: Report
+        self,
+        source: Source,
+        events: Events,
+        roles: Mapping[str, str],
+        wishes: Wishes,
+        report: Report,
     ) -> None:
         self.source, self.events, self.roles = source, events, roles
         self.wishes, self.report = wishes, report
@@ -172,6 +179,10 @@ class Builder:
 
     def _read(self, source: Source, column: str) -> Cells | None:
         """The cells of a column and their type; None if it is left out, which is told."""
+        if _NAMELESS.fullmatch(column):  # pandas' numbers of rows
+            note = "has no name"
+            self._tell(Column(column, source.path.name, notes=[note], loaded=False))
+            return None
         try:
             cells = encode(source.columns[column], column)
         except UsageError as error:
@@ -182,7 +193,13 @@ class Builder:
         return guess(cells, field_name(column, ()), source.decimal_comma)
 
     def _settle(
-        self, column: str, source: Source, table: str, cells: Cells, of: np.ndarray, rows: np.ndarray
+        self,
+        column: str,
+        source: Source,
+        table: str,
+        cells: Cells,
+        of: np.ndarray,
+        rows: np.ndarray,
     ) -> None:
         """A column of items or users: the first value of each, and what contradicts it."""
         settled = settle(cells, of, len(self.things[table]))
@@ -214,10 +231,9 @@ class Builder:
     def loaded(self) -> dict[str, list[str]]:
         """Fields by table, those that a run should load."""
         unwanted = {column.field for column in self.report.columns if not column.loaded}
-        tables = self.finished() if not self.report.columns else self.tables
         return {
             name: [field for field in table if field not in unwanted]
-            for name, table in tables.items()
+            for name, table in self.tables.items()
             if name == "inter" or len(table) > 1
         }
 

@@ -92,7 +92,10 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
         one = pa.array([], pa.string()).dictionary_encode()
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
     try:
-        text = one.dictionary.cast(pa.string())
+        if pa.types.is_floating(one.dictionary.type):  # 1.0 is called 1, and 1e15 by its digits
+            text = number_text(one.dictionary)
+        else:
+            text = one.dictionary.cast(pa.string())
     except pa.ArrowException as error:
         raise UsageError(f"column {name!r} holds {kind}, which is no field") from error
     return _without_missing(codes, text, raw)

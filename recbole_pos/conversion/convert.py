@@ -17,10 +17,12 @@ from recbole_pos.conversion.build import Builder, Wishes, require_wishes
 from recbole_pos.conversion.cells import Cells
 from recbole_pos.conversion.events import keep_core, read_events
 from recbole_pos.conversion.naming import field_name, is_dataset_name
-from recbole_pos.conversion.reading import Dialect, Source, read
+from recbole_pos.conversion.reading import read
 from recbole_pos.conversion.relations import relations
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import find_roles, require_column
+from recbole_pos.conversion.separated import Dialect
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
 from recbole_pos.errors import UsageError
 from recbole_pos.files import write_text, writing
@@ -65,14 +67,12 @@ def convert(
     ... )
     >>> report.lines["events"].kept, report.lines["events"].dropped
     (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
-    >>> print((folder / "shop" / "shop.item").read_text())
-    item_id:token	brand:token
-    red kite	Fjord
-    <BLANKLINE>
+    >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
+    [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
     events = Path(events)
-    name = asked.name or events.name.split(".")[0]
+    name = asked.name or (events.name or events.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
     wishes = Wishes(

@@ -9,7 +9,7 @@ import numpy as np
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import Cells, encode
-from recbole_pos.conversion.reading import Source
+from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import Times, read_times
 from recbole_pos.errors import UsageError
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import json as arrow
 
-from recbole_pos.conversion.reading import Broken, Part, flat, union
+from recbole_pos.conversion.source import Broken, Part, flat, opened, union
 from recbole_pos.errors import UsageError
 
 _BLOCK = 1 << 22  # bytes
 
 
-def read_json(file: Path, opened: IO[bytes], size: int) -> Part:
+def read_json(file: Path) -> Part:
     """A file of json lines.
-
-    Args:
-        file: its path.
-        opened: the file.
-        size: bytes on the disk.
 
     Raises:
         UsageError: if it is one list instead of lines.
@@ -31,8 +26,8 @@ def read_json(file: Path, opened: IO[bytes], size: int) -> Part:
     broken: list[Broken] = []
     texts: dict[str, Any] = {}
     rows = 0
-    with opened:
-        while block := opened.read(_BLOCK) + opened.readline():
+    with opened(file) as lines:
+        while block := lines.read(_BLOCK) + lines.readline():
             if not rows and not broken:
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 if block.lstrip().startswith(b"["):

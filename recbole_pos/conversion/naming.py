@@ -13,7 +13,9 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 def field_name(column: str, taken: Iterable[str]) -> str:
     """A name of letters, digits and _ for a column; another if it is taken or has a meaning."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", column) if not unicodedata.combining(c))
+    plain = "".join(
+        c for c in unicodedata.normalize("NFKD", column) if not unicodedata.combining(c)
+    )
     name = re.sub(r"\W+", "_", plain).strip("_") or "column"
     if _RESERVED.fullmatch(name.lower()) or name[0].isdigit():
         name = f"column_{name}"

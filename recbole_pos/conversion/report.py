@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recbole_pos.conversion.cells import Cells
-from recbole_pos.conversion.reading import Source
+from recbole_pos.conversion.source import Source
 from recbole_pos.screen import Screen
 
 FIRST = 10  # lines that are named, of each reason
@@ -145,10 +145,10 @@ class Report:
                 first = _first(dropped)
                 rows.append((f"dropped: {reason}", f"{dropped['lines']:,}", first))
             screen.table(_table(("lines", "", "first"), rows, right=(1,)))
-        for name, told in self.contradictions.items():
+        for name, found in self.contradictions.items():
             screen.line(
-                f"{name}: {told['lines']:,} lines say something else than the first of the "
-                f"{told['table']}, which was taken: {_first(told)}"
+                f"{name}: {found['lines']:,} lines say something else than the first of the "
+                f"{found['table']}, which was taken: {_first(found)}"
             )
         for note in self.notes:
             screen.line(note)

@@ -16,15 +16,15 @@ NAMES = {
     "user": (
         "user_id userid uid user_token",
         "user customer customer_id customerid client client_id visitor visitor_id visitorid "
-        "member member_id buyer buyer_id shopper account account_id reviewer reviewer_id reviewerid "
-        "person person_id viewer listener reader",
+        "member member_id buyer buyer_id shopper account account_id reviewer reviewer_id "
+        "reviewerid person person_id viewer listener reader",
         "session session_id sessionid sid",
     ),
     "item": (
         "item_id itemid iid item_token",
-        "item product product_id productid asin parent_asin sku movie movie_id movieid song song_id "
-        "track track_id article article_id book book_id isbn business_id listing listing_id video "
-        "video_id game game_id goods goods_id news_id recipe_id",
+        "item product product_id productid asin parent_asin sku movie movie_id movieid song "
+        "song_id track track_id article article_id book book_id isbn business_id listing "
+        "listing_id video video_id game game_id goods goods_id news_id recipe_id",
     ),
     "time": (
         "timestamp time datetime date ts event_time",

@@ -17,6 +17,27 @@ from recbole_pos.files import whole
 _BATCH = 1 << 17  # rows
 _SEQUENCE = (" ", "|", ";", " | ", INNER)  # what may stand between the names of a sequence
 _ROLES = {"USER_ID_FIELD": "user", "ITEM_ID_FIELD": "item", "TIME_FIELD": "time"}
+_YAML = """\
+# Written by `recbole-pos convert`, read for every run with -d {name}. What became of every line
+# stands in convert.json.
+field_separator: "\\t"  # (str) Separator of columns in the atomic files.
+seq_separator: {separator}  # (str) Separator inside sequences.
+{fields}
+timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC.
+
+load_col:  # (dict) The suffix of atomic files: (list) fields to load.
+{loaded}
+{small}
+for:
+  AttrFormer:
+    relations:  # (list) Attributes that relate events.
+{relations}
+"""
+_FEW_ITEMS = """
+# There are too few items for rankings of 20.
+topk: [1, 3]  # (list) Cutoffs.
+valid_metric: NDCG@3  # (str) Early stopping and the best checkpoint go by it.
+"""
 Table = Mapping[str, Cells | np.ndarray]
 
 
@@ -42,7 +63,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
     kinds = [c.kind if isinstance(c, Cells) else "float" for c in table.values()]
     header = "\t".join(f"{name}:{kind}" for name, kind in zip(table, kinds, strict=True))
     ready = [
-        (_safe(c.values, separator), c.codes) if isinstance(c, Cells) else (None, c)
+        (_safe(c, separator), c.codes) if isinstance(c, Cells) else (None, c)
         for c in table.values()
     ]
     with whole(path, text=False) as file:
@@ -58,9 +79,11 @@ def write_table(path: Path, table: Table, separator: str) -> None:
             file.write(memoryview(text.buffers()[2])[: ends[len(text)]])
 
 
-def _safe(values: pa.Array, separator: str) -> pa.Array:
-    """Text as it stands in a cell: one line, in quotation marks where it needs them."""
-    values = pc.replace_substring(values, INNER, separator)
+def _safe(cells: Cells, separator: str) -> pa.Array:
+    """Values as they stand in a cell: one line, in quotation marks where they need them."""
+    values = cells.values
+    if cells.kind.endswith("_seq"):
+        values = pc.replace_substring(values, INNER, separator)
     values = pc.replace_substring_regex(values, r"[\r\n\x00]+", " ")
     doubtful = pc.match_substring_regex(values, '["\t]')
     if not pc.any(doubtful).as_py():
@@ -89,36 +112,17 @@ def shop_yaml(
         relations: for AttrFormer, in yaml.
         small: whether there are too few items for the usual cutoffs.
     """
-    lines = [
-        f"# Written by `recbole-pos convert`, read for every run with -d {name}. convert.json beside"
-        " it says what",
-        "# became of every line.",
-        'field_separator: "\\t"           # (str) Separator of columns in the atomic files.',
-        f"seq_separator: {json.dumps(separator)}              # (str) Separator inside sequences.",
-        *(
-            f"{role}: {flow(fields[of])}  # (str) Field of the {of}: {' '.join(origin[of].split())}."
-            for role, of in _ROLES.items()
+    return _YAML.format(
+        name=name,
+        separator=json.dumps(separator),
+        fields="\n".join(
+            f"{key}: {flow(fields[of])}  # (str) Field of the {of}: {' '.join(origin[of].split())}."
+            for key, of in _ROLES.items()
         ),
-        "timestamp_unit: seconds         # (str) What it counts, since 1970 in UTC.",
-        "",
-        "load_col:                       # (dict) The suffix of atomic files: (list) fields to load.",
-        *(f"  {table}: {flow(names)}" for table, names in loaded.items()),
-    ]
-    if small:
-        lines += [
-            "",
-            "# There are too few items for rankings of 20.",
-            "topk: [1, 3]                    # (list) Cutoffs.",
-            "valid_metric: NDCG@3            # (str) Early stopping and the best checkpoint go by it.",
-        ]
-    lines += [
-        "",
-        "for:",
-        "  AttrFormer:",
-        "    relations:                  # (list) Attributes that relate events, see its page.",
-        *(f"      - {entry}" for entry in relations),
-    ]
-    return "\n".join(lines) + "\n"
+        loaded="\n".join(f"  {table}: {flow(names)}" for table, names in loaded.items()),
+        small=_FEW_ITEMS if small else "",
+        relations="\n".join(f"      - {entry}" for entry in relations),
+    )
 
 
 def flow(value: str | list[str]) -> str:
