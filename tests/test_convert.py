@@ -296,7 +296,7 @@ def test_a_dataset_that_is_there_stays(tmp_path: Path) -> None:
 NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.tuples(NAME, NAME, st.sampled_from(["1700000000", "1700000001.5", "", "?"]), NAME),
