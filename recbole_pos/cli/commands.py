@@ -7,6 +7,7 @@ from typing import Any
 
 from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
 from recbole_pos.cli.inspect import add_inspect
+from recbole_pos.cli.recommend import add_recommend
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -34,7 +35,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
-    _add_recommend(commands, debug)
+    add_recommend(commands, debug)
 
 
 def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -176,38 +177,10 @@ def _attach(args: argparse.Namespace, options: list[str]) -> int:
     return 0
 
 
-def _add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
-    recommend = commands.add_parser(
-        "recommend",
-        parents=[debug],
-        help="what a trained model recommends to every user, as a csv file",
-        description="The items with the highest scores after everything a user has done, held-out "
-        "events included, best first.",
-        allow_abbrev=False,
-    )
-    recommend.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
-    recommend.add_argument("-k", type=int, default=10, help="items a user (10)")
-    recommend.add_argument("--users", nargs="+", metavar="USER", help="names of users (all)")
-    recommend.add_argument(
-        "--mask_history",
-        action=argparse.BooleanOptionalAction,
-        help="leave out items of a user's past (as the run was evaluated)",
-    )
-    recommend.add_argument("--out", metavar="FILE", help="(RUN_DIR/recommendations.csv)")
-    recommend.set_defaults(command=_recommend)
-
-
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_models
 
     list_models()
-    return 0
-
-
-def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.serve.recommend import write_recommendations
-
-    write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out)
     return 0
 
 

@@ -12,11 +12,14 @@ import pandas as pd
 import torch
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
+from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.grown import Later, divide, extended
 from recbole_pos.data.identity import identity
+from recbole_pos.data.known import Known
 from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
@@ -33,7 +36,13 @@ Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 class _ExactTimeMixin(AtomicTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
+    Args:
+        config: RecBole configuration.
+        known: what a run knew: its data are read, and what the files have beyond is put aside.
+
     Attributes (after ``build``):
+        later: what was put aside; None if nothing was known before.
+        events_of_users: [users] int64 events of each before the split left any out.
         split: the log with the part of every event and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
         missing: for fields of type float, which cells had no number: [users], [items] or [events of
@@ -43,6 +52,12 @@ class _ExactTimeMixin(AtomicTables):
     split: Split
     phase: str | None = None
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
+    later: Later | None = None
+    events_of_users: np.ndarray
+
+    def __init__(self, config: Options, known: Known | None = None) -> None:
+        self.known = known
+        super().__init__(config)
 
     def _data_filtering(self) -> None:
         try:
@@ -56,7 +71,13 @@ class _ExactTimeMixin(AtomicTables):
             ) from error
 
     def _filter_by_inter_num(self) -> None:
-        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none."""
+        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none.
+
+        Filters count events, so grown data would pass otherwise than those that were known.
+        """
+        if self.known is not None:
+            self._keep_known(self.known)
+            return
         least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
         if max(least) > 1:
             self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
@@ -66,6 +87,21 @@ class _ExactTimeMixin(AtomicTables):
                     dropped = set(before[field]) - set(self.inter_feat[field])
                     setattr(self, name, feat[~feat[field].isin(dropped)])
         super()._filter_by_inter_num()
+
+    def _keep_known(self, known: Known) -> None:
+        uid, iid = self.uid_field, self.iid_field
+        self.inter_feat, self.later = divide(self.inter_feat, known, uid, iid, self.time_field)
+        for name, field in (("user_feat", uid), ("item_feat", iid)):
+            if (feat := getattr(self, name)) is not None:
+                setattr(self, name, feat[feat[field].isin(known.tokens[field])])
+
+    def _remap(self, remap_list: list[Any]) -> None:
+        """RecBole's; names that were known keep their ids."""
+        field = remap_list[0][1] if remap_list else None
+        if self.known is not None and field in self.known.tokens:
+            names = pd.DataFrame({field: self.known.tokens[field][1:]})
+            remap_list = [(names, field, FeatureType.TOKEN), *remap_list]
+        super()._remap(remap_list)
 
     def _remove_duplication(self) -> None:
         """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
@@ -128,6 +164,7 @@ class _ExactTimeMixin(AtomicTables):
             self.iid_field,
             self.time_field,
         )
+        self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
         fraction = self.config["train_fraction"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction)
@@ -184,6 +221,14 @@ class _ExactTimeMixin(AtomicTables):
         of_events = split.log.fields  # masks of users and items stay whole
         other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
         return other
+
+    def with_later(self: Kind, new_users: bool = True) -> Kind:
+        """A copy, after ``build``, in which what was put aside is history; see ``grown.py``.
+
+        Args:
+            new_users: whether to take the events of users that were not known.
+        """
+        return self if self.later is None else extended(self, self.later, new_users)
 
     def with_next(self: Kind, users: np.ndarray | None = None) -> Kind:
         """A copy, after ``build``, whose only test targets are what comes after the newest events.

@@ -11,6 +11,7 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.known import Known
 from recbole_pos.data.loaders import held_out_loaders, training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
@@ -79,10 +80,12 @@ def prepare(
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
-def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``."""
+def read_dataset(
+    config: PosConfig, known: Known | None = None
+) -> PosDataset | PosSequentialDataset:
+    """The events from their files, before ``build``; those that were known, if that is given."""
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return (PosSequentialDataset if sequential else PosDataset)(config)
+    return (PosSequentialDataset if sequential else PosDataset)(config, known)
 
 
 # How RecBole's models refuse options they cannot work with.

@@ -14,6 +14,7 @@ from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.options import rule
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError, UsageError
@@ -190,6 +191,7 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
+    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
     screen.line(headline(experiment, folder))
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
@@ -226,7 +228,9 @@ def _what_is_left(folder: RunFolder) -> str:
     )
 
 
-def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
+def load(
+    path: str | Path, view: Callable[[Any], Any] | None = None, grown: bool = False
+) -> Experiment:
     """A trained model with its data, from a run folder; best weights, evaluation mode.
 
     >>> trained = recbole_pos.load("mine")
@@ -236,14 +240,20 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
     Args:
         path: the run folder.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
+        grown: whether the data may have more than the run knew. That is put aside, see
+            ``PosSequentialDataset.with_later``.
+
+    Raises:
+        CheckpointError: if what the model was trained on is not there any more.
     """
     folder = RunFolder(path).require()
     config = _config_of(folder)
     dataset = None
-    if view is not None:
-        dataset = read_dataset(config)
+    if view is not None or grown:
+        known = folder.read_known(config["USER_ID_FIELD"]) if grown else None
+        dataset = read_dataset(config, known)
         dataset.build()
-        dataset = view(dataset)
+        dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
     experiment.model.eval()
