@@ -230,26 +230,6 @@ class _ExactTimeMixin(AtomicTables):
         """
         return self if self.later is None else extended(self, self.later, new_users)
 
-    def with_next(self: Kind, users: np.ndarray | None = None) -> Kind:
-        """A copy, after ``build``, whose only test targets are what comes after the newest events.
-
-        Events and training stay as they are; those held out before are history now.
-
-        Args:
-            users: [n] ids of those whose next event is a target; all with an event if None.
-        """
-        other = copy.copy(self)
-        other.identity = self.identity  # weights learned from the data fit the copy
-        log, place = self.log.with_next()
-        added = np.append(False, place[1:] == place[:-1])
-        part = np.where(added, TEST, self.part[place])
-        wanted = added if users is None else added & np.isin(log.users.numpy(), users)
-        is_target = np.where(part == TRAIN, self.split.is_target[place], wanted)
-        other.split = replace(self.split, log=log, part=part, is_target=is_target)
-        of_events = log.fields
-        other.missing = {f: m[place] if f in of_events else m for f, m in self.missing.items()}
-        return other
-
     def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)
         part.phase = phase
