@@ -42,6 +42,7 @@ __all__ = [
     "register_scheme",
     "run",
     "search",
+    "update",
 ]
 
 compat.apply()
@@ -50,6 +51,7 @@ plug.into_recbole()
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     "Result": "recbole_pos.experiment.result",
+    "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
     "recommend": "recbole_pos.serve.recommend",
     "Recommender": "recbole_pos.serve.recommender",

@@ -27,6 +27,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     _add_tune(commands, debug)
     _add_compare(commands, debug)
     _add_attach(commands, debug)
+    _add_update(commands, debug)
     models = commands.add_parser("models", parents=[debug], help="list what can be run")
     models.set_defaults(command=_models)
     schemes = commands.add_parser("schemes", parents=[debug], help="list position schemes")
@@ -174,6 +175,34 @@ def _attach(args: argparse.Namespace, options: list[str]) -> int:
 
     settings = read_fields(args, AttachArguments)
     attach(args.trained, args.schemes, parse_overrides(options), settings=settings)
+    return 0
+
+
+def _add_update(commands: Any, debug: argparse.ArgumentParser) -> None:
+    update = commands.add_parser(
+        "update",
+        parents=[debug],
+        help="train a model some more on data that have grown",
+        description="Some more epochs from the weights of a run, on its data as they are now, as a "
+        "new run: new users, events and items included. Options are those of the run (epochs: 5); "
+        "--key value changes them.",
+        allow_abbrev=False,
+    )
+    update.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
+    update.add_argument(
+        "--new_items",
+        metavar="FIELD",
+        help="new items start with the mean vector of those that share FIELD, an attribute",
+    )
+    add_fields(update, AttachArguments)
+    update.set_defaults(command=_update, configured=True)
+
+
+def _update(args: argparse.Namespace, options: list[str]) -> int:
+    from recbole_pos.experiment.update import update
+
+    settings = read_fields(args, AttachArguments)
+    update(args.trained, parse_overrides(options), new_items=args.new_items, settings=settings)
     return 0
 
 

@@ -38,10 +38,11 @@ class _ExactTimeMixin(AtomicTables):
 
     Args:
         config: RecBole configuration.
-        known: what a run knew: its data are read, and what the files have beyond is put aside.
+        known: what a run knew: names keep their ids.
+        alone: whether only the events that were known are read, and all others put aside.
 
     Attributes (after ``build``):
-        later: what was put aside; None if nothing was known before.
+        later: what was put aside; None if nothing was.
         events_of_users: [users] int64 events of each before the split left any out.
         split: the log with the part of every event and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
@@ -55,8 +56,8 @@ class _ExactTimeMixin(AtomicTables):
     later: Later | None = None
     events_of_users: np.ndarray
 
-    def __init__(self, config: Options, known: Known | None = None) -> None:
-        self.known = known
+    def __init__(self, config: Options, known: Known | None = None, alone: bool = True) -> None:
+        self.known, self.alone = known, alone
         super().__init__(config)
 
     def _data_filtering(self) -> None:
@@ -75,7 +76,7 @@ class _ExactTimeMixin(AtomicTables):
 
         Filters count events, so grown data would pass otherwise than those that were known.
         """
-        if self.known is not None:
+        if self.known is not None and self.alone:
             self._keep_known(self.known)
             return
         least, before = read_session_filter(self.config["session_filter"]), self.inter_feat

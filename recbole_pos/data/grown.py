@@ -19,6 +19,23 @@ from recbole_pos.values import Options
 
 
 @dataclass(frozen=True)
+class Growth:
+    """What the data have beyond what the model was trained on.
+
+    Attributes:
+        users: new ones.
+        events: new ones of known items.
+        items: unknown ones, which no trained model can recommend; ``update`` learns them.
+        skipped: events of unknown items.
+    """
+
+    users: int = 0
+    events: int = 0
+    items: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
 class Later:
     """What a file has beyond the events that were known.
 
@@ -33,6 +50,11 @@ class Later:
     users: np.ndarray
     skipped: int
     items: int
+
+    @property
+    def growth(self) -> Growth:
+        """Its numbers."""
+        return Growth(len(self.users), len(self.events), self.items, self.skipped)
 
 
 def divide(

@@ -19,6 +19,7 @@ from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.allocation import Allocations, check_scores
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.grown_weights import update_weights, updated_run
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
@@ -73,6 +74,8 @@ def prepare(
     needs = adapter(config, model).needs()
     train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
+    if fresh and config["update_from"]:
+        update_weights(model, config, dataset)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
@@ -81,11 +84,19 @@ def prepare(
 
 
 def read_dataset(
-    config: PosConfig, known: Known | None = None
+    config: PosConfig, known: Known | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``; those that were known, if that is given."""
+    """The events from their files, before ``build``.
+
+    Args:
+        config: of the run.
+        known: what a run knew: names keep their ids. That of ``update_from`` when None.
+        alone: whether to read those events alone, and to put later ones aside.
+    """
+    if known is None and config["update_from"]:
+        known = updated_run(config["update_from"]).read_known(config["USER_ID_FIELD"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return (PosSequentialDataset if sequential else PosDataset)(config, known)
+    return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
 
 
 # How RecBole's models refuse options they cannot work with.

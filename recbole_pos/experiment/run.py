@@ -160,6 +160,8 @@ def train(
         if folder is not None and first:  # before the checkpoint is read
             locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
+            if folder is not None and dataset is None:
+                dataset = _dataset_of(folder, config)
             experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
@@ -249,15 +251,19 @@ def load(
     folder = RunFolder(path).require()
     config = _config_of(folder)
     dataset = None
-    if view is not None or grown:
-        known = folder.read_known(config["USER_ID_FIELD"]) if grown else None
-        dataset = read_dataset(config, known)
+    if view is not None or grown or config["update_from"]:
+        dataset = _dataset_of(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
     experiment.model.eval()
     return experiment
+
+
+def _dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
+    """The data of a run that exists, names with the ids that they have there."""
+    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
 
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:

@@ -11,13 +11,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import lines_of
-from recbole_pos.serve.recommender import MODEL, Growth, Recommender
+from recbole_pos.serve.recommender import MODEL, Recommender
 
 _FEW = 30  # recommendations that are shown, too
 

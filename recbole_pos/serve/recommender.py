@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
@@ -28,23 +28,6 @@ BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
 COLUMNS = ("rank", "item", "score", "by")
-
-
-@dataclass(frozen=True)
-class Growth:
-    """What the data have beyond what the model was trained on.
-
-    Attributes:
-        users: new ones.
-        events: new ones of known items.
-        items: unknown ones, which no trained model can recommend; ``update`` learns them.
-        skipped: events of unknown items.
-    """
-
-    users: int = 0
-    events: int = 0
-    items: int = 0
-    skipped: int = 0
 
 
 class Recommender:
@@ -94,7 +77,7 @@ class Recommender:
             later = dataset.later
             if later is None:
                 return dataset
-            growth = Growth(len(later.users), len(later.events), later.items, later.skipped)
+            growth = later.growth
             new = not reads_users(dataset.config["model"], dataset.config.model_class)
             strangers = later.users[:0] if new else later.users
             return dataset.with_later(new_users=new)
