@@ -137,3 +137,33 @@ def test_a_damaged_list_of_what_was_known(tmp_path: Path) -> None:
         recbole_pos.recommend(run_dir)
     with pytest.raises(UsageError, match="not a run folder"):
         recbole_pos.recommend(tmp_path)
+
+
+def with_items(folder: Path, kinds: dict[str, str]) -> None:
+    lines = [f"{item}\t{kind}" for item, kind in kinds.items()]
+    text = "\n".join(["item_id:token\tkind:token", *lines]) + "\n"
+    (folder / "tiny" / "tiny.item").write_text(text)
+
+
+COLUMNS = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
+
+
+@pytest.mark.parametrize("model", ["FPARec", "AttrFormer"])
+def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
+    """Lines in another order change nothing; a new kind is none; what has changed is told."""
+    log = make_log()
+    kinds = {item: f"k{number % 3}" for number, item in enumerate(log["item_id"].unique())}
+    write_atomic(log, tmp_path)
+    with_items(tmp_path, kinds)
+    relations = {"relations": ["kind"]} if model == "AttrFormer" else {}
+    run_dir = train(tmp_path, model, load_col=COLUMNS, **relations)
+    before = recbole_pos.recommend(run_dir, k=5)
+    write_atomic(grow(log, shuffle=False), tmp_path)
+    with_items(tmp_path, {"a new item": "k9", **dict(sorted(kinds.items(), reverse=True))})
+    one, two = by_user(before), by_user(recbole_pos.recommend(run_dir, k=5))
+    for user in set(one) - {"u5", "u6"}:
+        pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
+    first = next(iter(kinds))
+    with_items(tmp_path, {**kinds, first: "k9"})
+    recbole_pos.serve.recommend.write_recommendations(run_dir, users=["u5"])
+    assert "values of kind have changed" in capsys.readouterr().out

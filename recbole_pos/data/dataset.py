@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.grown import Later, divide, extended
+from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
 from recbole_pos.data.known import Known
 from recbole_pos.data.loading import AtomicTables
@@ -94,7 +94,7 @@ class _ExactTimeMixin(AtomicTables):
         self.inter_feat, self.later = divide(self.inter_feat, known, uid, iid, self.time_field)
         for name, field in (("user_feat", uid), ("item_feat", iid)):
             if (feat := getattr(self, name)) is not None:
-                setattr(self, name, feat[feat[field].isin(known.tokens[field])])
+                setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
         """RecBole's; names that were known keep their ids."""

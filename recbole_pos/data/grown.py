@@ -76,6 +76,29 @@ def divide(
     return table[then], Later(later, names, len(skipped), skipped[item].nunique())
 
 
+def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
+    """The lines of known users or items; tokens that were not known are missing in them.
+
+    Args:
+        table: of users or items, names as in the file.
+        key: the column of their names.
+        known: what was.
+    """
+    table = table[table[key].isin(known.tokens[key])].copy()
+    for field in set(table) & set(known.tokens) - {key}:
+        names = known.tokens[field][1:]
+        column = table[field]
+        if column.map(lambda cell: isinstance(cell, np.ndarray)).any():
+            table[field] = column.map(
+                lambda cell, names=names: (
+                    cell[np.isin(cell, names)] if isinstance(cell, np.ndarray) else cell
+                )
+            )
+        else:
+            table[field] = column.where(column.isin(names))
+    return table
+
+
 def extended(dataset: Any, later: Later, new_users: bool) -> Any:
     """A copy of the known data, after ``build``, whose log goes on with later events.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recbole.utils import ModelType, init_seed
@@ -29,7 +29,8 @@ from recbole_pos.model.training import adapter
 
 @dataclass
 class Experiment:
-    """A configured model with its data: loaders by phase, trainer, dataset before the split."""
+    """A configured model with its data: loaders by phase, trainer, dataset before the split; of a
+    loaded one, fields whose values have changed since training."""
 
     config: PosConfig
     dataset: PosDataset | PosSequentialDataset
@@ -37,6 +38,7 @@ class Experiment:
     model: Any
     trainer: PosTrainer
     data_seconds: float
+    changed: list[str] = field(default_factory=list)
 
 
 def prepare(

@@ -243,7 +243,7 @@ def load(
         path: the run folder.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
         grown: whether the data may have more than the run knew. That is put aside, see
-            ``PosSequentialDataset.with_later``.
+            ``PosSequentialDataset.with_later``; and attributes may have other values.
 
     Raises:
         CheckpointError: if what the model was trained on is not there any more.
@@ -256,7 +256,8 @@ def load(
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
-    load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
+    identity = experiment.dataset.identity
+    experiment.changed = load_best(experiment.model, folder.checkpoint, identity, grown)
     experiment.model.eval()
     return experiment
 

@@ -95,6 +95,8 @@ def write_recommendations(
         )
         trained = Recommender.load(run_dir)
         _tell_growth(trained.growth, screen)
+        if trained.changed:
+            screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
         choice = trained.choice(*names)
         if histories is not None and users is not None:
             raise UsageError("give users or histories, not both")

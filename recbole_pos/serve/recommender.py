@@ -43,11 +43,12 @@ class Recommender:
 
     Attributes:
         growth: what the data have beyond what the model was trained on.
+        changed: fields whose values have changed since then; the model reads those of now.
         items: [items] names of the catalogue.
     """
 
     def __init__(self, made: Experiment, growth: Growth, strangers: Iterable[str] = ()) -> None:
-        self.made, self.growth = made, growth
+        self.made, self.growth, self.changed = made, growth, made.changed
         self.config, self.dataset = made.config, made.dataset
         self.scorer = Scorer(made.model, made.config)
         dataset = made.dataset
