@@ -105,7 +105,7 @@ def write_recommendations(
         popular: set[Any] = set()
         with screen.task("recommending", len(asked)) as task:
             for part, again in trained.parts(asked, k, exclude_seen, choice):
-                table = part if histories is not None else _named(part, trained)
+                table = part.astype({"id": str}) if histories is not None else _named(part, trained)
                 write(table)
                 rows, seen = rows + len(part), seen + again
                 popular |= set(part["id"][part["by"] != MODEL])

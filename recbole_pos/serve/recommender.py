@@ -192,6 +192,8 @@ class Recommender:
         items = chosen.nonzero()[:, 0]
         if not boosts:
             return Choice(items)
+        if not isinstance(boosts, Mapping):
+            raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
         bonus = torch.zeros(len(chosen))
         for name, boost in boosts.items():
             if not is_number(boost):
