@@ -96,10 +96,8 @@ def _bring_token(own: bool) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     if own or there:
         os.environ["RAY_AUTH_MODE"] = "token"
-        with suppress(ImportError, AttributeError):  # Ray has read its environment when imported
-            from ray._raylet import Config
-
-            Config.initialize("")
+        with suppress(AttributeError):  # Ray has read its environment when imported
+            ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 def _require_answer(address: str) -> None:
