@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -41,6 +41,9 @@ bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
+
+bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pandas (ARGS="--events 20000000")
+	$(BIN)/python benchmarks/convert.py $(ARGS)
 
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
 	$(BIN)/python benchmarks/sce.py

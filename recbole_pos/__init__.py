@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recbole_pos import compat, plug
 
 if TYPE_CHECKING:
+    from recbole_pos.conversion.convert import convert
     from recbole_pos.experiment.attach import attach
     from recbole_pos.experiment.result import Result
     from recbole_pos.experiment.run import load, run
@@ -36,6 +37,7 @@ __all__ = [
     "__version__",
     "attach",
     "compare",
+    "convert",
     "load",
     "recommend",
     "register_model",
@@ -50,6 +52,7 @@ plug.into_recbole()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
+    "convert": "recbole_pos.conversion.convert",
     "Result": "recbole_pos.experiment.result",
     "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
+from recbole_pos.cli.convert import add_convert
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
 from recbole_pos.config.arguments import (
@@ -23,6 +24,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
         commands: what ``add_subparsers`` gave.
         debug: has the option that all of them share.
     """
+    add_convert(commands, debug)
     _add_run(commands, debug)
     _add_tune(commands, debug)
     _add_compare(commands, debug)
