@@ -55,7 +55,7 @@ class SessionGraph:
     @cached_property
     def first_node(self) -> Tensor:
         """[b] the node of each session's oldest event."""
-        return self.alias[self.events.last - self.events.lengths + 1]
+        return self.alias[self.events.first]
 
     @cached_property
     def last_node(self) -> Tensor:
@@ -68,14 +68,14 @@ class SessionGraph:
         b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
         place = self.nodes.index[self.alias]
         edge = (row[:-1] * n + place[:-1]) * n + place[1:]
-        inside = (row[1:] == row[:-1]).to(torch.get_default_dtype())
+        inside = self.events.follows[1:].to(torch.get_default_dtype())
         return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
 
     @property
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
         """Source node, target node (of the k nodes) and weight of every edge."""
         row, source, target = self.transitions.nonzero().unbind(1)
-        before = (self.nodes.last - self.nodes.lengths + 1)[row]
+        before = self.nodes.first[row]
         return before + source, before + target, self.transitions[row, source, target]
 
 
