@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
+    from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "attach",
     "compare",
+    "export",
     "load",
     "recommend",
     "register_model",
@@ -50,6 +52,7 @@ _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     "Result": "recbole_pos.experiment.result",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
+    "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
+from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.config.arguments import (
     AttachArguments,
@@ -35,6 +36,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
     _add_recommend(commands, debug)
+    add_export(commands, debug)
 
 
 def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:
