@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
+    from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
@@ -38,6 +39,7 @@ __all__ = [
     "attach",
     "compare",
     "convert",
+    "export",
     "load",
     "recommend",
     "register_model",
@@ -56,6 +58,7 @@ _PLACES = {
     "Result": "recbole_pos.experiment.result",
     "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
+    "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",
     "Recommender": "recbole_pos.serve.recommender",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),

@@ -77,7 +77,7 @@ class PosRecommender(SequentialRecommender):
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
         """For models that are not causal: the newest event of each session alone is asked for."""
-        asked = len(items) if positions is None else len(positions)
+        asked = (items if positions is None else positions).size(0)
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
