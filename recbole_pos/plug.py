@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from recbole_pos.on_import import after, when_imported
+from recbole_pos.compat import after, when_imported
 
 _PLACE = "recbole.model.sequential_recommender."
 

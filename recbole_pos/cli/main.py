@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from recbole_pos import __version__
 from recbole_pos.cli.arguments import options_of, split_options
 from recbole_pos.cli.commands import add_commands
 from recbole_pos.errors import Interrupted, PosError, UsageError
+from recbole_pos.version import __version__
 
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
