@@ -139,7 +139,8 @@ class PosTrainer(Trainer):
         self.screen = self.screen or Screen(verbose)
         state = self.progress
         if state.next_epoch == 0:
-            tell_notices(self.model)
+            every = self.loader.packed and self.config["train_windows"] != "prefix"
+            tell_notices(self.model, every_position=every)
             if saved:
                 self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
         with self._tensorboard() as board:
