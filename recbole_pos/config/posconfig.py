@@ -18,7 +18,7 @@ from recbole_pos.config.defaults import (
     with_time_field,
 )
 from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
-from recbole_pos.config.plugins import import_plugins, modules_of, take_model
+from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import (
@@ -143,6 +143,10 @@ class PosConfig(Config):
             self.plugins += import_plugins(content.get(PLUGINS), str(file), known)
         for name in filter(None, models):
             take_model(str(name), self.plugins)
+        all_known = all(name in SCHEMES for name in names)
+        if not (all_known and all(name in runnable() for name in models if name)):
+            for file, content in sources:
+                require_spelling(content, str(file))
 
     def _options_for(self, *names: str) -> dict[str, Any]:
         """What is given for a run of a model and schemes: config files in order, config_dict."""
