@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer clean
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -42,6 +42,9 @@ bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
 
+bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pandas (ARGS="--events 20000000")
+	$(BIN)/python benchmarks/convert.py $(ARGS)
+
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
 	$(BIN)/python benchmarks/sce.py
 
@@ -50,6 +53,10 @@ bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--da
 
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
+
+bench-export: $(VENV)/installed  ## one request to each model and its exported programs; writes the table of docs/export.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
+	$(BIN)/python benchmarks/export.py $(ARGS)
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)
@@ -70,7 +77,7 @@ rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (h
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,export,index]'
 	touch $@
 
 .venv-%/installed: benchmarks/requirements-peers-%.txt

@@ -14,6 +14,7 @@ from recbole_pos import compat, plug
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
+    from recbole_pos.conversion.convert import convert
     from recbole_pos.experiment.attach import attach
     from recbole_pos.experiment.result import Result
     from recbole_pos.experiment.run import load, run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
+    from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
@@ -30,17 +32,21 @@ __all__ = [
     "AttentionPosition",
     "InputPosition",
     "PosRecommender",
+    "Recommender",
     "Result",
     "SequenceContext",
     "__version__",
     "attach",
     "compare",
+    "convert",
+    "export",
     "load",
     "recommend",
     "register_model",
     "register_scheme",
     "run",
     "search",
+    "update",
 ]
 
 compat.apply()
@@ -48,9 +54,13 @@ plug.into_recbole()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
+    "convert": "recbole_pos.conversion.convert",
     "Result": "recbole_pos.experiment.result",
+    "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
+    "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",
+    "Recommender": "recbole_pos.serve.recommender",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",
     "PosRecommender": "recbole_pos.model.base",

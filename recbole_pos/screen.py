@@ -87,6 +87,8 @@ class Screen:
     ) -> None:
         self.as_json = as_json
         self.console = _Console(quiet=not enabled or as_json, highlight=False)
+        if not self.console.is_terminal:  # nothing is cut off in a file
+            self.console.width = WIDE
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
         self._log: Console | None = None
         self._path = log
@@ -115,8 +117,8 @@ class Screen:
     def _print(self, consoles: list[Console], what: str | Table) -> None:
         for console in consoles:
             with writing(self._name(console is self._log)):
-                if isinstance(what, Table):  # nothing is cut off in a file
-                    console.print(what, width=None if console.is_terminal else WIDE)
+                if isinstance(what, Table):
+                    console.print(what)
                 else:
                     console.print(what, soft_wrap=True, markup=False)  # [a] is text here
 

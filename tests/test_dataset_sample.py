@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 import recbole_pos
+from recbole_pos.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "dataset" / "toyshop"
@@ -62,29 +65,10 @@ def test_events_include_short_users_and_ties() -> None:
 
 
 def convert(folder: Path) -> None:
-    """Run the guide's script on the orders.csv of a folder."""
-    (folder / "convert.py").write_text(code_block("python"), encoding="utf-8")
-    run_python("convert.py", folder=folder)
-
-
-def test_the_guide_takes_attributes_from_any_line_that_has_them(tmp_path: Path) -> None:
-    """The first of each that is not missing, which need not all stand in one line."""
-    header = code_block("csv").splitlines()[0]
-    lines = [
-        "ann,,owl,2024-03-02 17:05:31,5,,,",
-        "ann,NO,owl,2024-03-03 17:05:31,4,Gecko,,",
-        "bob,,owl,2024-03-04 17:05:31,3,Other,plush soft,9.5",
-        "bob,IS,kite,2024-03-05 17:05:31,2,,,",
-    ]
-    (tmp_path / "orders.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
-    convert(tmp_path)
-    rows = {
-        suffix: (tmp_path / "dataset" / "shop" / f"shop.{suffix}").read_text().splitlines()[1:]
-        for suffix in SUFFIXES
-    }
-    assert rows["item"] == ["owl\tGecko\tplush soft\t9.5", "kite\t\t\t"]
-    assert rows["user"] == ["ann\tNO", "bob\tIS"]
-    assert len(rows["inter"]) == len(lines)
+    """Run the guide's command on the orders.csv of a folder."""
+    words = shlex.split(code_block("sh"))
+    assert words[:2] == ["recbole-pos", "convert"]
+    run_python(ROOT / "run_recbole_pos.py", *words[1:], folder=folder)
 
 
 @pytest.mark.parametrize("copies", [1, 10])
@@ -97,12 +81,11 @@ def test_guide_from_csv_to_run(tmp_path: Path, copies: int) -> None:
         shop["product"] = shop["product"] + f"-{copy % 5}"
     pd.concat(shops).to_csv(tmp_path / "orders.csv", index=False)
     convert(tmp_path)
-    shop_yaml = tmp_path / "dataset" / "shop" / "shop.yaml"
-    shop_yaml.write_text(code_block("yaml"), encoding="utf-8")
+    written = read_yaml(tmp_path / "dataset" / "shop" / "shop.yaml")
+    printed = yaml.safe_load(code_block("yaml"))  # of what the command writes
+    assert {key: written[key] for key in printed} == printed
 
     options = {"data_path": str(tmp_path / "dataset"), "epochs": 1}
-    if copies == 1:  # four items: the cutoffs the guide names
-        options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     result = recbole_pos.run(
         "FPARec", "shop", config_dict=options, run_dir=tmp_path / "run", verbose=False
     )

@@ -24,6 +24,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dataset" / "agetext").mkdir()
     shutil.copy(SHOP / "toyshop.inter", tmp_path / "dataset" / "agetext" / "agetext.inter")
     (tmp_path / "orders.csv").write_text("a,b\n")
+    (tmp_path / "raw" / "my shop" / "data").mkdir(parents=True)
+    (tmp_path / "raw" / "my shop" / "data" / "train-0.parquet").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -31,20 +33,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
-        ("dataset/toyshop", "`-d toyshop --data_path=dataset`"),
-        ("dataset/toyshop/", "`-d toyshop --data_path=dataset`"),
-        ("./dataset/toyshop", "`-d toyshop --data_path=dataset`"),
-        ("toyshop/", "`-d toyshop --data_path=dataset`"),
         ("dataset/toyshop/toyshop.inter", "`-d toyshop --data_path=dataset`"),
         ("dataset/toyshop/toyshop.item", "`-d toyshop --data_path=dataset`"),
-        ("more/toyshop", "`-d toyshop --data_path=more`"),
+        ("more/toyshop/toyshop.inter", "`-d toyshop --data_path=more`"),
         ("more", "`-d toyshop --data_path=more`"),
         ("dataset", "`-d NAME --data_path=dataset`"),
         ("toyshop.inter", "`-d toyshop --data_path=dataset`"),
         ("flat", "Move toyshop.* to flat/toyshop/ and type `-d toyshop --data_path=flat`"),
         ("flat/toyshop.inter", "Move toyshop.* to flat/toyshop/"),
-        ("orders.csv", "docs/data.md"),
-        ("more/ORDERS.CSV", "docs/data.md"),
+        ("orders.csv", "type `recbole-pos convert orders.csv --name orders` and then `-d orders`"),
+        ("more/ORDERS.CSV", "(but there is no more/ORDERS.CSV): type `recbole-pos convert"),
+        ("raw/my shop/", "convert 'raw/my shop' --name 'my shop'"),
         ("toyshpo", "did you mean toyshop?"),
         ("dataset/toyshpo", "did you mean toyshop?"),
         ("..", "there is no"),
@@ -57,18 +56,18 @@ def test_something_else_than_a_name(home: Path, given: str, answer: str) -> None
     assert answer in str(refusal.value) and "dataset/dataset" not in str(refusal.value)
 
 
-def test_what_is_told_to_type_works(home: Path) -> None:
-    with pytest.raises(UsageError, match="type `-d toyshop --data_path=more`"):
-        read_dataset(PosConfig("SASRec", "more/toyshop", None, None))
-    config = PosConfig("SASRec", "toyshop", None, {"data_path": "more"})
+@pytest.mark.parametrize("given", ["toyshop", "toyshop/", "dataset/toyshop/", "./more/toyshop"])
+def test_the_path_of_its_folder_is_as_good_as_a_name(home: Path, given: str) -> None:
+    config = PosConfig("SASRec", given, None, None)
+    assert config["dataset"] == config.plain["dataset"] == "toyshop"  # run folders are named so
     assert len(read_dataset(config).inter_feat) == 4000
+    there = home / ("more" if "more" in given else "dataset")
+    assert config.plain["data_path"] == str(there)
 
 
-def test_a_path_is_no_name_even_where_it_leads_to_a_file(home: Path) -> None:
-    """The run folder is named after the dataset."""
-    shutil.copy(SHOP / "toyshop.inter", home)
-    with pytest.raises(UsageError, match=f"holds toyshop.inter.*Move|no {home}/toyshop/toyshop"):
-        read_dataset(PosConfig("SASRec", str(home / "toyshop"), None, None))
+def test_the_folder_of_a_dataset_from_within(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home / "more" / "toyshop")
+    assert len(read_dataset(PosConfig("SASRec", ".", None, None)).inter_feat) == 4000
 
 
 @pytest.mark.parametrize("suffix", ["inter", "user", "item"])

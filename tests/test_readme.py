@@ -157,7 +157,7 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
     names, told = {"recbole_pos": recbole_pos}, []
-    for name in ("run", "load", "recommend", "attach", "search", "compare"):
+    for name in ("convert", "run", "load", "recommend", "attach", "search", "compare"):
         text = getattr(recbole_pos, name).__doc__
         test = parser.get_doctest(text, names, name, None, None)
         assert test.examples, f"recbole_pos.{name} has no example"

@@ -31,7 +31,7 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
         else:
             option |= {"type": told["kind"], "metavar": told["metavar"]}
         if told["kind"] is list:
-            option |= {"type": str, "nargs": "+"}
+            option |= {"type": str, "nargs": "+", "action": "extend", "default": []}
         place.add_argument(f"--{told.get('flag', one.name)}", **option)
 
 

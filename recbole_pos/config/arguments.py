@@ -106,7 +106,40 @@ class SearchArguments(ClusterArguments):
     nproc: int = _told(1, "processes that train one trial (1)", int, "N")
 
 
-Arguments = TypeVar("Arguments", bound=Telling | ClusterArguments)
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Arguments of :func:`recbole_pos.convert`."""
+
+    name: str | None = _told(None, "of the dataset (that of the file)")
+    items: str | Path | None = _told(None, "file with attributes of items", metavar="FILE")
+    users: str | Path | None = _told(None, "file with attributes of users", metavar="FILE")
+    user: str | None = _told(None, "column of who (by name)", metavar="COLUMN")
+    item: str | None = _told(None, "column of what (by name)", metavar="COLUMN")
+    time: str | None = _told(None, "column of when (by name and what it holds)", metavar="COLUMN")
+    date_format: str | None = _told(
+        None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", metavar="FORM"
+    )
+    types: Any = _told(
+        (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
+    )
+    tables: Any = _told(
+        (), "item, user or inter, where a column goes (seen)", list, "COLUMN=TABLE", flag="table"
+    )
+    rename: Any = _told((), "names of fields", list, "COLUMN=FIELD")
+    drop: tuple[str, ...] = _told((), "columns to leave out", list, "COLUMN")
+    min_user: int = _told(1, "leave out users with fewer events (1)", int, "N")
+    min_item: int = _told(1, "leave out items with fewer events (1)", int, "N")
+    core: int = _told(1, "both, until all have so many (1)", int, "N")
+    separator: str | None = _told(None, "between cells of a text file (seen)")
+    no_quotes: bool = _told(False, "quotation marks mean nothing in a text file", bool)
+    encoding: str = _told("utf-8", "of text files (utf-8)")
+    data_path: str | Path = _told("dataset/", "folder that gets the dataset (dataset/)")
+    overwrite: bool = _told(False, "replace a dataset of this name", bool)
+    dry_run: bool = _told(False, "show what would be written, and write nothing", bool)
+    verbose: bool = _told(True, "print nothing", bool, flag="quiet")
+
+
+Arguments = TypeVar("Arguments", bound=Telling | ClusterArguments | ConvertArguments)
 
 
 def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:

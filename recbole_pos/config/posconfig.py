@@ -20,6 +20,7 @@ from recbole_pos.config.defaults import (
 from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
+from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import (
     ADDED,
@@ -168,9 +169,13 @@ class PosConfig(Config):
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
-        self._read_files_for(str(model), str(dataset))
+        data_path = self._options_for(str(model)).get("data_path") or "dataset/"
+        dataset, folder = name_and_folder(str(dataset), str(data_path))
+        if folder is not None:
+            self.variable_config_dict["data_path"] = folder
+        self._read_files_for(str(model), dataset)
         if model in OURS:
-            return model, OURS[model], str(dataset)
+            return model, OURS[model], dataset
         if model not in runnable():
             raise UsageError(
                 f"{self._where('model')}unknown model {shown(model)}"
@@ -179,7 +184,7 @@ class PosConfig(Config):
                 "line `plugins: [my_models]` in the config.yaml of a run), or in Python call "
                 "recbole_pos.register_model first"
             )
-        return model, get_model(model), str(dataset)
+        return model, get_model(model), dataset
 
     def _where(self, key: str) -> str:
         """``file: ``, where an option came from one."""

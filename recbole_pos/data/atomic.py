@@ -21,15 +21,10 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv as arrow
 
+from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
-KINDS = ("token", "token_seq", "float", "float_seq")
-# What pandas takes for a missing value, in every column.
-MISSING = (
-    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
-    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
-)
 _NONE = frozenset(MISSING)
 _TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model

@@ -147,7 +147,7 @@ class AtomicTables(Dataset):
                     raise UsageError(
                         f"{file.path}: {len(lines)} lines are about {key} {name!r}, and {field} is "
                         f"{values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
-                        "line (docs/data.md takes the first value that is not missing)"
+                        "line (`recbole-pos convert` takes the first value that is not missing)"
                     )
 
     def _require_fields(

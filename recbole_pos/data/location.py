@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
-_TABLES = (".csv", ".tsv", ".txt", ".dat", ".json", ".jsonl", ".parquet", ".xlsx", ".gz", ".zip")
+_TABLES = (
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".dat",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".xlsx",
+    ".gz",
+    ".zip",
+)
+_RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")  # what makes a folder one of tables
 _ATOMIC = (".inter", ".item", ".user", ".yaml")
+
+
+def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
+    """A dataset as it is called, where the path of its folder may be given, as shells complete it.
+
+    Args:
+        dataset: a name, or a path from here or from data_path.
+        data_path: where datasets are looked for.
+
+    Returns:
+        the name, and the folder that holds its folder; the latter None for a name.
+    """
+    if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
+        return dataset, None
+    for place in (Path(data_path) / dataset, Path(dataset)):
+        folder = place if place.name else place.resolve()
+        if folder.name and (folder / f"{folder.name}.inter").exists():
+            return folder.name, str(folder.parent)
+    return dataset, None
 
 
 def require_dataset(name: str, folder: Path, suffixes: list[str]) -> None:
@@ -34,10 +67,12 @@ def require_dataset(name: str, folder: Path, suffixes: list[str]) -> None:
 
 def _instead(name: str, folder: Path) -> str:
     given = Path(name)
-    if given.suffix.lower() in _TABLES:
+    if raw := _raw(given, folder):
+        name = given.name.split(".")[0] or given.resolve().name
+        there = "" if raw.exists() else f" (but there is no {given})"
         return (
-            "-d takes the name of a folder with atomic files. Make them of your file first; "
-            "docs/data.md has the script for a csv"
+            f"-d takes a dataset of atomic files. Make it first{there}: type `recbole-pos convert "
+            f"{shlex.quote(str(raw))} --name {shlex.quote(name)}` and then `-d {shlex.quote(name)}`"
         )
     stem = given.stem
     if given.suffix in _ATOMIC and not given.is_dir():
@@ -63,8 +98,20 @@ def _instead(name: str, folder: Path) -> str:
     near = suggest(given.name, _datasets(place.parent))
     return (
         f"there is no {place / given.name}.inter{near}; set data_path to the folder that holds "
-        f"{given.name}/. docs/data.md leads from a csv to a run"
+        f"{given.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
     )
+
+
+def _raw(given: Path, folder: Path) -> Path | None:
+    """What was given, if it is a table, or a folder of tables and not of datasets."""
+    if given.suffix.lower() in _TABLES:
+        return given
+    for place in (given, folder) if given.name not in ("", "..") else ():
+        near = [file for pattern in ("*", "*/*") for file in place.glob(pattern)]
+        suffixes = {file.suffix.lower() for file in near}
+        if suffixes & set(_RAW) and ".inter" not in suffixes:
+            return place
+    return None
 
 
 def _datasets(folder: Path) -> list[str]:

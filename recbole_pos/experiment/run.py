@@ -13,6 +13,7 @@ from typing import Any
 from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig, fitted
+from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError, UsageError
@@ -157,6 +158,8 @@ def train(
         if folder is not None and first:  # before the checkpoint is read
             locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
+            if folder is not None and dataset is None:
+                dataset = _dataset_of(folder, config)
             experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
@@ -188,6 +191,7 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
+    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
     screen.line(headline(experiment, folder))
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
@@ -224,7 +228,9 @@ def _what_is_left(folder: RunFolder) -> str:
     )
 
 
-def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
+def load(
+    path: str | Path, view: Callable[[Any], Any] | None = None, grown: bool = False
+) -> Experiment:
     """A trained model with its data; best weights, evaluation mode.
 
     >>> trained = recbole_pos.load("mine")
@@ -235,22 +241,33 @@ def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experime
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
             have trained.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
+        grown: whether the data may have more than the run knew. That is put aside, see
+            ``PosSequentialDataset.with_later``; and attributes may have other values.
+
+    Raises:
+        CheckpointError: if what the model was trained on is not there any more.
     """
     if Path(path).is_file():
-        file = Path(path)
+        file, folder = Path(path), RunFolder(Path(path).parent)
         config = config_in(checkpoint.load(file, ("config",)), file)
     else:
         folder = RunFolder(path).require()
         file, config = folder.checkpoint, _config_of(folder)
     dataset = None
-    if view is not None:
-        dataset = read_dataset(config)
+    if view is not None or grown or config["update_from"]:
+        dataset = _dataset_of(folder, config, alone=grown)
         dataset.build()
-        dataset = view(dataset)
+        dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
-    load_best(experiment.model, file, experiment.dataset.identity)
+    identity = experiment.dataset.identity
+    experiment.changed = load_best(experiment.model, file, identity, grown)
     experiment.model.eval()
     return experiment
+
+
+def _dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
+    """The data of a run that exists, names with the ids that they have there."""
+    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
 
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
+from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress
@@ -119,21 +120,32 @@ def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
     return PosConfig(None, None, None, {**plain, **fitted(plain)})
 
 
-def load_best(model: Any, file: str | Path, identity: dict[str, Any] | None = None) -> None:
+def load_best(
+    model: Any,
+    file: str | Path,
+    identity: dict[str, Any] | None = None,
+    changeable: bool = False,
+) -> list[str]:
     """The best weights of a checkpoint, or the newest where none was validated yet.
 
     Args:
         model: which gets them.
         file: the checkpoint.
         identity: of the data at hand, which must be those it was trained on; any if None.
+        changeable: whether their fields may have other values now.
+
+    Returns:
+        the fields that have.
 
     Raises:
         CheckpointError: if the file, its data or its weights are not as they must be.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
     if identity is not None:
-        checkpoint.require_same_data(state, identity, file)
+        same = {**identity, "fields": {}} if changeable else identity
+        checkpoint.require_same_data(state, same, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
+    return [] if identity is None else changed_fields(state, identity)
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:

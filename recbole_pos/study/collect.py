@@ -211,7 +211,7 @@ def _versions(paths: Sequence[Path]) -> dict[str, str]:
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
     """Names that tell runs apart: the model, and the options in which runs of it differ."""
-    indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from"}
+    indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
     names = []
     for config in configs:
         alike = [other for other in configs if other["model"] == config["model"]]

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from recbole_pos.config.arguments import CompareArguments, arguments
 from recbole_pos.config.plugins import pack
+from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
 from recbole_pos.screen import Screen
@@ -138,6 +139,9 @@ def _plan(
         names = [one if isinstance(one, str) else _registered(one) for one in what]
         if not dataset:
             raise UsageError("no dataset (-d) given")
+        dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        if place is not None:
+            base = {**base, "data_path": place}
         seeds = changes.pop("seeds", 1)
         plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
         return plan, StudyFolder.of(plan, told.run_dir, told.storage)

@@ -1,0 +1,131 @@
+"""Atomic files and the yaml beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from pyarrow import compute as pc
+
+from recbole_pos.conversion.cells import INNER, Cells, number_text
+from recbole_pos.files import whole
+
+_BATCH = 1 << 17  # rows
+_SEQUENCE = (" ", "|", ";", " | ", INNER)  # what may stand between the names of a sequence
+_ROLES = {"USER_ID_FIELD": "user", "ITEM_ID_FIELD": "item", "TIME_FIELD": "time"}
+_YAML = """\
+# Written by `recbole-pos convert`, read for every run with -d {name}. What became of every line
+# stands in convert.json.
+field_separator: "\\t"  # (str) Separator of columns in the atomic files.
+seq_separator: {separator}  # (str) Separator inside sequences.
+{fields}
+timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC.
+
+load_col:  # (dict) The suffix of atomic files: (list) fields to load.
+{loaded}
+{small}
+for:
+  AttrFormer:
+    relations:  # (list) Attributes that relate events.
+{relations}
+"""
+_FEW_ITEMS = """
+# There are too few items for rankings of 20.
+topk: [1, 3]  # (list) Cutoffs.
+valid_metric: NDCG@3  # (str) Early stopping and the best checkpoint go by it.
+"""
+Table = Mapping[str, Cells | np.ndarray]
+
+
+def sequence_separator(tables: Mapping[str, Table]) -> str:
+    """What no name in a sequence has."""
+    left = list(_SEQUENCE[:-1])
+    for cells in (cells for table in tables.values() for cells in table.values()):
+        if isinstance(cells, Cells) and cells.kind.endswith("_seq"):
+            left = [
+                mark for mark in left if not pc.any(pc.match_substring(cells.values, mark)).as_py()
+            ]
+    return (*left, INNER)[0]
+
+
+def write_table(path: Path, table: Table, separator: str) -> None:
+    """One atomic file, whole.
+
+    Args:
+        path: of the file.
+        table: columns by field; arrays are times in seconds.
+        separator: of sequences.
+    """
+    kinds = [c.kind if isinstance(c, Cells) else "float" for c in table.values()]
+    header = "\t".join(f"{name}:{kind}" for name, kind in zip(table, kinds, strict=True))
+    ready = [
+        (_safe(c, separator), c.codes) if isinstance(c, Cells) else (None, c)
+        for c in table.values()
+    ]
+    with whole(path, text=False) as file:
+        file.write(f"{header}\n".encode())
+        for start in range(0, len(ready[0][1]), _BATCH):
+            row: list[pa.Array | str] = []
+            for values, codes in ready:
+                part = codes[start : start + _BATCH]
+                row += [number_text(part) if values is None else values.take(pa.array(part)), "\t"]
+            row[-1] = "\n"
+            text = pc.binary_join_element_wise(*row, "")
+            ends = np.frombuffer(text.buffers()[1], np.int32)
+            file.write(memoryview(text.buffers()[2])[: ends[len(text)]])
+
+
+def _safe(cells: Cells, separator: str) -> pa.Array:
+    """Values as they stand in a cell: one line, in quotation marks where they need them."""
+    values = cells.values
+    if cells.kind.endswith("_seq"):
+        values = pc.replace_substring(values, INNER, separator)
+    values = pc.replace_substring_regex(values, r"[\r\n\x00]+", " ")
+    doubtful = pc.match_substring_regex(values, '["\t]')
+    if not pc.any(doubtful).as_py():
+        return values
+    quoted = pc.binary_join_element_wise('"', pc.replace_substring(values, '"', '""'), '"', "")
+    return pc.if_else(doubtful, quoted, values)
+
+
+def shop_yaml(
+    name: str,
+    fields: Mapping[str, str],
+    origin: Mapping[str, str],
+    loaded: Mapping[str, list[str]],
+    separator: str,
+    relations: list[str],
+    small: bool,
+) -> str:
+    """Text of the yaml that is read for every run on a dataset.
+
+    Args:
+        name: of the dataset.
+        fields: of user, item and time.
+        origin: the columns that these were.
+        loaded: fields by table.
+        separator: of sequences.
+        relations: for AttrFormer, in yaml.
+        small: whether there are too few items for the usual cutoffs.
+    """
+    return _YAML.format(
+        name=name,
+        separator=json.dumps(separator),
+        fields="\n".join(
+            f"{key}: {flow(fields[of])}  # (str) Field of the {of}: {' '.join(origin[of].split())}."
+            for key, of in _ROLES.items()
+        ),
+        loaded="\n".join(f"  {table}: {flow(names)}" for table, names in loaded.items()),
+        small=_FEW_ITEMS if small else "",
+        relations="\n".join(f"      - {entry}" for entry in relations),
+    )
+
+
+def flow(value: str | list[str]) -> str:
+    """A name, or a list of names, on one line of yaml."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
+    return text.removesuffix("\n...\n").removesuffix("\n")

@@ -1,0 +1,352 @@
+"""recbole-pos convert: every format gives the same files, and every line is accounted for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recbole_pos
+from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.errors import UsageError
+from recbole_pos.yaml_files import read_yaml
+
+CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8"}
+USERS = ["ann lee", "Zoë", "李雷", 'o"neil', "a\tb", "'q'", "x,y", "007"]
+
+
+def shop(events: int = 600, seed: int = 0) -> pd.DataFrame:
+    """Orders with names of all kinds, missing cells, and a few contradictions."""
+    rng = np.random.default_rng(seed)
+    item, user = rng.integers(0, 30, events), rng.integers(0, len(USERS), events)
+    frame = pd.DataFrame(
+        {
+            "customer": np.array(USERS, object)[user],
+            "Produkt Größe": np.array([f"item {i}" for i in range(30)], object)[item],
+            "bought at": 1.7e9 + np.sort(rng.integers(0, 10**6, events)),
+            "stars": rng.integers(1, 6, events).astype(float),
+            "brand": np.array([f"Brand {i % 7}" for i in range(30)], object)[item],
+            "tags": np.array([f"t{i % 3}|t{i % 4 + 3}" for i in range(30)], object)[item],
+            "country": np.array(["NO", "IS", "日本"], object)[user % 3],
+        }
+    )
+    frame["bought at"] = frame["bought at"].astype("int64")
+    frame.loc[rng.random(events) < 0.2, "stars"] = np.nan
+    frame.loc[rng.random(events) < 0.2, "brand"] = None
+    frame.loc[[100, 200], "brand"] = "Other"
+    return frame
+
+
+GIVEN: dict[str, Any] = {
+    "name": "shop",
+    "user": "customer",
+    "item": "Produkt Größe",
+    "time": "bought at",
+    "verbose": False,
+}
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {file.suffix[1:]: file.read_bytes() for file in (folder / "shop").glob("shop.*")}
+
+
+def as_hub(frame: pd.DataFrame, path: Path) -> None:
+    (path / "data").mkdir(parents=True)
+    (path / "dataset_infos.json").write_text("{}")
+    for place, part in enumerate((frame[:250], frame[250:])):
+        part.to_parquet(path / "data" / f"train-0000{place}-of-00002.parquet")
+
+
+def as_lists(frame: pd.DataFrame, path: Path) -> None:
+    frame.assign(tags=frame["tags"].str.split("|")).to_parquet(path)
+
+
+def as_json(frame: pd.DataFrame, path: Path) -> None:
+    lines = [
+        json.dumps({name: None if cell != cell else cell for name, cell in row.items()})
+        for row in frame.to_dict("records")
+    ]
+    text = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def as_csv(**options: Any) -> Callable[[pd.DataFrame, Path], None]:
+    return lambda frame, path: frame.to_csv(path, index=False, **options)
+
+
+FORMATS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+    "orders.csv": as_csv(),
+    "orders.tsv": as_csv(sep="\t"),
+    "semicolon.csv": as_csv(sep=";", lineterminator="\r\n"),
+    "orders.csv.gz": as_csv(),
+    "excel.csv": as_csv(encoding="utf-8-sig"),
+    "orders.jsonl": as_json,
+    "orders.jsonl.gz": as_json,
+    "index.csv": lambda frame, path: frame.to_csv(path),
+    "orders.parquet": lambda frame, path: frame.to_parquet(path),
+    "lists.parquet": as_lists,
+    "hub": as_hub,
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("expected")
+    shop().to_csv(folder / "orders.csv", index=False)
+    recbole_pos.convert(folder / "orders.csv", data_path=folder, **GIVEN)
+    return written(folder)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_files(
+    tmp_path: Path, name: str, expected: dict[str, bytes]
+) -> None:
+    FORMATS[name](shop(), tmp_path / name)
+    recbole_pos.convert(tmp_path / name, data_path=tmp_path, **GIVEN)
+    assert written(tmp_path) == expected
+
+
+def test_columns_go_where_they_belong(tmp_path: Path) -> None:
+    shop().to_csv(tmp_path / "orders.csv", index=False)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, **GIVEN)
+    tables = {s: AtomicFile(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
+    assert tables["item"].columns == {"item_id": "token", "brand": "token", "tags": "token_seq"}
+    assert tables["user"].columns == {"user_id": "token", "country": "token"}
+    brands = tables["item"].read(["item_id", "brand"])
+    assert {f"Brand {int(i.split()[1]) % 7}" for i in brands["item_id"]} >= set(brands["brand"])
+    found = report.contradictions["brand"]
+    assert (found["lines"], found["first"]) == (2, ["orders.csv:102", "orders.csv:202"])
+    assert report.as_json() == json.loads((tmp_path / "shop" / "convert.json").read_text())
+    options = read_yaml(tmp_path / "shop" / "shop.yaml")
+    assert options["timestamp_unit"] == "seconds"
+    assert options["load_col"]["inter"] == ["user_id", "item_id", "timestamp", "stars"]
+    related = [entry["field"] for entry in options["for"]["AttrFormer"]["relations"]]
+    assert related == ["stars", "brand", "tags", "country", "time", "position"]
+
+
+BAD = """customer,product,time
+ann,owl,2024-03-02 10:00:00
+ann,owl
+,owl,2024-03-02 10:00:00
+
+ann,NA,2024-03-02 10:00:00
+ann,owl,
+ann,owl,soon
+"two
+lines",owl,2024-03-02 10:00:00
+ann,"the ""owl"", 1",2024-03-02 10:00:00,x
+[PAD],owl,2024-03-02 10:00:00
+ann,kite,2024-03-02T11:00:00+01:00
+"""
+
+
+def test_every_line_is_counted_under_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "orders.csv").write_text(BAD)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
+    told = report.lines["events"]
+    assert {reason: (d["lines"], d["first"]) for reason, d in told.dropped.items()} == {
+        "broken line": (
+            2,
+            [
+                "orders.csv:3 (2 cells, the first line has 3)",
+                "orders.csv:11 (4 cells, the first line has 3)",
+            ],
+        ),
+        "empty line": (1, ["orders.csv:5"]),
+        "no user (customer)": (1, ["orders.csv:4"]),
+        "no item (product)": (1, ["orders.csv:6"]),
+        "no time (time)": (1, ["orders.csv:7"]),
+        "time cannot be read (time)": (1, ["orders.csv:8"]),
+        "user with a line break, or called [PAD]": (2, ["orders.csv:9", "orders.csv:12"]),
+    }
+    assert (told.read, told.kept) == (11, 2)
+    shown = capsys.readouterr().out
+    assert "dropped: no user" in shown and "guessed: --user customer, --item product" in shown
+    assert shown.splitlines()[-1] == report.command
+    assert report.command == f"recbole-pos run -m PosSASRec -d orders --data_path={tmp_path}"
+
+
+def test_broken_json_lines(tmp_path: Path) -> None:
+    rows = ['{"user": 1, "item": "a", "ts": 1.7e9}', "{", "", "[1]", '{"user": "x", "item": "b"}']
+    more = ['{"user": "x", "item": "b", "ts": "2024-03-02"}'] * 8
+    (tmp_path / "log.jsonl").write_text("\n".join(rows + more))
+    told = recbole_pos.convert(tmp_path / "log.jsonl", data_path=tmp_path, verbose=False)
+    lines = told.lines["events"]
+    assert (lines.read, lines.kept, lines.dropped["broken line"]["lines"]) == (13, 9, 3)
+    assert [place.split(" ")[0] for place in lines.dropped["broken line"]["first"]] == [
+        *("log.jsonl:2", "log.jsonl:3", "log.jsonl:4")
+    ]
+    assert lines.dropped["no time (ts)"]["first"] == ["log.jsonl:5"]
+
+
+def test_items_and_users_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text(
+        "user,item,time,price\n1,a,1700000000,3\n1,b,1700000001,4\n2,a,1700000002,2\n"
+    )
+    (tmp_path / "items.csv").write_text(
+        'item,name,genres,price\na,Owl,"[""x y"", ""z""]",9\nz,No,[],1\na,Kite,,\n,Lost,,\n'
+    )
+    (tmp_path / "users.tsv").write_text("id\tage\n1\t33\n2\t\n")
+    report = recbole_pos.convert(
+        tmp_path / "events.csv",
+        items=tmp_path / "items.csv",
+        users=tmp_path / "users.tsv",
+        name="shop",
+        data_path=tmp_path,
+        tables={"price": "inter"},
+        rename={"name": "title"},
+        verbose=False,
+    )
+    files = written(tmp_path)
+    assert files["item"].decode().splitlines() == [
+        "item_id:token\ttitle:token\tgenres:token_seq\tprice:float",
+        "a\tOwl\tx y|z\t9",
+        "b\t\t\t",
+    ]
+    assert files["user"].decode().splitlines() == ["user_id:token\tage:float", "1\t33", "2\t"]
+    assert files["inter"].decode().splitlines()[0].endswith("price_2:float")
+    assert read_yaml(tmp_path / "shop" / "shop.yaml")["seq_separator"] == "|"
+    assert report.lines["items"].kept == 2
+    assert set(report.lines["items"].dropped) == {"no item (item)", "item without an event"}
+    assert report.contradictions["title"]["first"] == ["items.csv:4"]
+    assert "1 of 2 items with events have no line in items.csv" in report.notes[0]
+
+
+def test_core_repeats_until_nothing_changes(tmp_path: Path) -> None:
+    pairs = [("u", "a"), ("u", "b"), ("v", "a"), ("v", "b"), ("w", "a"), ("w", "c")]
+    lines = [f"{u},{i},{1700000000 + n}" for n, (u, i) in enumerate(pairs)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    report = recbole_pos.convert(tmp_path / "log.csv", data_path=tmp_path, core=2, verbose=False)
+    assert report.counts["events"] == 4
+    assert report.lines["events"].dropped == {
+        "item with under 2 events": {"lines": 1, "first": ["log.csv:7"]},
+        "user with under 2 events": {"lines": 1, "first": ["log.csv:6"]},
+    }
+    with pytest.raises(UsageError, match="lower min_user, min_item or core"):
+        recbole_pos.convert(tmp_path / "log.csv", name="x", data_path=tmp_path, core=9)
+
+
+GOOD = "user,item,time,stars\n1,a,1700000000,3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (GOOD, {"user": "usr"}, r"no column 'usr' \(did you mean user\?\)"),
+        (GOOD.replace("item", "thing"), {}, "no column is known to be the item.*--item COLUMN"),
+        (GOOD.replace("stars", "product"), {}, "item and product may both be the item"),
+        (GOOD, {"types": {"starz": "float"}}, "type: there is no column 'starz'"),
+        (GOOD, {"types": ["stars=number"]}, "a type is one of token, token_seq"),
+        (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
+        (GOOD, {"rename": {"stars": "my stars"}}, "such as my_stars"),
+        (GOOD, {"name": "a/b"}, "cannot be that of a dataset"),
+        (GOOD, {"core": 0}, "core: expected a number of events"),
+        (GOOD, {"item": "user", "user": "user"}, "taken twice"),
+        (GOOD, {"time": "stars"}, "stars: numbers from 3 to 3 are no epoch"),
+        ("user,item,time\n", {}, "no line of data"),
+        ("user,user,time\n1,2,3\n", {}, "two columns are called 'user'"),
+        ("user,item\n1,a,1700000000\n", {}, "1 of 1 lines are broken, the first, line 2"),
+        (GOOD.replace("a,", "é,").encode("cp1252"), {}, "Give --encoding"),
+        ("[\n{}]", {"file": "x.jsonl"}, "jq -c"),
+        (GOOD, {"file": "x.xlsx"}, "csv, tsv, json lines"),
+        (GOOD, {"file": "x.parquet"}, "no parquet file"),
+        (GOOD, {"file": "x.csv.gz"}, "cannot be read"),
+        (GOOD.replace("1700000000", "02/03/2024"), {}, "--date_format"),
+    ],
+)
+def test_what_cannot_be_converted(
+    tmp_path: Path, text: str | bytes, options: dict[str, Any], words: str
+) -> None:
+    options = dict(options)
+    file = tmp_path / options.pop("file", "log.csv")
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=words):
+        recbole_pos.convert(file, data_path=tmp_path / "out", verbose=False, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_that_is_there_stays(tmp_path: Path) -> None:
+    shop().to_csv(tmp_path / "orders.csv", index=False)
+    recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, **GIVEN)
+    before = written(tmp_path)
+    fewer = shop()[["customer", "Produkt Größe", "bought at"]]
+    fewer.to_csv(tmp_path / "fewer.csv", index=False)
+    with pytest.raises(UsageError, match="--overwrite"):
+        recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, **GIVEN)
+    recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, dry_run=True, **GIVEN)
+    assert written(tmp_path) == before
+    recbole_pos.convert(tmp_path / "fewer.csv", data_path=tmp_path, overwrite=True, **GIVEN)
+    assert set(written(tmp_path)) == {"inter", "yaml"}
+
+
+NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(NAME, NAME, st.sampled_from(["1700000000", "1700000001.5", "", "?"]), NAME),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_kept_and_dropped_are_read_and_what_is_kept_comes_back(
+    tmp_path: Path, rows: list[tuple[str, ...]]
+) -> None:
+    frame = pd.DataFrame([("u", "i", "1700000000", "x"), *rows], columns=["u", "i", "t", "x"])
+    lines = frame.to_json(orient="records", lines=True, force_ascii=False)
+    (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8")
+    roles = {"user": "u", "item": "i", "time": "t"}
+    where = {"name": "shop", "data_path": tmp_path, "overwrite": True, "verbose": False}
+    report = recbole_pos.convert(
+        tmp_path / "log.jsonl", tables={"x": "inter"}, types=["x=token"], **roles, **where
+    )
+    told = report.lines["events"]
+    assert told.read == len(frame)
+    assert told.kept + sum(d["lines"] for d in told.dropped.values()) == told.read
+    lost = {int(place.split(":")[1]) - 1 for d in told.dropped.values() for place in d["first"]}
+    kept = frame.drop(index=list(lost))
+    file = AtomicFile(tmp_path / "shop" / "shop.inter", CONFIG)
+    back = file.read(file.columns)
+    assert back["user_id"].tolist() == kept["u"].tolist()
+    assert back["item_id"].tolist() == kept["i"].tolist()
+    assert back["timestamp"].tolist() == kept["t"].astype(float).tolist()
+
+
+@pytest.mark.slow
+def test_from_the_command_line_to_an_epoch(tmp_path: Path) -> None:
+    shop(3000).to_csv(tmp_path / "orders.csv", index=False)
+    command = [sys.executable, "-m", "recbole_pos.cli.main", "convert", "orders.csv"]
+    given = ["--user", "customer", "--item", "Produkt Größe", "--time", "bought at"]
+    done = subprocess.run(
+        [*command, "--name", "shop", *given], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (
+        not done.stderr and done.stdout.splitlines()[-1] == "recbole-pos run -m PosSASRec -d shop"
+    )
+    code = (
+        "import recbole_pos.conversion.convert, sys; print({'torch', 'recbole'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+    for model in ("TORoPE", "AttrFormer"):
+        result = recbole_pos.run(
+            model,
+            str(tmp_path / "dataset" / "shop") + "/",
+            config_dict={"epochs": 1, "hidden_size": 16},
+            run_dir=tmp_path / model,
+            verbose=False,
+        )
+        assert (result.dataset, result.epochs) == ("shop", 1)
