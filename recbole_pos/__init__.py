@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos import compat, plug
+from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
 
-__version__ = "0.2.0"
 __all__ = [
     "AttentionPosition",
     "InputPosition",

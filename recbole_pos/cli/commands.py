@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
+from recbole_pos.cli.arguments import (
+    add_fields,
+    add_plugins,
+    config_files,
+    parse_overrides,
+    read_fields,
+    read_plugins,
+)
 from recbole_pos.cli.convert import add_convert
 from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
@@ -31,10 +38,13 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     _add_compare(commands, debug)
     _add_attach(commands, debug)
     _add_update(commands, debug)
-    models = commands.add_parser("models", parents=[debug], help="list what can be run")
-    models.set_defaults(command=_models)
-    schemes = commands.add_parser("schemes", parents=[debug], help="list position schemes")
-    schemes.set_defaults(command=_schemes)
+    for name, listed, told in (
+        ("models", _models, "list what can be run"),
+        ("schemes", _schemes, "list position schemes"),
+    ):
+        parser = commands.add_parser(name, parents=[debug], help=told, allow_abbrev=False)
+        add_plugins(parser)
+        parser.set_defaults(command=listed)
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
@@ -77,8 +87,7 @@ def _run(args: argparse.Namespace, options: list[str]) -> int:
         if args.model:
             from recbole_pos.cli.option_list import list_options
 
-            given = parse_overrides(options)
-            list_options(args.model, given.get("position"), given.get("plugins"))
+            list_options(args.model, parse_overrides(options))
         return 0
     from recbole_pos.experiment.run import run
 
@@ -213,6 +222,7 @@ def _update(args: argparse.Namespace, options: list[str]) -> int:
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_models
 
+    read_plugins(args)
     list_models()
     return 0
 
@@ -220,6 +230,7 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_schemes
 
+    read_plugins(args)
     list_schemes()
     return 0
 

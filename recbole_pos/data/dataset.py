@@ -28,7 +28,6 @@ from recbole_pos.data.ties import read_ties, shuffled
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import overall_defaults
 
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
@@ -156,8 +155,7 @@ class _ExactTimeMixin(AtomicTables):
         # what was missing is sorted and cut like the fields, then put aside
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
-        # RecBole's own Config replaces eval_args as a whole, and does not know all keys
-        eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
+        eval_args = self.config["eval_args"]
         log = EventLog.build(
             shuffled(fields, read_ties(eval_args["ties"])),
             self.user_num,

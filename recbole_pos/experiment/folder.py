@@ -17,6 +17,7 @@ import yaml
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.version import __version__
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
@@ -158,11 +159,10 @@ def versions() -> dict[str, str]:
     import scipy
     import torch
 
-    import recbole_pos
-
-    packages = (recbole_pos, recbole, torch, numpy, pandas, scipy)
+    packages = (recbole, torch, numpy, pandas, scipy)
     return {
         "python": platform.python_version(),
+        "recbole_pos": __version__,
         **{package.__name__: str(package.__version__) for package in packages},
     }
 

@@ -17,6 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
 from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -32,7 +33,7 @@ def capture(trainer: Any) -> dict[str, Any]:
     """Everything a resumed run needs to end with the same bits."""
     generator = getattr(trainer.loader, "generator", None)
     return {
-        "config": getattr(trainer.config, "plain", {"model": trainer.config["model"]}),
+        "config": plain_of(trainer.config),
         **trainer.identity,
         "progress": vars(trainer.progress),
         "weights": weights_of(trainer.model),
@@ -101,6 +102,22 @@ def weights_of(model: Any) -> dict[str, Any]:
         "state_dict": dict(model.state_dict()),
         "other": to_plain(_other(model)),
     }
+
+
+def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
+    """The configuration that a checkpoint has kept, on this machine.
+
+    Raises:
+        CheckpointError: if it does not say what was trained.
+        UsageError: if this package does not take it.
+    """
+    plain = state["config"]
+    if missing := {"model", "dataset"} - set(plain):
+        raise CheckpointError(
+            f"{file} names no {' and no '.join(sorted(missing))}: an earlier version wrote it from "
+            "RecBole's own functions; train again, or load its weights into a model by hand"
+        )
+    return PosConfig(None, None, None, {**plain, **fitted(plain)})
 
 
 def load_best(

@@ -78,9 +78,9 @@ class PosTrainer(Trainer):
         self.task = Task("evaluation")  # the one that runs
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
-        plain = hasattr(config, "plain")
-        if not plain and (config["init_from"] or config["train_only"]):
-            raise UsageError("init_from and train_only: start the run by recbole_pos.run or attach")
+        other = ("init_from", "train_only", "update_from")
+        if not hasattr(config, "plain") and any(config[key] for key in other):
+            raise UsageError(f"{', '.join(other)}: start by recbole_pos.run, attach or update")
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.use_folder(run)
@@ -138,7 +138,8 @@ class PosTrainer(Trainer):
         self.screen = self.screen or Screen(verbose)
         state = self.progress
         if state.next_epoch == 0:
-            tell_notices(self.model)
+            every = self.loader.packed and self.config["train_windows"] != "prefix"
+            tell_notices(self.model, every_position=every)
             if saved:
                 self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
         with self._tensorboard() as board:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from recbole_pos import __version__
 from recbole_pos.serve.programs import Encoder
 from recbole_pos.values import Options
+from recbole_pos.version import __version__
 
 _OPEN = {
     "onnx": (
