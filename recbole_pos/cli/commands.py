@@ -8,6 +8,7 @@ from typing import Any
 from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
+from recbole_pos.cli.serve import add_serve
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -36,6 +37,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
     add_recommend(commands, debug)
+    add_serve(commands, debug)
 
 
 def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
+LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 MODEL, POPULARITY = "model", "popularity"
 COLUMNS = ("rank", "item", "score", "by")
 
@@ -198,6 +200,8 @@ class Recommender:
         Raises:
             UsageError: if none is left, or a boost is no finite number.
         """
+        if allowed is None and excluded is None and not boosts:
+            return self._every
         chosen = torch.zeros(len(self.items) + 1, dtype=torch.bool)
         chosen[1:] = allowed is None
         for names, value in ((allowed, True), (excluded, False)):
@@ -208,24 +212,47 @@ class Recommender:
         items = chosen.nonzero()[:, 0]
         if not boosts:
             return Choice(items)
-        bonus = torch.zeros(len(chosen))
         for name, boost in boosts.items():
-            if not is_number(boost):
+            if not (is_number(boost) and abs(boost) < LARGEST):
                 raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-            bonus[self.ids.get(str(name), 0)] = boost
+        known = {self.ids.get(str(name), 0): float(boost) for name, boost in boosts.items()}
+        bonus = torch.zeros(len(chosen))
+        bonus[list(known)] = torch.tensor(list(known.values()))
         return Choice(items, bonus[items])
+
+    @cached_property
+    def _every(self) -> Choice:
+        return Choice(torch.arange(1, len(self.items) + 1))
 
     def _known(self, names: Iterable[str], what: str) -> list[int]:
         if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
             raise UsageError(f"{what}: expected names of items, found {shown(names)}")
         return [self.ids[name] for name in map(str, names) if name in self.ids]
 
-    @torch.inference_mode()
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
         many of them are in the history already."""
+        names = np.array(asked.ids, dtype=object)
+        for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
+            table = pd.DataFrame(
+                {
+                    "id": names[row],
+                    "rank": rank,
+                    "item": self.items[item - 1],
+                    "score": score,
+                    "by": np.where(by, MODEL, POPULARITY),
+                }
+            )
+            yield table, 0 if exclude_seen else self._taken(asked, row, item)
+
+    @torch.inference_mode()
+    def ranked(
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
+        rank, the id of the item, the score, and whether it is the model's."""
         self._require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
@@ -238,25 +265,14 @@ class Recommender:
             ]
             row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
             order = np.lexsort((rank, row))
-            names = np.array(asked.ids, dtype=object)
-            table = pd.DataFrame(
-                {
-                    "id": names[row[order]],
-                    "rank": rank[order],
-                    "item": self.items[item[order] - 1],
-                    "score": score[order],
-                    "by": np.where(by[order], MODEL, POPULARITY),
-                }
-            )
-            again = 0 if exclude_seen else self._taken(asked, pool, row, item)
-            yield table, again
+            yield row[order], rank[order], item[order], score[order], by[order]
 
-    def _taken(self, asked: Histories, pool: np.ndarray, row: np.ndarray, item: np.ndarray) -> int:
+    def _taken(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
         """How many of the (row, item) pairs are of items in the history of the row."""
-        past = asked.some(pool)
-        size = len(self.items) + 1
+        rows = np.unique(row)
+        past, size = asked.some(rows), len(self.items) + 1
         return int(
-            np.isin(row * size + item, np.repeat(pool, past.lengths) * size + past.items).sum()
+            np.isin(row * size + item, np.repeat(rows, past.lengths) * size + past.items).sum()
         )
 
     def _batch(
@@ -329,8 +345,7 @@ class Recommender:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
         k = min(self._require_k(k), len(self.items) - 1)
-        vectors = torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-        ids = torch.tensor([self.ids[name] for name in names])
+        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
         barred = torch.arange(len(ids)), ids
         cosine, found = top_items(
             lambda some: vectors[ids] @ vectors[some].t(), len(ids), self.choice(), k, barred
@@ -343,6 +358,11 @@ class Recommender:
                 "cosine": cosine.reshape(-1),
             }
         )
+
+    @cached_property
+    def _directions(self) -> Tensor:
+        """[items + 1, d] vectors of length 1."""
+        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
     def _require_k(self, k: int) -> int:
         if not (is_whole(k) and 1 <= k <= len(self.items)):
