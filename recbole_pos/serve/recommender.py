@@ -22,12 +22,11 @@ from recbole_pos.experiment.run import load
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.scorer import Scorer
-from recbole_pos.serve.topk import Choice, top_items
-from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.serve.topk import Choice, choose, top_items
+from recbole_pos.values import is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
-LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 MODEL, POPULARITY = "model", "popularity"
 COLUMNS = ("rank", "item", "score", "by")
 
@@ -202,32 +201,11 @@ class Recommender:
         """
         if allowed is None and excluded is None and not boosts:
             return self._every
-        chosen = torch.zeros(len(self.items) + 1, dtype=torch.bool)
-        chosen[1:] = allowed is None
-        for names, value in ((allowed, True), (excluded, False)):
-            if names is not None:
-                chosen[self._known(names, "allowed" if value else "excluded")] = value
-        if not chosen.any():
-            raise UsageError("no item is left to recommend: none of those allowed is known")
-        items = chosen.nonzero()[:, 0]
-        if not boosts:
-            return Choice(items)
-        for name, boost in boosts.items():
-            if not (is_number(boost) and abs(boost) < LARGEST):
-                raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-        known = {self.ids.get(str(name), 0): float(boost) for name, boost in boosts.items()}
-        bonus = torch.zeros(len(chosen))
-        bonus[list(known)] = torch.tensor(list(known.values()))
-        return Choice(items, bonus[items])
+        return choose(self.ids, allowed, excluded, boosts)
 
     @cached_property
     def _every(self) -> Choice:
-        return Choice(torch.arange(1, len(self.items) + 1))
-
-    def _known(self, names: Iterable[str], what: str) -> list[int]:
-        if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-            raise UsageError(f"{what}: expected names of items, found {shown(names)}")
-        return [self.ids[name] for name in map(str, names) if name in self.ids]
+        return choose(self.ids)
 
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
