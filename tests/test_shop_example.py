@@ -38,7 +38,9 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert found.groupby("user_id")["rank"].max().eq(20).all()
     baskets = pd.read_csv(tmp_path / "baskets.csv")
     assert baskets.groupby("id")["by"].first().tolist() == ["model", "popularity"]
-    assert set(baskets["item"]) <= set(pd.read_parquet(tmp_path / "live" / "known.parquet")["token"])
+    assert set(baskets["item"]) <= set(
+        pd.read_parquet(tmp_path / "live" / "known.parquet")["token"]
+    )
     assert "1 new items, which the model does not know" in done.stdout
     assert "1 items are new since" in done.stdout
     assert (tmp_path / "exported" / "README.md").is_file()
