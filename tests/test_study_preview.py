@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from recbole_pos.study.collect import results_of
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
-from recbole_pos.study.reading import make_plan
+from recbole_pos.study.reading import make_plan, read_plan
 from recbole_pos.study.results import DONE
 from recbole_pos.study.source import Source
 from recbole_pos.study.work import Job, Work
@@ -103,3 +104,17 @@ def test_a_search_decides_what_follows(tiny: Path, tmp_path: Path, search: dict)
     work = Work(made, folder)
     run(work, 2)  # what is chosen is tested with the first seed and trained with the second
     assert work.ready() is None and "3 finished" in said(made, folder)
+
+
+def test_a_report_names_the_file_while_it_says_the_same(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text("dataset: tiny\nrows: {Pop: {model: Pop}, GRU: {model: GRU4Rec}}\n")
+    made, folder = read_plan("s.yaml"), StudyFolder("out")
+    assert results_of(made, folder).commands == ("recbole-pos compare s.yaml",)
+    content = {**made.source.content, "base": {"data_path": "/here"}}
+    elsewhere = make_plan(Source("s.yaml", content))
+    assert results_of(elsewhere, folder).commands == (
+        "recbole-pos compare s.yaml --data_path FOLDER",
+    )
+    other = make_plan(Source("s.yaml", {**content, "seeds": 3}))
+    assert results_of(other, folder).commands == ("recbole-pos compare out",)
