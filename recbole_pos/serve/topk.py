@@ -56,6 +56,8 @@ def choose(
     if not chosen.any():
         raise UsageError("no item is left to recommend: none of those allowed is known")
     items = chosen.nonzero()[:, 0]
+    if boosts is not None and not isinstance(boosts, Mapping):
+        raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
     if not boosts:
         return Choice(items)
     for name, boost in boosts.items():
