@@ -27,7 +27,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-import recbole_pos
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
@@ -36,6 +35,7 @@ from recbole_pos.serve import bodies
 from recbole_pos.serve.bodies import Refusal, dumped, parse
 from recbole_pos.serve.live import Live, Loaded
 from recbole_pos.serve.measured import Measured, Metrics
+from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
 # what a request has that came through a proxy or from a browser: its sender is not this machine
@@ -103,7 +103,7 @@ class Service:
         """GET /health."""
         if (loaded := self.live.now) is None:
             return _json(503, dumped({"status": "loading", "run_dir": self.live.run_dir}))
-        about = {"status": "ready", **loaded.described(), "version": recbole_pos.__version__}
+        about = {"status": "ready", **loaded.described(), "version": __version__}
         return _json(200, dumped(about))
 
     async def measured(self) -> Response:
@@ -188,7 +188,7 @@ def make_app(service: Service, failed: Callable[[BaseException], None]) -> FastA
 
     app = FastAPI(
         title="recbole-pos",
-        version=recbole_pos.__version__,
+        version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,  # pages that fetch their scripts from elsewhere
