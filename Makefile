@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -51,8 +51,15 @@ bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes
 bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--data_path ..." for diginetica)
 	$(BIN)/python benchmarks/sessions.py $(ARGS)
 
+bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
+	$(BIN)/python benchmarks/serve.py $(ARGS)
+
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
+
+bench-export: $(VENV)/installed  ## one request to each model and its exported programs; writes the table of docs/export.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
+	$(BIN)/python benchmarks/export.py $(ARGS)
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)
@@ -73,7 +80,7 @@ rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (h
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,export,index]'
 	touch $@
 
 .venv-%/installed: benchmarks/requirements-peers-%.txt

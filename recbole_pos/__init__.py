@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos import compat, plug
+from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert
@@ -22,27 +23,30 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
+    from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.study.driver import compare
     from recbole_pos.tune import search
 
-__version__ = "0.2.0"
 __all__ = [
     "AttentionPosition",
     "InputPosition",
     "PosRecommender",
+    "Recommender",
     "Result",
     "SequenceContext",
     "__version__",
     "attach",
     "compare",
     "convert",
+    "export",
     "load",
     "recommend",
     "register_model",
     "register_scheme",
     "run",
     "search",
+    "update",
 ]
 
 compat.apply()
@@ -52,8 +56,11 @@ _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     "convert": "recbole_pos.conversion.convert",
     "Result": "recbole_pos.experiment.result",
+    "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
+    "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",
+    "Recommender": "recbole_pos.serve.recommender",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",
     "PosRecommender": "recbole_pos.model.base",

@@ -1,17 +1,21 @@
 """Every fix that RecBole 1.2.x needs, most of them for today's numpy; no other file patches it.
 
 Each function is one fix and says what breaks without it. All are safe to apply twice, and are
-applied when RecBole is imported, before or after this package.
+applied when RecBole is imported, before or after this package: nothing here imports it before.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import warnings
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from recbole_pos.on_import import after, when_imported
+Action = Callable[[ModuleType], Callable[[], None] | None]
 
 # Names that numpy 1.24 and 2.0 removed and RecBole 1.2 still uses, and what they stand for.
 _NUMPY_ALIASES = {
@@ -35,6 +39,7 @@ def apply() -> None:
     when_imported("recbole.config.configurator", after(skip_numpy_settings_of_config))
     when_imported("recbole.model.sequential_recommender.sine", keep_anomaly_mode_as_it_is)
     when_imported("recbole.model.general_recommender.pop", after(count_every_event_in_pop))
+    when_imported("recbole.quick_start.quick_start", after(report_metrics_together))
 
 
 def add_numpy_aliases(module: ModuleType | None = None) -> None:
@@ -105,3 +110,82 @@ def count_every_event_in_pop(pop: ModuleType) -> None:
         return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
     Pop.__init__, Pop.calculate_loss, Pop._counts_events = init, calculate_loss, True
+
+
+def report_metrics_together(quick_start: ModuleType) -> None:
+    """objective_function reports to Ray by keywords; Ray takes one mapping: TypeError in a trial.
+
+    Outside a trial Ray only warns that nobody listens.
+    """
+    tune = quick_start.tune
+    if isinstance(tune, ModuleType):
+        vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
+
+
+# --- when a module of RecBole is imported ---
+
+
+class _Watching(Loader):
+    """A loader that runs actions: what they return, if anything, after the module has run."""
+
+    def __init__(self, loader: Loader, actions: list[Action]) -> None:
+        self.loader, self.actions = loader, actions
+
+    def __getattr__(self, name: str) -> Any:  # whatever else a loader can do
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        afterwards = [action(module) for action in self.actions]
+        self.loader.exec_module(module)
+        for finish in afterwards:
+            if finish is not None:
+                finish()
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that are watched, where they are found without it."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Action]] = {}
+        self.searching = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.actions or self.searching:
+            return None
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Watching(spec.loader, self.actions[name])
+        return spec
+
+
+_FINDER = _Finder()
+
+
+def when_imported(name: str, action: Action) -> None:
+    """Run an action around the first import of a module; at once if it was imported before.
+
+    Args:
+        name: of the module.
+        action: called with the module, empty, before it runs; what it returns is called afterwards.
+    """
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    if name in sys.modules:
+        if (finish := action(sys.modules[name])) is not None:
+            finish()
+        return
+    _FINDER.actions.setdefault(name, []).append(action)
+
+
+def after(change: Callable[[ModuleType], None]) -> Action:
+    """An action that changes a module after it has run."""
+    return lambda module: lambda: change(module)

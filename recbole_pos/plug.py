@@ -3,20 +3,24 @@
 RecBole looks four things up by a model's name: the module ``recbole.model.*.<name in lower case>``,
 ``<name>Dataset`` in ``recbole.data.dataset``, ``<name>Trainer`` in ``recbole.trainer``, and a yaml
 file among its own properties. The first three are answered below when RecBole asks; the last is one
-wrapper around ``Config._load_internal_config_dict``. No function of RecBole is replaced by a copy.
+wrapper around ``Config._load_internal_config_dict``. Where RecBole reads a checkpoint, its
+``torch.load`` is given one that runs nothing: ``load_data_and_model``, ``Trainer.evaluate`` and
+``Trainer.resume_checkpoint``. No function of RecBole is replaced by a copy.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from recbole_pos.on_import import after, when_imported
+from recbole_pos.compat import after, when_imported
 
 _PLACE = "recbole.model.sequential_recommender."
 
@@ -28,6 +32,8 @@ def into_recbole() -> None:
     when_imported("recbole.data.dataset", after(functools.partial(_answer, "Dataset", _dataset)))
     when_imported("recbole.trainer", after(functools.partial(_answer, "Trainer", _trainer)))
     when_imported("recbole.config.configurator", after(_add_defaults))
+    when_imported("recbole.trainer.trainer", after(_read_safely_in_trainer))
+    when_imported("recbole.quick_start.quick_start", after(_read_safely_in_quick_start))
 
 
 def _ours(name: str) -> bool:
@@ -114,6 +120,8 @@ def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)
+            if isinstance(given.get("eval_args"), dict):  # RecBole would replace it as a whole
+                given["eval_args"] = {**defaults["eval_args"], **given["eval_args"]}
             if type(self).__module__ == load.__module__:  # PosConfig checks more
                 free = free_options(model, positions(given.get("position"), model))
                 for key in given.keys() & defaults.keys():
@@ -127,3 +135,84 @@ def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
             self.internal_config_dict.update(own_defaults(model))
 
     return wrapper
+
+
+# --- checkpoints ---
+
+_LOADING = threading.RLock()
+
+
+@contextmanager
+def _torch_load(path: str, read: Callable[..., dict[str, Any]]) -> Iterator[None]:
+    """Within, the first ``torch.load`` of that very object is ``read``."""
+    import torch
+
+    def load(file: Any, *args: Any, **options: Any) -> Any:
+        if file is not path:  # of another thread
+            return theirs(file, *args, **options)
+        vars(torch)["load"] = theirs
+        return read(file, *args, **options)
+
+    with _LOADING:
+        theirs = torch.load
+        vars(torch)["load"] = load
+        try:
+            yield
+        finally:
+            vars(torch)["load"] = theirs
+
+
+def _read_safely_in_trainer(module: ModuleType) -> None:
+    Trainer = module.Trainer
+    evaluate, resume = Trainer.evaluate, Trainer.resume_checkpoint
+    if hasattr(resume, "__wrapped__"):
+        return
+
+    @functools.wraps(evaluate)
+    def evaluated(
+        self: Any,
+        eval_data: Any,
+        load_best_model: bool = True,
+        model_file: Any = None,
+        show_progress: bool = False,
+    ) -> Any:
+        if not load_best_model:
+            return evaluate(self, eval_data, False, model_file, show_progress)
+        from recbole_pos.experiment.recbole_file import read
+
+        file = str(model_file or self.saved_model_file)
+        with _torch_load(file, read):
+            return evaluate(self, eval_data, True, file, show_progress)
+
+    @functools.wraps(resume)
+    def resumed(self: Any, resume_file: Any) -> None:
+        from recbole_pos.experiment.recbole_file import read
+
+        file = str(resume_file)
+        with _torch_load(file, read):
+            resume(self, file)
+
+    Trainer.evaluate, Trainer.resume_checkpoint = evaluated, resumed
+
+
+def _read_safely_in_quick_start(module: ModuleType) -> None:
+    theirs = module.load_data_and_model
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @functools.wraps(theirs)
+    def loaded(model_file: Any) -> Any:
+        from recbole_pos.experiment.checkpoint import require_same_data
+        from recbole_pos.experiment.recbole_file import read_any
+
+        state: dict[str, Any] = {}
+        file = str(model_file)
+        with _torch_load(file, lambda path: state.update(read_any(path)) or state):
+            found = theirs(file)
+        if state.get("data"):  # of a plugin's model
+            require_same_data(state, found[2].identity, file)
+        return found
+
+    for place in (module, sys.modules.get("recbole.quick_start")):
+        if hasattr(place, "load_data_and_model"):
+            vars(place)["load_data_and_model"] = loaded

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import recbole_pos
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "recbole_pos"
 # Rooms from the ground up: what stands in one may import from those before it, and from its own.
@@ -116,6 +118,16 @@ def test_the_ground_floor_imports_no_room() -> None:
         if _room(name) == "" and name not in doors and _room(other)
     }
     assert not found
+
+
+def test_nobody_imports_the_package_itself() -> None:
+    """Which imports everything: what others want of it stands below, such as its version."""
+    assert not {name for name, all_ in GRAPH.items() if "recbole_pos" in all_}
+
+
+def test_one_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {recbole_pos.__version__}\n" in text
 
 
 def test_few_modules_in_the_hallway() -> None:

@@ -39,7 +39,7 @@ def test_it_recommends_what_it_recommended(old: Path) -> None:
     want = pd.read_csv(KEPT / "recommendations.csv", dtype=str)
     found = recbole_pos.recommend(old, users=list(dict.fromkeys(want.iloc[:, 0])), k=3)
     found = found.iloc[: len(want)].reset_index(drop=True)
-    names = [name for name in found if name != "score"]
+    names = [name for name in want if name != "score"]
     assert found[names].astype(str).equals(want[names])
     scores = want["score"].astype(float).to_numpy()
     assert abs(found["score"].to_numpy() - scores).max() < 1e-5

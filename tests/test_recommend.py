@@ -18,11 +18,11 @@ from recbole.data.interaction import Interaction
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import weights_of
 from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.serve.recommender import Growth, Recommender
 
 
 def options(model: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -96,35 +96,20 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     dataset.build()
     known = prepare(config, dataset=dataset)
     weights = weights_of(known.model)
-    scores = {}
-    for name, data in (("known", dataset), ("next", dataset.without_test().with_next())):
-        made = prepare(config, dataset=data)
-        made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
-        assert made.dataset.identity == dataset.identity
-        made.trainer.load_weights(weights) if model != "Pop" else None
-        parts = list(made.trainer.scores(made.loaders["test"]))
-        users = torch.cat([rows["user_id"] for rows, _ in parts]).tolist()
-        scores[name] = dict(zip(users, torch.cat([s for _, s in parts]), strict=True))
-    tested = np.unique(dataset.log.users.numpy()[(dataset.part == TEST) & dataset.split.is_target])
-    assert sorted(scores["known"]) == tested.tolist()
-    for user in tested.tolist():
-        torch.testing.assert_close(scores["next"][user], scores["known"][user])
-
-
-def test_training_stays_as_it_was(tiny: Path) -> None:
-    config = PosConfig("PosSASRec", "tiny", None, options("PosSASRec", tiny))
-    dataset = read_dataset(config)
-    dataset.build()
-    after = dataset.with_next()
-    one, two = dataset.training_windows(), after.training_windows()
-    for a, b in ((one.start, two.start), (one.end, two.end), (one.first, two.first)):
-        users = dataset.log.users.numpy()[a - (a is one.end)]
-        assert (b - a == users - 1).all()  # one more event for every user before
-    train = dataset.part == TRAIN
-    kept = after.part == TRAIN
-    assert torch.equal(dataset.log.items[train], after.log.items[kept])
-    assert (after.split.is_target[kept] == dataset.split.is_target[train]).all()
-    assert after.split.is_target[after.part == TEST].sum() == dataset.user_num - 1
+    known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
+    weights, target = weights_of(known.model), known.loaders["test"]
+    known.model.eval()
+    before = prepare(config, dataset=dataset.without_test())
+    before.trainer.load_weights(weights)
+    before.model.eval()
+    asked = Recommender(before, Growth())
+    every = torch.arange(dataset.item_num)
+    for rows, *_ in target:
+        names = dataset.field2id_token["user_id"][rows["user_id"]]
+        with torch.inference_mode():
+            scores = known.model.full_sort_predict(rows).view(len(rows), -1)
+            found = asked.scorer.scores(asked.of_users(names))(every)
+        torch.testing.assert_close(found, scores)
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "BPR"])

@@ -96,6 +96,26 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """The option ``plugins``, for a command that takes no others of the configuration."""
+    parser.add_argument(
+        "--plugins", metavar="[MODULE]", help="modules that bring models or schemes, as for run"
+    )
+
+
+def read_plugins(args: argparse.Namespace) -> None:
+    """Import them.
+
+    Raises:
+        UsageError: if one is not there, or fails.
+    """
+    if args.plugins is not None:
+        from recbole_pos.config.plugins import import_plugins
+        from recbole_pos.yaml_files import parse_scalar
+
+        import_plugins(parse_scalar(args.plugins, "--plugins"), "--plugins", lambda: False)
+
+
 def config_files(given: list[str]) -> list[str]:
     """Files one by one, or several in one argument as RecBole has them; a name may have spaces."""
     parts = ([group] if os.path.exists(group) else group.split() for group in given)

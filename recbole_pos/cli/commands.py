@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recbole_pos.cli.arguments import add_fields, config_files, parse_overrides, read_fields
+from recbole_pos.cli.arguments import (
+    add_fields,
+    add_plugins,
+    config_files,
+    parse_overrides,
+    read_fields,
+    read_plugins,
+)
 from recbole_pos.cli.convert import add_convert
+from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
+from recbole_pos.cli.recommend import add_recommend
+from recbole_pos.cli.serve import add_serve
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -28,15 +38,21 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     _add_tune(commands, debug)
     _add_compare(commands, debug)
     _add_attach(commands, debug)
-    models = commands.add_parser("models", parents=[debug], help="list what can be run")
-    models.set_defaults(command=_models)
-    schemes = commands.add_parser("schemes", parents=[debug], help="list position schemes")
-    schemes.set_defaults(command=_schemes)
+    _add_update(commands, debug)
+    for name, listed, told in (
+        ("models", _models, "list what can be run"),
+        ("schemes", _schemes, "list position schemes"),
+    ):
+        parser = commands.add_parser(name, parents=[debug], help=told, allow_abbrev=False)
+        add_plugins(parser)
+        parser.set_defaults(command=listed)
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
-    _add_recommend(commands, debug)
+    add_recommend(commands, debug)
+    add_export(commands, debug)
+    add_serve(commands, debug)
 
 
 def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -73,8 +89,7 @@ def _run(args: argparse.Namespace, options: list[str]) -> int:
         if args.model:
             from recbole_pos.cli.option_list import list_options
 
-            given = parse_overrides(options)
-            list_options(args.model, given.get("position"), given.get("plugins"))
+            list_options(args.model, parse_overrides(options))
         return 0
     from recbole_pos.experiment.run import run
 
@@ -178,44 +193,46 @@ def _attach(args: argparse.Namespace, options: list[str]) -> int:
     return 0
 
 
-def _add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
-    recommend = commands.add_parser(
-        "recommend",
+def _add_update(commands: Any, debug: argparse.ArgumentParser) -> None:
+    update = commands.add_parser(
+        "update",
         parents=[debug],
-        help="what a trained model recommends to every user, as a csv file",
-        description="The items with the highest scores after everything a user has done, held-out "
-        "events included, best first.",
+        help="train a model some more on data that have grown",
+        description="Some more epochs from the weights of a run, on its data as they are now, as a "
+        "new run: new users, events and items included. Options are those of the run (epochs: 5); "
+        "--key value changes them.",
         allow_abbrev=False,
     )
-    recommend.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
-    recommend.add_argument("-k", type=int, default=10, help="items a user (10)")
-    recommend.add_argument("--users", nargs="+", metavar="USER", help="names of users (all)")
-    recommend.add_argument(
-        "--mask_history",
-        action=argparse.BooleanOptionalAction,
-        help="leave out items of a user's past (as the run was evaluated)",
+    update.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
+    update.add_argument(
+        "--new_items",
+        metavar="FIELD",
+        help="new items start with the mean vector of those that share FIELD, an attribute",
     )
-    recommend.add_argument("--out", metavar="FILE", help="(RUN_DIR/recommendations.csv)")
-    recommend.set_defaults(command=_recommend)
+    add_fields(update, AttachArguments)
+    update.set_defaults(command=_update, configured=True)
+
+
+def _update(args: argparse.Namespace, options: list[str]) -> int:
+    from recbole_pos.experiment.update import update
+
+    settings = read_fields(args, AttachArguments)
+    update(args.trained, parse_overrides(options), new_items=args.new_items, settings=settings)
+    return 0
 
 
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_models
 
+    read_plugins(args)
     list_models()
-    return 0
-
-
-def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.serve.recommend import write_recommendations
-
-    write_recommendations(args.trained, args.users, args.k, args.mask_history, args.out)
     return 0
 
 
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_schemes
 
+    read_plugins(args)
     list_schemes()
     return 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from recbole_pos.cli.arguments import add_plugins, read_plugins
+
 
 def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     inspect = commands.add_parser("inspect", help="look into a trained model, or at encodings")
@@ -60,6 +62,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     encoding.add_argument("--hidden_size", type=int, help="d, where there is no model (100)")
     encoding.add_argument("--out", metavar="DIR", help="where to write (the run, or here)")
+    add_plugins(encoding)
     encoding.set_defaults(command=_inspect_encoding)
 
 
@@ -94,6 +97,7 @@ def _inspect_encoding(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.encoding import inspect_encoding, show
     from recbole_pos.screen import wide_console
 
+    read_plugins(args)
     reports = inspect_encoding(
         args.schemes, args.length, args.checkpoint, args.hidden_size, args.out
     )

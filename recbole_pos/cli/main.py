@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from recbole_pos import __version__
 from recbole_pos.cli.arguments import options_of, split_options
 from recbole_pos.cli.commands import add_commands
 from recbole_pos.errors import Interrupted, PosError, UsageError
+from recbole_pos.values import suggest
+from recbole_pos.version import __version__
 
 EPILOG = """examples:
   recbole-pos run -m FPARec -d ml-100k
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         words = ["run", *words]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
     parser, commands = _parser()
     options: list[str] = []
-    if words and (command := commands.get(words[0])):
+    command = commands.get(words[0]) if words else None
+    if command:
         if command.get_default("configured"):  # takes options of the configuration
             own, options = split_options(words[1:], options_of(command))
             words = [words[0], *own]
@@ -41,7 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     with _heeding_sigterm() as terminated:
         try:
             if rest:
-                raise UsageError(f"no further arguments expected, found {' '.join(rest)}")
+                slip = rest[0].lstrip("-").partition("=")[0]
+                known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
+                hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
+                raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
             return args.command(args, options)
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)

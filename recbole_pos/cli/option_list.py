@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.cli.listing import show
 from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.config.options import IGNORED, Option, rule
-from recbole_pos.config.plugins import import_plugins, take_model
+from recbole_pos.config.plugins import import_plugins, require_spelling, take_model
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import OURS, runnable
 from recbole_pos.values import suggest
@@ -23,22 +24,22 @@ from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 _LINE = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")
 
 
-def list_options(model: str, position: Any = None, plugins: Any = None) -> None:
+def list_options(model: str, given: Mapping[str, Any]) -> None:
     """Print the options of a model, those of its own first, with defaults and sentences.
 
     Args:
         model: of the plugin or of RecBole.
-        position: schemes instead of its own.
-        plugins: modules that bring the model or schemes.
+        given: options; of them count ``position``, schemes instead of its own, and ``plugins``.
 
     Raises:
         UsageError: for an unknown model or scheme.
     """
-    take_model(model, import_plugins(plugins, "--plugins", lambda: False))
+    take_model(model, import_plugins(given.get("plugins"), "--plugins", lambda: False))
     if model not in runnable():
+        require_spelling(given, "configuration")
         raise UsageError(f"unknown model {model!r}{suggest(model, runnable())}")
     seen: set[str] = set()
-    for title, options, files in _sources(model, position):
+    for title, options, files in _sources(model, given.get("position")):
         told = {key: text for file in files for key, text in _sentences(file).items()}
         new = [key for key in options if key not in seen and rule(key).role != IGNORED]
         seen.update(new)

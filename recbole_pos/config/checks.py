@@ -230,15 +230,16 @@ def check_together(
     _check_columns(config)
     check_sizes(config, model)
     if config["log_wandb"] and importlib.util.find_spec("wandb") is None:
-        raise UsageError(
-            "log_wandb: the package wandb is not installed; `pip install wandb` does so, or set "
-            "log_wandb: False"
-        )
-    for key in ("init_from", "train_only"):
+        raise UsageError("log_wandb: wandb is not installed: pip install it, or log_wandb: False")
+    for key in ("init_from", "train_only", "update_from"):
         if config[key] is not None and not plugin_model:
             raise UsageError(f"{key}: only the plugin's models can start from another run")
     if config["train_only"] is not None and not (config["train_only"] and config["init_from"]):
         raise UsageError("train_only: names schemes to train on top of the run in init_from")
+    if config["update_from"] and config["init_from"]:
+        raise UsageError("init_from and update_from: weights come from one run; leave one out")
+    if config["new_items"] and not config["update_from"]:
+        raise UsageError("new_items: is about items that are new since update_from; set that too")
     for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
             raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")

@@ -189,6 +189,8 @@ _TABLE = (
     # starting from another run
     Option("init_from", example="saved/ml-100k/PosSASRec/20260101-120000", role=DATA),
     Option("train_only", example=["kernel"]),
+    Option("update_from", example="saved/ml-100k/PosSASRec/20260101-120000", role=DATA),
+    Option("new_items", example="category"),
     # sizes
     Option("hidden_size", 1, _SIZE),
     Option("inner_size", 1, _SIZE),

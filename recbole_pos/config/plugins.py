@@ -21,7 +21,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tables import place_of
-from recbole_pos.values import shown
+from recbole_pos.values import near, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -67,6 +67,17 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
         except Exception as error:  # whatever code of others does
             raise _failed(where, name, error) from error
     return list(names)
+
+
+def require_spelling(given: Iterable[Any], where: str) -> None:
+    """Refuse a key that is ``plugins`` but for a slip: what it names is missing then.
+
+    Raises:
+        UsageError: naming it.
+    """
+    for key in given:
+        if key != "plugins" and near(str(key), ["plugins"]):
+            raise UsageError(f"{where}: unknown key {shown(key)} (did you mean plugins?)")
 
 
 def _import(name: str) -> ModuleType:

@@ -18,7 +18,7 @@ from recbole_pos.config.defaults import (
     with_time_field,
 )
 from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
-from recbole_pos.config.plugins import import_plugins, modules_of, take_model
+from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UsageError
@@ -34,7 +34,7 @@ from recbole_pos.model.models import (
 )
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.values import nearest, shown, suggest
+from recbole_pos.values import is_whole, nearest, shown, suggest
 from recbole_pos.yaml_files import YamlLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
@@ -144,6 +144,10 @@ class PosConfig(Config):
             self.plugins += import_plugins(content.get(PLUGINS), str(file), known)
         for name in filter(None, models):
             take_model(str(name), self.plugins)
+        all_known = all(name in SCHEMES for name in names)
+        if not (all_known and all(name in runnable() for name in models if name)):
+            for file, content in sources:
+                require_spelling(content, str(file))
 
     def _options_for(self, *names: str) -> dict[str, Any]:
         """What is given for a run of a model and schemes: config files in order, config_dict."""
@@ -231,8 +235,7 @@ class PosConfig(Config):
         shared = {key: value for key, value in final.items() if key not in self.free}
         starts = starts_from_runs(self.model)
         check_together(shared, self.model, plugin_model=starts, losses=losses)
-        left_out = {*DERIVED_KEYS, *of_role(IGNORED)}
-        self.plain = to_plain({key: v for key, v in final.items() if key not in left_out})
+        self.plain = to_plain({key: v for key, v in final.items() if key not in _left_out()})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
@@ -291,3 +294,31 @@ class PosConfig(Config):
     def _check_value(self, where: str, key: str, value: Any) -> None:
         check = check_own if key in self.free else check_value
         check(where, key, value, self.internal_config_dict.get(key))
+
+
+def plain_of(config: Config) -> dict[str, Any]:
+    """What makes a configuration again: ``plain``, and for one of RecBole's own the same.
+
+    RecBole's have other data for ml-100k than its folder in ``data_path``, and take any key.
+    """
+    if isinstance(config, PosConfig):
+        return config.plain
+    known = config.internal_config_dict
+    given = {**known, **config.external_config_dict}
+    plain = {key: given[key] for key in known if key not in _left_out()}
+    plain |= {key: config[key] for key in EXTRA_KEYS}
+    plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
+    schemes = positions(given.get("position"), config["model"])
+    if modules := modules_of(config["model"], [name for name in schemes if name in SCHEMES]):
+        plain[PLUGINS] = modules
+    return to_plain(plain)
+
+
+def _left_out() -> set[str]:
+    return {*DERIVED_KEYS, *of_role(IGNORED)}
+
+
+def fitted(plain: dict[str, Any]) -> dict[str, Any]:
+    """What must change of a configuration from a machine with more cores."""
+    worker, most = plain.get("worker", 0), rule("worker").high
+    return {"worker": most} if is_whole(worker) and most is not None and worker > most else {}

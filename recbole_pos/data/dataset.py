@@ -12,11 +12,14 @@ import pandas as pd
 import torch
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
+from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
+from recbole_pos.data.known import Known
 from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
@@ -25,7 +28,6 @@ from recbole_pos.data.ties import read_ties, shuffled
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import overall_defaults
 
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
@@ -33,7 +35,14 @@ Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 class _ExactTimeMixin(AtomicTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
+    Args:
+        config: RecBole configuration.
+        known: what a run knew: names keep their ids.
+        alone: whether only the events that were known are read, and all others put aside.
+
     Attributes (after ``build``):
+        later: what was put aside; None if nothing was.
+        events_of_users: [users] int64 events of each before the split left any out.
         split: the log with the part of every event and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
         missing: for fields of type float, which cells had no number: [users], [items] or [events of
@@ -43,6 +52,12 @@ class _ExactTimeMixin(AtomicTables):
     split: Split
     phase: str | None = None
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
+    later: Later | None = None
+    events_of_users: np.ndarray
+
+    def __init__(self, config: Options, known: Known | None = None, alone: bool = True) -> None:
+        self.known, self.alone = known, alone
+        super().__init__(config)
 
     def _data_filtering(self) -> None:
         try:
@@ -56,7 +71,13 @@ class _ExactTimeMixin(AtomicTables):
             ) from error
 
     def _filter_by_inter_num(self) -> None:
-        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none."""
+        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none.
+
+        Filters count events, so grown data would pass otherwise than those that were known.
+        """
+        if self.known is not None and self.alone:
+            self._keep_known(self.known)
+            return
         least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
         if max(least) > 1:
             self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
@@ -66,6 +87,21 @@ class _ExactTimeMixin(AtomicTables):
                     dropped = set(before[field]) - set(self.inter_feat[field])
                     setattr(self, name, feat[~feat[field].isin(dropped)])
         super()._filter_by_inter_num()
+
+    def _keep_known(self, known: Known) -> None:
+        uid, iid = self.uid_field, self.iid_field
+        self.inter_feat, self.later = divide(self.inter_feat, known, uid, iid, self.time_field)
+        for name, field in (("user_feat", uid), ("item_feat", iid)):
+            if (feat := getattr(self, name)) is not None:
+                setattr(self, name, known_lines(feat, field, known))
+
+    def _remap(self, remap_list: list[Any]) -> None:
+        """RecBole's; names that were known keep their ids."""
+        field = remap_list[0][1] if remap_list else None
+        if self.known is not None and field in self.known.tokens:
+            names = pd.DataFrame({field: self.known.tokens[field][1:]})
+            remap_list = [(names, field, FeatureType.TOKEN), *remap_list]
+        super()._remap(remap_list)
 
     def _remove_duplication(self) -> None:
         """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
@@ -119,8 +155,7 @@ class _ExactTimeMixin(AtomicTables):
         # what was missing is sorted and cut like the fields, then put aside
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
-        # RecBole's own Config replaces eval_args as a whole, and does not know all keys
-        eval_args = {**overall_defaults()["eval_args"], **self.config["eval_args"]}
+        eval_args = self.config["eval_args"]
         log = EventLog.build(
             shuffled(fields, read_ties(eval_args["ties"])),
             self.user_num,
@@ -128,6 +163,7 @@ class _ExactTimeMixin(AtomicTables):
             self.iid_field,
             self.time_field,
         )
+        self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
         fraction = self.config["train_fraction"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction)
@@ -185,25 +221,13 @@ class _ExactTimeMixin(AtomicTables):
         other.missing = {f: m[keep] if f in of_events else m for f, m in self.missing.items()}
         return other
 
-    def with_next(self: Kind, users: np.ndarray | None = None) -> Kind:
-        """A copy, after ``build``, whose only test targets are what comes after the newest events.
-
-        Events and training stay as they are; those held out before are history now.
+    def with_later(self: Kind, new_users: bool = True) -> Kind:
+        """A copy, after ``build``, in which what was put aside is history; see ``grown.py``.
 
         Args:
-            users: [n] ids of those whose next event is a target; all with an event if None.
+            new_users: whether to take the events of users that were not known.
         """
-        other = copy.copy(self)
-        other.identity = self.identity  # weights learned from the data fit the copy
-        log, place = self.log.with_next()
-        added = np.append(False, place[1:] == place[:-1])
-        part = np.where(added, TEST, self.part[place])
-        wanted = added if users is None else added & np.isin(log.users.numpy(), users)
-        is_target = np.where(part == TRAIN, self.split.is_target[place], wanted)
-        other.split = replace(self.split, log=log, part=part, is_target=is_target)
-        of_events = log.fields
-        other.missing = {f: m[place] if f in of_events else m for f, m in self.missing.items()}
-        return other
+        return self if self.later is None else extended(self, self.later, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)

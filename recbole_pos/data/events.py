@@ -65,19 +65,6 @@ class EventLog:
         fields = {name: column[events] for name, column in self.fields.items()}
         return replace(self, fields=fields, offsets=before[self.offsets])
 
-    def with_next(self) -> tuple[EventLog, np.ndarray]:
-        """The log with one more event of every user, to stand for what comes next.
-
-        It has the values of the newest event, which nothing may read. Also where each event of the
-        new log stood in the old one, [events] int64; an added one twice.
-        """
-        newest = np.zeros(len(self), dtype=bool)
-        newest[self.offsets[1:][self.lengths > 0] - 1] = True
-        place = np.repeat(np.arange(len(self)), 1 + newest)
-        fields = {name: column[torch.from_numpy(place)] for name, column in self.fields.items()}
-        lengths = self.lengths + (self.lengths > 0)
-        return replace(self, fields=fields, offsets=np.append(0, np.cumsum(lengths))), place
-
     def __len__(self) -> int:
         return int(self.offsets[-1])
 

@@ -44,9 +44,14 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
     """
     if not now["data"].startswith(then.get("data") or ""):
         return "items, events, their times or what is held out"
-    before, after = then.get("fields") or {}, now["fields"]
-    changed = [field for field in before if field in after and before[field] != after[field]]
+    changed = changed_fields(then, now)
     return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
+
+
+def changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names of the fields that both have, with other values."""
+    before, after = then.get("fields") or {}, now["fields"]
+    return [field for field in before if field in after and before[field] != after[field]]
 
 
 def _of_field(dataset: Dataset, field: str, column: np.ndarray) -> str:

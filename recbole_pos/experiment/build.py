@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recbole.utils import ModelType, init_seed
@@ -11,6 +11,7 @@ from recbole.utils import ModelType, init_seed
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.known import Known
 from recbole_pos.data.loaders import held_out_loaders, training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
@@ -18,6 +19,7 @@ from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.allocation import Allocations, check_scores
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.grown_weights import update_weights, updated_run
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
@@ -27,7 +29,8 @@ from recbole_pos.model.training import adapter
 
 @dataclass
 class Experiment:
-    """A configured model with its data: loaders by phase, trainer, dataset before the split."""
+    """A configured model with its data: loaders by phase, trainer, dataset before the split; of a
+    loaded one, fields whose values have changed since training."""
 
     config: PosConfig
     dataset: PosDataset | PosSequentialDataset
@@ -35,6 +38,7 @@ class Experiment:
     model: Any
     trainer: PosTrainer
     data_seconds: float
+    changed: list[str] = field(default_factory=list)
 
 
 def prepare(
@@ -72,6 +76,8 @@ def prepare(
     needs = adapter(config, model).needs()
     train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
+    if fresh and config["update_from"]:
+        update_weights(model, config, dataset)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
@@ -79,10 +85,20 @@ def prepare(
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
-def read_dataset(config: PosConfig) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``."""
+def read_dataset(
+    config: PosConfig, known: Known | None = None, alone: bool = False
+) -> PosDataset | PosSequentialDataset:
+    """The events from their files, before ``build``.
+
+    Args:
+        config: of the run.
+        known: what a run knew: names keep their ids. That of ``update_from`` when None.
+        alone: whether to read those events alone, and to put later ones aside.
+    """
+    if known is None and config["update_from"]:
+        known = updated_run(config["update_from"]).read_known(config["USER_ID_FIELD"])
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return (PosSequentialDataset if sequential else PosDataset)(config)
+    return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
 
 
 # How RecBole's models refuse options they cannot work with.

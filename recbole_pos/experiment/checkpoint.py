@@ -124,6 +124,33 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
             another form than ``LAYOUT``, holds a pickled object (nothing in it is run), or was not
             written by this package.
     """
+    require_archive(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds a pickled object, which could run code when loaded; it was refused and "
+            "nothing in it was run. Checkpoints of this package hold tensors and plain values "
+            "only; one of RecBole's own trainer loads with RecBole's load_data_and_model"
+        ) from error
+    except Exception as error:
+        raise damaged(path, error) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
+    missing = [key for key in required if key not in state]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
+    parts = {*required, *(key for key in _SINCE if key in state)}
+    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
+    return state
+
+
+def require_archive(path: str | Path) -> None:
+    """Refuse a file that ``torch.save`` of today would not have written, or not in this way.
+
+    Raises:
+        CheckpointError: if it is missing, no archive, or its checksums say it is damaged.
+    """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
@@ -137,28 +164,17 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
             )
         raise CheckpointError(f"{path} is truncated or damaged")
     try:
-        damaged = zipfile.ZipFile(path).testzip()  # torch does not look at checksums
-        if damaged:
-            raise CheckpointError(f"{path} is truncated or damaged: {damaged} has a wrong checksum")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds a pickled object, which could run code when loaded; it was refused and "
-            "nothing in it was run. Checkpoints of this package hold tensors and plain values only"
-        ) from error
-    except CheckpointError:
-        raise
-    except Exception as error:  # of whichever kind: damaged bytes make readers stumble anywhere
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is truncated or damaged: {reason}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
-    missing = [key for key in required if key not in state]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    parts = {*required, *(key for key in _SINCE if key in state)}
-    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
-    return state
+        wrong = zipfile.ZipFile(path).testzip()  # torch does not look at checksums
+    except Exception as error:
+        raise damaged(path, error) from error
+    if wrong:
+        raise CheckpointError(f"{path} is truncated or damaged: {wrong} has a wrong checksum")
+
+
+def damaged(path: str | Path, error: Exception) -> CheckpointError:
+    """For whatever a reader raises: damaged bytes make it stumble anywhere."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return CheckpointError(f"{path} is truncated or damaged: {reason}")
 
 
 def require(state: dict[str, Any], expected: dict[str, Any], path: str | Path) -> None:

@@ -5,17 +5,96 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.distributed import this_share
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import PositionScheme
+from recbole_pos.model.base import PosRecommender
+
+_CLEARLY = 1e-5  # of the size of states; sums in another order are below
 
 
-def tell_notices(model: nn.Module) -> None:
-    """Log what a model has found in its data and options (``notices``), once for a group."""
+def tell_notices(model: nn.Module, every_position: bool) -> None:
+    """Log what a model has found in its data and options (``notices``), once for a group.
+
+    Args:
+        model: before its first epoch.
+        every_position: whether it learns to predict what its own input has; then nothing of it may
+            look ahead, and what is not the plugin's is asked.
+    """
     if this_share().rank == 0:
-        for notice in getattr(model, "notices", ()):
+        ahead = _look_ahead(model) if every_position else ()
+        for notice in (*getattr(model, "notices", ()), *ahead):
             logging.getLogger(__name__).warning(notice)
+
+
+def _look_ahead(model: Any) -> list[str]:
+    """A warning, if a class that is not the plugin's own makes states from later events."""
+    own = [module for module in model.modules() if isinstance(module, PositionScheme)]
+    classes = {type(module) for module in (model, *own)}
+    names = sorted(c.__name__ for c in classes if not c.__module__.startswith("recbole_pos."))
+    causal = isinstance(model, PosRecommender) and model.causal and not model.needs_events
+    if not names or not causal:
+        return []
+    try:
+        moved = looks_ahead(model)
+    except Exception:  # training says it better
+        return []
+    if not moved > _CLEARLY:
+        return []
+    return [
+        f"{', '.join(names)}: looks ahead. When later events alone are changed, the states of "
+        f"earlier ones move by {moved:.1g} of their size; trained at every position, the model is "
+        "shown what it is to predict, and will be worth nothing where nobody shows it. Make it "
+        "causal (docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
+        "see all of a session sets causal = False"
+    ]
+
+
+def looks_ahead(model: Any, events: int = 12) -> float:
+    """How far states of a :class:`~recbole_pos.model.base.PosRecommender` move by what is later.
+
+    Two short random histories are encoded, and again with other items at other times in their newer
+    halves. Neither weights nor random states are changed.
+
+    Args:
+        model: with ``encode``; read without dropout.
+        events: of the longer history.
+
+    Returns:
+        The largest difference between states of the older halves, as a part of the largest state;
+        0 of a causal model, up to rounding, and of one that draws at random without training.
+    """
+    n = min(events, model.max_seq_length)
+    device = model.item_embedding.weight.device
+    lengths = torch.tensor([n, max(n - 3, 1)])
+    draw = torch.Generator().manual_seed(0)
+    items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=draw)
+    hours = torch.rand(len(items), generator=draw, dtype=torch.float64).cumsum(0)
+    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length)
+    later = ctx.index >= (lengths // 2).clamp(min=1)[ctx.row]
+
+    def states(items: Tensor, hours: Tensor) -> Tensor:
+        times = (1.5e9 + 3600 * hours).to(device)
+        of = (lengths.to(device), model.max_seq_length, times, items.to(device))
+        return model.encode(of[-1], SequenceContext.from_lengths(*of)).cpu()
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            first, again = states(items, hours), states(items, hours)
+            others = torch.where(later, items % (model.n_items - 1) + 1, items)
+            second = states(others, hours + 30 * later)
+    finally:
+        model.train(was_training)
+    if not torch.equal(first, again):
+        return 0.0
+    moved = (first - second)[~later].abs().max() / first.abs().max()
+    return float(moved)
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:

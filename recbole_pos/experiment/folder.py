@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
-from recbole_pos.errors import UsageError
+from recbole_pos.data.known import Known
+from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.version import __version__
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
@@ -29,6 +32,7 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.pt"
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
+        self.known = self.path / "known.parquet"
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
@@ -105,6 +109,24 @@ class RunFolder:
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
+    def write_known(self, known: Known, user_field: str) -> None:
+        """Names by id and events of users, so that they are found again in data that have grown."""
+        with whole(self.known, text=False) as file:
+            known.to_table(user_field).to_parquet(file, index=False)
+
+    def read_known(self, user_field: str) -> Known | None:
+        """What :meth:`write_known` wrote; None in the folders of earlier versions.
+
+        Raises:
+            CheckpointError: if the file is damaged.
+        """
+        if not self.known.is_file():
+            return None
+        try:
+            return Known.from_table(pd.read_parquet(self.known), user_field)
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
+            raise CheckpointError(f"{self.known} is damaged: {error}") from error
+
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
         write_text(self.result, json.dumps(result, indent=2) + "\n")
@@ -137,11 +159,10 @@ def versions() -> dict[str, str]:
     import scipy
     import torch
 
-    import recbole_pos
-
-    packages = (recbole_pos, recbole, torch, numpy, pandas, scipy)
+    packages = (recbole, torch, numpy, pandas, scipy)
     return {
         "python": platform.python_version(),
+        "recbole_pos": __version__,
         **{package.__name__: str(package.__version__) for package in packages},
     }
 

@@ -11,22 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
-from recbole_pos.config.options import rule
 from recbole_pos.config.plugins import pack, unpack
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.posconfig import PosConfig, fitted
+from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError, UsageError
-from recbole_pos.experiment import processes
+from recbole_pos.experiment import checkpoint, processes
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.device import require_device
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
-from recbole_pos.experiment.state import load_best
+from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.screen import Screen
-from recbole_pos.values import is_whole
 from recbole_pos.yaml_files import read_yaml
 
 
@@ -159,6 +158,8 @@ def train(
         if folder is not None and first:  # before the checkpoint is read
             locks.enter_context(folder.held())
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
+            if folder is not None and dataset is None:
+                dataset = _dataset_of(folder, config)
             experiment = prepare(config, fresh=folder is None, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
@@ -190,6 +191,7 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
+    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
     screen.line(headline(experiment, folder))
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
@@ -226,28 +228,46 @@ def _what_is_left(folder: RunFolder) -> str:
     )
 
 
-def load(path: str | Path, view: Callable[[Any], Any] | None = None) -> Experiment:
-    """A trained model with its data, from a run folder; best weights, evaluation mode.
+def load(
+    path: str | Path, view: Callable[[Any], Any] | None = None, grown: bool = False
+) -> Experiment:
+    """A trained model with its data; best weights, evaluation mode.
 
     >>> trained = recbole_pos.load("mine")
     >>> trained.dataset.user_num, len(trained.dataset.log)
     (944, 100000)
 
     Args:
-        path: the run folder.
+        path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
+            have trained.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
+        grown: whether the data may have more than the run knew. That is put aside, see
+            ``PosSequentialDataset.with_later``; and attributes may have other values.
+
+    Raises:
+        CheckpointError: if what the model was trained on is not there any more.
     """
-    folder = RunFolder(path).require()
-    config = _config_of(folder)
+    if Path(path).is_file():
+        file, folder = Path(path), RunFolder(Path(path).parent)
+        config = config_in(checkpoint.load(file, ("config",)), file)
+    else:
+        folder = RunFolder(path).require()
+        file, config = folder.checkpoint, _config_of(folder)
     dataset = None
-    if view is not None:
-        dataset = read_dataset(config)
+    if view is not None or grown or config["update_from"]:
+        dataset = _dataset_of(folder, config, alone=grown)
         dataset.build()
-        dataset = view(dataset)
+        dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
-    load_best(experiment.model, folder.checkpoint, experiment.dataset.identity)
+    identity = experiment.dataset.identity
+    experiment.changed = load_best(experiment.model, file, identity, grown)
     experiment.model.eval()
     return experiment
+
+
+def _dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
+    """The data of a run that exists, names with the ids that they have there."""
+    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
 
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
@@ -257,8 +277,4 @@ def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> 
         raise UsageError(
             f"{folder.config} is damaged: it names no {' and no '.join(sorted(missing))}"
         )
-    worker = kept.get("worker", 0)
-    most = rule("worker").high
-    above = is_whole(worker) and most is not None and worker > most
-    fitted = {"worker": most} if above else {}
-    return PosConfig(None, None, [str(folder.config)], {**fitted, **(config_dict or {})})
+    return PosConfig(None, None, [str(folder.config)], {**fitted(kept), **(config_dict or {})})

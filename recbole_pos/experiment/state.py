@@ -17,6 +17,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
+from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress
@@ -31,7 +33,7 @@ def capture(trainer: Any) -> dict[str, Any]:
     """Everything a resumed run needs to end with the same bits."""
     generator = getattr(trainer.loader, "generator", None)
     return {
-        "config": getattr(trainer.config, "plain", {"model": trainer.config["model"]}),
+        "config": plain_of(trainer.config),
         **trainer.identity,
         "progress": vars(trainer.progress),
         "weights": weights_of(trainer.model),
@@ -102,21 +104,48 @@ def weights_of(model: Any) -> dict[str, Any]:
     }
 
 
-def load_best(model: Any, file: str | Path, identity: dict[str, Any] | None = None) -> None:
+def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
+    """The configuration that a checkpoint has kept, on this machine.
+
+    Raises:
+        CheckpointError: if it does not say what was trained.
+        UsageError: if this package does not take it.
+    """
+    plain = state["config"]
+    if missing := {"model", "dataset"} - set(plain):
+        raise CheckpointError(
+            f"{file} names no {' and no '.join(sorted(missing))}: an earlier version wrote it from "
+            "RecBole's own functions; train again, or load its weights into a model by hand"
+        )
+    return PosConfig(None, None, None, {**plain, **fitted(plain)})
+
+
+def load_best(
+    model: Any,
+    file: str | Path,
+    identity: dict[str, Any] | None = None,
+    changeable: bool = False,
+) -> list[str]:
     """The best weights of a checkpoint, or the newest where none was validated yet.
 
     Args:
         model: which gets them.
         file: the checkpoint.
         identity: of the data at hand, which must be those it was trained on; any if None.
+        changeable: whether their fields may have other values now.
+
+    Returns:
+        the fields that have.
 
     Raises:
         CheckpointError: if the file, its data or its weights are not as they must be.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
     if identity is not None:
-        checkpoint.require_same_data(state, identity, file)
+        same = {**identity, "fields": {}} if changeable else identity
+        checkpoint.require_same_data(state, same, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
+    return [] if identity is None else changed_fields(state, identity)
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from logging import getLogger
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from recbole.data.interaction import Interaction
 from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer, Trainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
@@ -79,9 +78,9 @@ class PosTrainer(Trainer):
         self.task = Task("evaluation")  # the one that runs
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
-        plain = hasattr(config, "plain")
-        if not plain and (config["init_from"] or config["train_only"]):
-            raise UsageError("init_from and train_only: start the run by recbole_pos.run or attach")
+        other = ("init_from", "train_only", "update_from")
+        if not hasattr(config, "plain") and any(config[key] for key in other):
+            raise UsageError(f"{', '.join(other)}: start by recbole_pos.run, attach or update")
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.use_folder(run)
@@ -139,7 +138,8 @@ class PosTrainer(Trainer):
         self.screen = self.screen or Screen(verbose)
         state = self.progress
         if state.next_epoch == 0:
-            tell_notices(self.model)
+            every = self.loader.packed and self.config["train_windows"] != "prefix"
+            tell_notices(self.model, every_position=every)
             if saved:
                 self._save_checkpoint()  # so that an interrupted first epoch can be resumed too
         with self._tensorboard() as board:
@@ -321,22 +321,6 @@ class PosTrainer(Trainer):
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
-
-    def scores(self, loader: Any, batches: Any = None) -> Iterator[tuple[Interaction, Tensor]]:
-        """Rows of every batch and their [B, items] scores, -inf for what ``evaluate`` leaves out.
-
-        Args:
-            loader: of rows without a target that happened, so that no past item is spared.
-            batches: the loader again, or a progress bar around it.
-        """
-        self.model.eval()
-        self.eval_log, self.tot_item_num = loader._dataset.log, loader._dataset.item_num
-        if self.item_tensor is None:
-            self.item_tensor = loader._dataset.get_item_feature().to(self.device)
-        with torch.inference_mode():
-            for rows, history, row, item in batches or loader:
-                batch = rows, history, row, torch.zeros_like(item)
-                yield rows, self._full_sort_batch_eval(batch)[1]
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""

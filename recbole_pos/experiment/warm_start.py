@@ -65,7 +65,11 @@ def _load_weights(
     model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
 ) -> None:
     theirs = read_yaml(source.require("init_from").config)
-    _require_same_function(theirs, config, source.path)
+    if not starts_from_runs(str(theirs.get("model"))):
+        raise UsageError(
+            f"init_from: {source.path} is of {theirs.get('model')}, not a plugin model"
+        )
+    require_same_function(theirs, config, source.path)
     state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
     try:
         checkpoint.require_same_data(state, data, source.checkpoint)
@@ -90,17 +94,17 @@ def _load_weights(
         )
 
 
-def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) -> None:
+def require_same_function(
+    theirs: dict[str, Any], ours: Options, path: Path, option: str = "init_from"
+) -> None:
     """Weights mean what they meant: the same data, model options and options of the schemes."""
-    if not starts_from_runs(str(theirs.get("model"))):
-        raise UsageError(f"init_from: {path} is of {theirs.get('model')}, not a plugin model")
     one, other = theirs["dataset"], ours["dataset"]
     if one != other:
-        raise UsageError(f"init_from: {path} was trained on {one}, this run is on {other}")
-    present = scheme_names(theirs["position"])
-    lost = set(present) - {*scheme_names(ours["position"]), "nope"}
+        raise UsageError(f"{option}: {path} was trained on {one}, this run is on {other}")
+    present = scheme_names(theirs["position"]) if "position" in theirs else []
+    lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
     if lost:
-        raise UsageError(f"init_from: {path} has the scheme {', '.join(lost)}, this run has not")
+        raise UsageError(f"{option}: {path} has the scheme {', '.join(lost)}, this run has not")
     own = {key for key in own_defaults(theirs["model"]) if rule(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
@@ -110,7 +114,7 @@ def _require_same_function(theirs: dict[str, Any], ours: Options, path: Path) ->
         then = theirs.get(key, defaults.get(key))  # runs are older than some options
         if then != ours[key]:
             raise UsageError(
-                f"init_from: {path} was trained with {key}: {then}, this run has {ours[key]}"
+                f"{option}: {path} was trained with {key}: {then}, this run has {ours[key]}"
             )
 
 

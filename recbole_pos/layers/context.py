@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class SequenceContext:
     times: Tensor | None = None  # [m] float64, seconds since 1970
     items: Tensor | None = None  # [m] int64 item of each event
     relations: Any = None  # BatchRelations of layers/relations.py, for models that read them
+
+    either: ClassVar[Alignment] = "start"  # for layers to which both are the same
 
     @classmethod
     def from_lengths(
@@ -76,9 +78,19 @@ class SequenceContext:
         return self.row.numel() == self.batch_size * self.width
 
     @cached_property
+    def first(self) -> Tensor:
+        """[b] where the oldest event of each sequence stands among the packed events."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
     def last(self) -> Tensor:
         """[b] where the newest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - 1
+
+    @cached_property
+    def follows(self) -> Tensor:
+        """[m] boolean, whether an event has an older one in its sequence, the one packed before."""
+        return self.index > 0
 
     @cached_property
     def age(self) -> Tensor:
@@ -98,8 +110,7 @@ class SequenceContext:
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
-        first = self.lengths.cumsum(0) - self.lengths
-        return self.times - self.times[first][self.row]
+        return self.times - self.times[self.first][self.row]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What depends on lengths, times and fixed numbers alone, made once for all layers."""
@@ -108,9 +119,13 @@ class SequenceContext:
             cache[key] = make()
         return cache[key]
 
+    def block_width(self, align: Alignment) -> int:
+        """Columns of a block, t or more."""
+        return self.width
+
     def column(self, align: Alignment) -> Tensor:
-        """[m] the column of every event in a block of width t."""
-        return self.index if align == "start" else self.width - 1 - self.age
+        """[m] the column of every event in a block."""
+        return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
         """[m] the place of every event in a flattened [b, t] (or, time-major, [t, b]) block."""
@@ -119,7 +134,7 @@ class SequenceContext:
             column = self.column(align)
             if time_major:
                 return column * self.batch_size + self.row
-            return self.row * self.width + column
+            return self.row * self.block_width(align) + column
 
         return self.once(("slots", align, time_major), make)
 

@@ -10,6 +10,7 @@ Graphs are a sort away from their events, so nothing is kept between batches: th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.padded import PaddedContext
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class SessionGraph:
     @classmethod
     def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
         """Graphs of packed item ids [m]."""
+        if isinstance(events, PaddedContext):
+            return cls._padded(items, events)
         key, order = (events.row * (items.max() + 1) + items).sort(stable=True)
         new = torch.ones_like(key, dtype=torch.bool)
         torch.ne(key[1:], key[:-1], out=new[1:])
@@ -52,10 +56,33 @@ class SessionGraph:
             alias=alias,
         )
 
+    @classmethod
+    def _padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
+        """As many nodes as places, k = m, those of a session in order of their first appearance;
+        what is left of each row of nodes is padding."""
+        b, t = events.batch_size, events.width
+        rows, real = items.view(b, t), ~events.padding
+        step = torch.arange(t, device=items.device)
+        same = (rows[:, :, None] == rows[:, None]) & real[:, :, None] & real[:, None]
+        shown = same.long().argmax(2)  # [b, t] where an event's item stands first
+        new = (shown == step) & real
+        place = (new.cumsum(1) - 1).clamp(min=0).gather(1, shown)  # [b, t] the node of an event
+        of_node = (place[:, None] == step[:, None]) & real[:, None]  # [b, nodes, events]
+        count = of_node.sum(2)
+        first = torch.where(of_node, step, t).amin(2)
+        last = torch.where(of_node, step, -1).amax(2)
+        first, last = first.masked_fill(count == 0, 0), last.clamp(min=0)
+        nodes = PaddedContext.from_rows(rows.gather(1, first), new.sum(1), events.max_length)
+        assert nodes.items is not None
+        age = (events.lengths[:, None] - 1 - last).masked_fill(count == 0, 0)
+        alias = events.first[:, None] + place
+        flat = (x.reshape(b * t) for x in (first, age, count, alias))
+        return cls(events, nodes, nodes.items, *flat)
+
     @cached_property
     def first_node(self) -> Tensor:
         """[b] the node of each session's oldest event."""
-        return self.alias[self.events.last - self.events.lengths + 1]
+        return self.alias[self.events.first]
 
     @cached_property
     def last_node(self) -> Tensor:
@@ -68,14 +95,14 @@ class SessionGraph:
         b, n, row = self.nodes.batch_size, self.nodes.width, self.events.row
         place = self.nodes.index[self.alias]
         edge = (row[:-1] * n + place[:-1]) * n + place[1:]
-        inside = (row[1:] == row[:-1]).to(torch.get_default_dtype())
+        inside = self.events.follows[1:].to(torch.get_default_dtype())
         return inside.new_zeros(b * n * n).index_add_(0, edge, inside).view(b, n, n)
 
     @property
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
         """Source node, target node (of the k nodes) and weight of every edge."""
         row, source, target = self.transitions.nonzero().unbind(1)
-        before = (self.nodes.last - self.nodes.lengths + 1)[row]
+        before = self.nodes.first[row]
         return before + source, before + target, self.transitions[row, source, target]
 
 
@@ -94,6 +121,8 @@ class Anchors:
         into, out = graph.count > 1, graph.count > 1
         into[graph.first_node] = True
         out = out.index_fill(0, graph.last_node, True)
+        if isinstance(graph.events, PaddedContext):  # all nodes, some of which send nothing
+            return cls(torch.arange(into.size(0), device=into.device), into, out, _closure(graph))
         node = (into | out).nonzero().squeeze(1)
         return cls(node, into[node], out[node], distances(graph, node))
 
@@ -132,6 +161,20 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
         if torch.equal(before, distance):
             break
     return reached[:, :n].masked_fill(nodes.padding[row], 0)
+
+
+def _closure(graph: SessionGraph) -> Tensor:
+    """``distances`` from all nodes, [k, n], by a number of rounds that the data do not change:
+    each doubles the steps that a path may have."""
+    nodes, n = graph.nodes, graph.nodes.width
+    edges = graph.transitions + graph.transitions.transpose(1, 2)
+    same = torch.eye(n, dtype=torch.bool, device=edges.device)
+    far = 2 * nodes.max_length
+    steps = torch.where(edges > 0, 1, far).masked_fill(same, 0)
+    for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
+        steps = (steps[:, :, :, None] + steps[:, None]).amin(2)
+    outside = nodes.padding[:, None] | nodes.padding[:, :, None]
+    return steps.masked_fill(outside, 0).view(-1, n)
 
 
 def neighbourhoods(

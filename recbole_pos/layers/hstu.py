@@ -7,6 +7,7 @@ Reference:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
-from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.chunks import chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 
@@ -141,16 +142,15 @@ class _PointwiseAttention(torch.autograd.Function):
         return *grads, None if grad_bias is None else grad_bias.to(bias.dtype), None
 
 
-def _chunks(q: Tensor) -> list[slice]:
+def _chunks(q: Tensor) -> Iterator[slice]:
     """Sequences of [b, h, t, e] whose [h, t, t] fit a chunk together."""
     b, h, t, _ = q.shape
-    rows = max(1, chunk_elements(q.device) // (h * t * t))
-    return [slice(start, start + rows) for start in range(0, b, rows)]
+    return chunks(b, h * t * t, q.device)
 
 
 def _rows(bias: Tensor, part: slice) -> Tensor:
     """The bias, [1 or b, 1 or h, t, t], of some sequences."""
-    return bias if len(bias) == 1 else bias[part]
+    return bias if bias.size(0) == 1 else bias[part]
 
 
 def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:

@@ -21,6 +21,7 @@ its weight is learned, from 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,13 +111,15 @@ class BatchRelations:
     """The relations of one batch, in ``SequenceContext.relations``.
 
     Attributes:
-        heads: [M m, m], the normalised relations of items and behaviour, one below the other.
-        users: [m, m], Norm(R^U) from position to position; rows sum over one column of the block.
+        heads: multiplies by [M m, m], the normalised relations of items and behaviour, one below
+            the other.
+        users: multiplies by [m, m], Norm(R^U) from position to position; rows sum over one column
+            of the block.
         edges: E, relations in ``heads``.
     """
 
-    heads: SparseProduct | None
-    users: SparseProduct | None
+    heads: Callable[[Tensor], Tensor] | None
+    users: Callable[[Tensor], Tensor] | None
     edges: int = 0
 
 

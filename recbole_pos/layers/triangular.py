@@ -71,8 +71,7 @@ def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     The weights between zeros, repeated for every row and read with rows one longer, move one column
     a row: no index, so the gradient is a plain sum.
     """
-    lags = weight[:t]
-    line = F.pad(lags, (t - 1, t - len(lags)))
+    line = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(line.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)
 

@@ -212,17 +212,20 @@ class AttrFormer(PosSASRec):
         betas = np.where(known, np.array(self.betas), 0.0)
         return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
 
-    def row_states(self, rows: Rows, positions: Tensor | None) -> Tensor:
+    def row_states(
+        self, rows: Rows, positions: Tensor | None, lookup: RelationLookup | None = None
+    ) -> Tensor:
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
+        lookup = lookup or self.lookup
         device = self.item_embedding.weight.device
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
-            relations = self.lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
+            relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
         events = torch.from_numpy(rows.events)
-        times = self._seconds(torch.from_numpy(self.lookup.times[rows.events])).to(device)
+        times = self._seconds(torch.from_numpy(lookup.times[rows.events])).to(device)
         lengths = torch.from_numpy(rows.lengths).to(device)
-        items = self.lookup.items[events].to(device)
+        items = lookup.items[events].to(device)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, width=int(rows.lengths.max())
         )
@@ -278,21 +281,40 @@ class AttrFormer(PosSASRec):
         target = self._target_events(interaction)
         if self.lookup.trained[target].any():
             return self.row_states(*self.prefix_rows(interaction))
-        start = self.lookup.offsets[self.lookup.users[target]]
+        return self._between(target - self.lookup.ranks[target], target, self.lookup)
+
+    def after(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
+        moments = None if times is None else times.cpu().numpy()
+        sizes = lengths.cpu().numpy()
+        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, moments)
+        end = len(self.lookup.users) + np.cumsum(sizes)
+        return self._between(end - sizes, end, lookup)
+
+    def after_users(self, users: np.ndarray) -> Tensor:
+        """[B, d] the same after all events of users, by their ids: with what is known of both."""
+        return self._between(
+            self.lookup.offsets[users], self.lookup.offsets[users + 1], self.lookup
+        )
+
+    def _between(self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup) -> Tensor:
+        """[B, d] what predicts the events ``target`` after those from ``start`` on, by places."""
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
         bank = None
-        if self.inference in ("batch", "training_bank") and self.lookup.clock != "none":
+        if self.inference in ("batch", "training_bank") and lookup.clock != "none":
             users = self.bank_users
             if self.inference == "batch":
-                users = np.unique(self.lookup.users[target])
-            bank = self.lookup.bank(users)
+                users = np.unique(lookup.users[target - 1])
+                users = users[users < len(lookup.train_end)]
+            bank = lookup.bank(users)
         states, device = [], self.item_embedding.weight.device
         # rows do not read each other, so a batch of long ones is predicted part by part
         part = np.cumsum(target - start) // MOST_EVENTS
         for of_part in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
             first, end = start[of_part], target[of_part]
-            rows = self.lookup.histories(first, end, bank=False)
+            rows = lookup.histories(first, end, bank=False)
             last = torch.from_numpy(np.cumsum(end - first) - 1).to(device)
-            states.append(self.row_states(rows if bank is None else rows + bank, last))
+            both = rows if bank is None else rows + bank
+            states.append(self.row_states(both, last, lookup))
         return torch.cat(states)

@@ -77,7 +77,7 @@ class PosRecommender(SequentialRecommender):
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
         """For models that are not causal: the newest event of each session alone is asked for."""
-        asked = len(items) if positions is None else len(positions)
+        asked = (items if positions is None else positions).size(0)
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
@@ -115,11 +115,19 @@ class PosRecommender(SequentialRecommender):
 
         ``times`` [B, L] are those of the history: when the target happens is not known.
         """
-        width = torch.arange(item_seq.size(1), device=item_seq.device)
-        real = width < item_seq_len[:, None]
-        times = None if times is None else self._seconds(times[real])
-        items = item_seq[real]
-        ctx = SequenceContext.from_lengths(item_seq_len, self.max_seq_length, times, items)
+        real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
+        return self.after(item_seq[real], item_seq_len, None if times is None else times[real])
+
+    def after(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        """[B, d] what predicts the event after each of some histories.
+
+        Args:
+            items: [m] the histories packed, each at most the newest L events.
+            lengths: [B] how many of them are of each.
+            times: [m] in the unit of the time field; for models with ``needs_time``.
+        """
+        times = None if times is None else self._seconds(times)
+        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, items)
         return self.states(items, ctx, ctx.last)
 
     def encode_rows(self, rows: Interaction) -> Tensor:

@@ -66,3 +66,15 @@ GENERAL: dict[str, str] = {
     "BPR": "A vector for each user and item, trained on pairs of items (Rendle et al., "
     '"BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009).',
 }
+# Have weights of every user, so that they know nobody else.
+READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
+
+
+def reads_users(name: str, model_class: type) -> bool:
+    """Whether a model scores the users it was trained with, not anybody's history.
+
+    Args:
+        name: of the model.
+        model_class: which may say it itself, by an attribute ``reads_users``.
+    """
+    return bool(getattr(model_class, "reads_users", name in READ_USERS))

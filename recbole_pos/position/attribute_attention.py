@@ -141,7 +141,7 @@ class DecoupledAttributes(AttentionPosition):
         logits: list[Tensor] = []  # of each field
         for vector, query, key in zip(vectors, self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
-            block = ctx.pad(pair.view(len(pair), 2, self.n_heads, -1), "start").transpose(1, 3)
+            block = ctx.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
             left, right = block.unbind(2)  # [b, h, t, e_f]
             logits.append(left @ right.transpose(-1, -2) / math.sqrt(left.size(-1)))
         return sum(logits[1:], logits[0]).to(q.dtype)

@@ -44,7 +44,9 @@ class ContextualPosition(AttentionPosition):
     def _bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid; future ones count 0
         position = gate.flip(-1).cumsum(-1).flip(-1)
-        rows = min(len(self.weight), ctx.width + 1)  # t gates below one: no position reaches t
+        rows = min(
+            len(self.weight), ctx.block_width("end") + 1
+        )  # t gates below one: no position reaches t
         position = position.clamp(max=rows - 1)
         lower = position.detach().floor()
         part = position - lower

@@ -29,7 +29,7 @@ class LinearAttention(AttentionPosition):
     ) -> Tensor:
         ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = ctx.pad(features, "start").transpose(1, 2)  # [b, h, t, 3e + 1]
+        block = ctx.pad(features, ctx.either).transpose(1, 2)  # [b, h, t, 3e + 1]
         b, h, t, width = block.shape
         c = min(CHUNK, t)
         chunks = -(-t // c)
@@ -40,7 +40,7 @@ class LinearAttention(AttentionPosition):
         before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
         out = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
         out = out.view(b, h, chunks * c, -1)[:, :, :t].transpose(1, 2)
-        out = ctx.unpad(out, "start")
+        out = ctx.unpad(out, ctx.either)
         # elu + 1 is 0 in float32 below about -17; what relates to nothing then is nothing
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
@@ -67,7 +67,7 @@ class TokenMixing(AttentionPosition):
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
         block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
-        t = ctx.width
+        t = ctx.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))
         mixed = (self.W2[-t:, -t:].tril() @ dropout(hidden)).view(block.shape)
         return ctx.unpad(mixed, "end", time_major=True)

@@ -39,7 +39,7 @@ class PositionalAttention(AttentionPosition):
             return self._attend(value, ctx, dropout)
 
     def _attend(self, value: Tensor, ctx: SequenceContext, dropout: Dropout) -> Tensor:
-        weights = self.weights(ctx.width)
+        weights = self.weights(ctx.block_width("end"))
         value = value.to(weights.dtype)
         mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
         out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.chunks import chunk_elements, chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.triangular import toeplitz_matrix
@@ -100,12 +100,12 @@ def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     """
     times, t = ctx.pad(ctx.elapsed.detach(), "start"), ctx.width
     lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
-    out = torch.empty(len(times), t, t, dtype=torch.int32, device=times.device)
-    rows = max(1, chunk_elements(times.device) // t**2)
-    for start in range(0, len(times), rows):
-        part = times[start : start + rows]
+    b = times.size(0)
+    out = torch.empty(b, t, t, dtype=torch.int32, device=times.device)
+    for rows in chunks(b, t**2, times.device):
+        part = times[rows]
         bucket = log_bucket(part[:, :, None] - part[:, None, :], buckets)
-        torch.add(bucket, lane, out=out[start : start + rows])
+        torch.add(bucket, lane, out=out[rows])
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,11 +25,13 @@ class TableRelation:
         table: the classes and their relations.
         thing: [events of the log] which thing an event is about: its item, or the event itself.
         across: whether it reaches other users (scope: batch).
+        of_items: whether things are items.
     """
 
     table: RelationTable
     thing: np.ndarray
     across: bool
+    of_items: bool
 
     def known(self, events: np.ndarray) -> np.ndarray:
         """[m] bool, whether events (by their places in the log) can be related by the attribute."""
@@ -39,6 +41,16 @@ class TableRelation:
         """The strongest relations of the packed ``events`` ([m], their places in the log)."""
         group = self.table.group[self.thing[events]]
         return top_relations(self.table, group, order, k, across and self.across)
+
+    def with_events(
+        self, items: np.ndarray, ranks: np.ndarray, seconds: np.ndarray
+    ) -> TableRelation:
+        """With more events after those of the log; see ``RelationLookup.with_histories``."""
+        if self.of_items:
+            return replace(self, thing=np.append(self.thing, items))
+        table = replace(self.table, group=np.append(self.table.group, 0))
+        nothing = np.full(len(items), len(table.group) - 1)
+        return replace(self, table=table, thing=np.append(self.thing, nothing))
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,14 @@ class NumberRelation:
         scales: r_norm of equation 10.
         longest: events looked back at.
         rising: whether values never fall in a user's history.
+        table: what they are of: position, time or a field of events.
     """
 
     values: np.ndarray
     scales: tuple[float, ...]
     longest: int
     rising: bool
+    table: str
 
     def known(self, events: np.ndarray) -> np.ndarray:
         """[m] bool, whether events (by their places in the log) can be related by the attribute."""
@@ -67,6 +81,14 @@ class NumberRelation:
         return top_differences(
             values, order.chain, k, self.scales, WEAKEST, self.longest, self.rising
         )
+
+    def with_events(
+        self, items: np.ndarray, ranks: np.ndarray, seconds: np.ndarray
+    ) -> NumberRelation:
+        """With more events after those of the log; see ``RelationLookup.with_histories``."""
+        missing = np.full(len(items), np.nan)
+        values = {POSITION: ranks, TIME: seconds}.get(self.table, missing)
+        return replace(self, values=np.append(self.values, values))
 
 
 def compile_relation(
@@ -83,16 +105,19 @@ def compile_relation(
     """
     log: EventLog = dataset.log
     if relation.table == POSITION:
-        return NumberRelation(log.ranks.astype(np.float64), relation.scales, longest, True)
+        return NumberRelation(
+            log.ranks.astype(np.float64), relation.scales, longest, True, POSITION
+        )
     if relation.table == TIME:
-        return NumberRelation(log.times.numpy() * seconds, relation.scales, longest, True)
+        return NumberRelation(log.times.numpy() * seconds, relation.scales, longest, True, TIME)
     if relation.table == "inter" and relation.kind == "numerical":
         values = _column(relation.field, "inter", dataset)
         _notice_nothing(relation, np.isfinite(values).any(), dataset, notices)
-        return NumberRelation(values, relation.scales, longest, False)
-    thing = log.items.numpy() if relation.table == "item" else np.arange(len(log))
+        return NumberRelation(values, relation.scales, longest, False, "inter")
+    of_items = relation.table == "item"
+    thing = log.items.numpy() if of_items else np.arange(len(log))
     table = RelationTable.from_matrix(*_classes(relation, dataset, notices))
-    return TableRelation(table, thing, relation.scope == "batch")
+    return TableRelation(table, thing, relation.scope == "batch", of_items)
 
 
 def compile_users(

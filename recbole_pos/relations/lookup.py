@@ -15,8 +15,9 @@ pairs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class RelationLookup:
     ) -> None:
         log = dataset.log
         self.top_k, self.clock, self.max_length = top_k, cross_sequence, max_length
-        self.unknown = unknown
+        self.unknown, self.seconds = unknown, seconds
         self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
         self.ranks, self.offsets = log.ranks, log.offsets
         self.trained = dataset.part == TRAIN
@@ -97,6 +98,33 @@ class RelationLookup:
             if relation.source != "user"
         ]
         self.user_table = compile_users(of_users, dataset, self.notices)
+
+    def with_histories(
+        self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
+    ) -> RelationLookup:
+        """A copy that knows more users: their events stand after all others.
+
+        Other fields of these events, and attributes of these users, are missing.
+
+        Args:
+            items: [m] their histories, packed.
+            lengths: [b] events of each.
+            times: [m], or None if nothing reads them.
+        """
+        times = np.zeros(len(items)) if times is None else times
+        ranks = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
+        other = copy.copy(self)
+        other.items = torch.cat((self.items, torch.from_numpy(items)))
+        other.users = np.append(self.users, users)
+        other.times = np.append(self.times, times)
+        other.ranks = np.append(self.ranks, ranks)
+        other.trained = np.append(self.trained, np.zeros(len(items), dtype=bool))
+        other.heads = [head.with_events(items, ranks, times * self.seconds) for head in self.heads]
+        if (table := self.user_table) is not None:
+            unknown = np.zeros(len(lengths), dtype=np.int64)
+            other.user_table = replace(table, group=np.append(table.group, unknown))
+        return other
 
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool

@@ -1,23 +1,24 @@
-"""What a trained model recommends: the items most likely to come next, for every user."""
+"""What a trained model recommends, to all users, to some, or to histories, as a table or a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from recbole_pos.data.dataset import Kind
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import load
 from recbole_pos.files import whole
 from recbole_pos.screen import Screen
-from recbole_pos.values import is_whole
+from recbole_pos.serve.histories import lines_of
+from recbole_pos.serve.recommender import MODEL, Recommender
 
 _FEW = 30  # recommendations that are shown, too
 
@@ -30,11 +31,12 @@ def recommend(
 ) -> pd.DataFrame:
     """The k items with the highest scores after everything a user has done, best first.
 
-    Histories are whole: what was held out from training is read too, like any other event.
+    Histories are whole: what was held out from training is read too, and so is what the data have
+    beyond what the model was trained on. ``Recommender`` can do more.
 
     >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
     >>> list(found), len(found)
-    (['user_id', 'rank', 'item_id', 'score'], 10)
+    (['user_id', 'rank', 'item_id', 'score', 'by'], 10)
 
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.
@@ -46,28 +48,39 @@ def recommend(
 
     Returns:
         A row per recommendation, users in the order given (or of the data) and items best first:
-        the user field, ``rank`` from 1, the item field and ``score``.
+        the user field, ``rank`` from 1, the item field, ``score``, and ``by``: model, or popularity
+        for users of whom the model knows nothing.
 
     Raises:
         UsageError: for users without an event, or a k that is more than there are items.
-        CheckpointError: if the data have changed since training.
+        CheckpointError: if the data the model was trained on are not there any more.
     """
-    made = _prepare(run_dir, users, mask_history)
-    return pd.concat(_parts(made, k), ignore_index=True)
+    trained = Recommender.load(run_dir)
+    return _named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
 def write_recommendations(
     run_dir: str | Path,
     users: Sequence[str] | None = None,
     k: int = 10,
-    mask_history: bool | None = None,
+    exclude_seen: bool | None = None,
+    items: str | Path | None = None,
+    exclude: str | Path | None = None,
+    histories: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Path:
-    """As above, into a csv file, batch by batch, so that memory does not grow with users.
+    """As above, into a file, part by part, so that memory does not grow with users.
 
     Args:
-        out: the file; ``recommendations.csv`` in the run folder when None. A pipe or
-            ``/dev/stdout`` is written to as it is.
+        run_dir, users, k: as above.
+        exclude_seen: whether items of a user's past are left out; None for what the run was
+            evaluated with.
+        items: a file of names, one a line, of the items to choose from.
+        exclude: such a file of items to leave out.
+        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, instead of
+            the users of the data.
+        out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
+            None. A pipe or ``/dev/stdout`` is written to as it is.
 
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
@@ -75,71 +88,91 @@ def write_recommendations(
     keep_freed_memory()
     file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
     screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
-    with whole(file) as unfinished:  # before the work: it may be that nothing can be written
-        made = _prepare(run_dir, users, mask_history)
-        rows = 0
-        for part in _parts(made, k, screen):
-            part.to_csv(unfinished, header=not rows, index=False)
-            rows += len(part)
-    if users is not None and rows <= _FEW:
-        screen.line(part.to_string(index=False))
-    screen.line(f"{rows:,} recommendations of {made.config['model']}")
+    with _writer(file) as write:  # before the work: it may be that nothing can be written
+        names = (
+            None if items is None else _names(items),
+            None if exclude is None else _names(exclude),
+        )
+        trained = Recommender.load(run_dir)
+        _tell_growth(trained.growth, screen)
+        if trained.changed:
+            screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
+        choice = trained.choice(*names)
+        if histories is not None and users is not None:
+            raise UsageError("give users or histories, not both")
+        asked = trained.of_users(users) if histories is None else trained.read(lines_of(histories))
+        rows = seen = 0
+        popular: set[Any] = set()
+        with screen.task("recommending", len(asked)) as task:
+            for part, again in trained.parts(asked, k, exclude_seen, choice):
+                table = part.astype({"id": str}) if histories is not None else _named(part, trained)
+                write(table)
+                rows, seen = rows + len(part), seen + again
+                popular |= set(part["id"][part["by"] != MODEL])
+                task.advance(part["id"].nunique())
+    if rows <= _FEW and (users is not None or histories is not None):
+        screen.line(table.to_string(index=False))
+    screen.line(f"{rows:,} recommendations of {trained.config['model']}")
+    if unknown := int(asked.unknown.sum()):
+        screen.line(f"{unknown:,} items of histories are not known to the model: left out")
+    if popular:
+        screen.line(
+            f"{len(popular):,} of {len(asked):,} get the most popular items: nothing in their "
+            "history is known to the model"
+        )
+    if seen and not exclude_seen:
+        screen.line(
+            f"{seen / rows:.0%} of them are in the history already; --exclude_seen leaves these out"
+        )
     screen.line(str(file))
     return file
 
 
-def _prepare(
-    run_dir: str | Path, users: Sequence[str] | None, mask_history: bool | None
-) -> Experiment:
-    """The trained model and a row for every user, in the order asked for."""
-    ids: np.ndarray | None = None
-
-    def next_events(dataset: Kind) -> Kind:
-        nonlocal ids
-        ids = None if users is None else _ids(dataset, users)
-        return dataset.with_next(ids)
-
-    made = load(run_dir, next_events)
-    if ids is not None:
-        made.loaders["test"].rows = np.searchsorted(np.sort(ids), ids)  # rows are by user id
-    if mask_history is not None:
-        made.config["mask_history"] = mask_history
-    return made
+def _named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+    """With the names that the fields have in the data."""
+    dataset = trained.dataset
+    return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def _ids(dataset: Dataset, users: Sequence[str]) -> np.ndarray:
-    """Ids of users by name, each once."""
-    users = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
-    known = dataset.field2token_id[dataset.uid_field]
-    ids = np.array([known.get(user, 0) for user in users], dtype=np.int64)
-    missing = [user for user, n in zip(users, dataset.log.lengths[ids], strict=True) if not n]
-    if missing or not users:
-        shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        raise UsageError(
-            f"users: {len(missing)} of {len(users)} have no event in {dataset.dataset_name!r}"
-            f"{': ' if missing else ''}{shown}"
+def _tell_growth(growth: Growth, screen: Screen) -> None:
+    if growth.users or growth.events:
+        screen.line(
+            f"since training: {growth.events:,} events, {growth.users:,} users are new; all of "
+            "them are read"
         )
-    return ids
+    if growth.items:
+        screen.line(
+            f"since training: {growth.items:,} new items, which the model does not know; "
+            f"{growth.skipped:,} events of them are skipped (`recbole-pos update` learns them)"
+        )
 
 
-def _parts(made: Experiment, k: int, screen: Screen | None = None) -> Iterator[pd.DataFrame]:
-    """Recommendations, a batch of users at a time."""
-    dataset, loader = made.dataset, made.loaders["test"]
-    if not (is_whole(k) and 1 <= k < dataset.item_num):
-        raise UsageError(
-            f"k: expected 1 to {dataset.item_num - 1}, the number of items, found {k!r}"
-        )
-    user_field, item_field = dataset.uid_field, dataset.iid_field
-    user_names, item_names = (dataset.field2id_token[f] for f in (user_field, item_field))
-    batches = screen.batches(loader, "recommending") if screen else None
-    for rows, scores in made.trainer.scores(loader, batches):
-        best, items = (x.cpu().numpy() for x in scores.topk(k))
-        row, rank = np.nonzero(best > -np.inf)  # all but a few items may be left out
-        yield pd.DataFrame(
-            {
-                user_field: user_names[rows[user_field].cpu().numpy()[row]],
-                "rank": rank + 1,
-                item_field: item_names[items[row, rank]],
-                "score": best[row, rank],
-            }
-        )
+def _names(file: str | Path) -> list[str]:
+    """Names of a file, one a line."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+@contextmanager
+def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """What appends a table to a csv or parquet file, whole at the end."""
+    parquet = file.suffix == ".parquet"
+    with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
+        writer: pq.ParquetWriter | None = None
+        begun = False
+
+        def write(table: pd.DataFrame) -> None:
+            nonlocal writer, begun
+            if not parquet:
+                table.to_csv(unfinished, header=not begun, index=False)
+                begun = True
+                return
+            columns = pa.Table.from_pandas(table, preserve_index=False)
+            if writer is None:
+                writer = opened.enter_context(pq.ParquetWriter(unfinished, columns.schema))
+            writer.write_table(columns.cast(writer.schema))
+
+        yield write

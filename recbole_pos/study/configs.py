@@ -21,6 +21,7 @@ _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("log_wandb", "wandb_project", "plugins"),
 )
+_SINCE_1 = ("update_from", "new_items")  # options that runs named before do not have
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
@@ -62,7 +63,11 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
         identity: of its data and split.
         others: what else decides it: whether it is tested, the run that it is attached to.
     """
-    plain = {key: value for key, value in config.plain.items() if key not in _INDIFFERENT}
+    plain = {
+        key: value
+        for key, value in config.plain.items()
+        if key not in _INDIFFERENT and not (key in _SINCE_1 and value is None)
+    }
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 
 

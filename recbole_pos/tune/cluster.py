@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ def connect(address: str | None) -> bool:
     }
     if address is not None:
         _require_answer(address)
+    _bring_token(address is None)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
@@ -64,12 +67,37 @@ def connect(address: str | None) -> bool:
             ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"--address: no Ray cluster answers at {address!r}; start one with `ray start --head`, "
-            f"or leave --address out to run on this machine ({str(error).splitlines()[0]})"
+            f"--address: what answers at {address!r} is no Ray cluster, or wants another token: "
+            "copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, or set "
+            "RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
+            f"({str(error).splitlines()[0]})"
         ) from error
+    except OSError as error:
+        raise UsageError(f"Ray cannot start on this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)  # Ray's ends at once, and says nothing
     return True
+
+
+def _bring_token(own: bool) -> None:
+    """Let Ray use the token that this user has: to join a cluster it would not look for it.
+
+    Clusters ask for one where it exists, and by default since Ray 2.60. For one of its own Ray
+    writes it into the home folder, where a later `ray start` finds it and asks for it; here a
+    cluster that lives as long as this process has one that dies with it.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    there = "RAY_AUTH_TOKEN" in os.environ
+    with suppress(OSError):  # a home folder that is none
+        there = there or kept.is_file()
+    if own and not there:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    if own or there:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        with suppress(AttributeError):  # Ray has read its environment when imported
+            ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 def _require_answer(address: str) -> None:

@@ -1,0 +1,103 @@
+"""How long one request takes: the model as it is evaluated, and its exported programs.
+
+    python benchmarks/export.py [--requests 300]
+
+A request is one history of full length to the 100 best of all items of ml-100k. Weights are fresh,
+which takes as long as trained ones; sizes are the defaults of each model. One CPU thread. Writes
+the table of docs/export.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from page import replace_section
+from recbole.data.interaction import Interaction
+
+import recbole_pos  # noqa: F401  RecBole with its fixes
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.experiment.build import prepare
+from recbole_pos.model.models import MODELS
+from recbole_pos.serve.export import histories, opened
+from recbole_pos.serve.onnx_program import write_onnx
+from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
+
+PAGE = Path(__file__).parent.parent / "docs" / "export.md"
+K, LENGTH = 100, 50
+
+
+def milliseconds(request: Callable[[], Any], requests: int) -> str:
+    """Median and 99th percentile of a request, after a few to warm up."""
+    took = []
+    for number in range(-20, requests):
+        started = time.perf_counter()
+        request()
+        if number >= 0:
+            took.append(1000 * (time.perf_counter() - started))
+    return "{:.2f} / {:.2f}".format(*np.percentile(took, (50, 99)))
+
+
+def eager(encoder: Encoder, given: dict[str, torch.Tensor], log: Any) -> Callable[[], Any]:
+    """The same of the model itself."""
+    model, allowed = encoder.model, torch.ones(1, encoder.model.n_items, dtype=torch.bool)
+    allowed[:, 0] = False
+    target = np.flatnonzero(log.ranks >= LENGTH)[:1]  # what AttrFormer looks its history up by
+    row = Interaction({TARGET_EVENT: target, "item_length": torch.tensor([LENGTH])})
+
+    def request() -> Any:
+        related = encoder.relations is not None
+        vector = model.encode_rows(row) if related else model(*given.values())
+        scores = vector @ model.item_embedding.weight.t()
+        return scores.masked_fill(~allowed, -torch.inf).topk(K)
+
+    return request
+
+
+def row_of(name: str, folder: Path, requests: int) -> str:
+    """A line of the table."""
+    options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "show_progress": False}
+    made = prepare(PosConfig(name, "ml-100k", None, options))
+    encoder = encoder_of(made.model.eval(), "own" if name == "AttrFormer" else None)
+    module = Recommend(encoder, K)
+    given = histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
+    allowed = {"allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
+    inputs = {**given, **allowed}
+    ordered = {name: inputs[name] for name in names_of(module)}
+    program = traced(module)
+    torch.export.save(program, folder / f"{name}.pt2")
+    write_onnx(program, folder / f"{name}.onnx", names_of(module), ("best", "scores"))
+    asked = [eager(encoder, given, made.dataset.log)]
+    for suffix in ("pt2", "onnx"):
+        run = opened(folder / f"{name}.{suffix}")
+        asked.append(lambda run=run: run(ordered))
+    return " | ".join(["", name, *(milliseconds(one, requests) for one in asked), ""]).strip()
+
+
+def main() -> None:
+    """Measure every model and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=300)
+    requests = parser.parse_args().requests
+    torch.set_num_threads(1)
+    lines = ["| model | eager | torch_export | onnx |", "|---|---|---|---|"]
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        lines += [row_of(name, Path(folder), requests) for name in MODELS]
+    lines.append(
+        f"\nMedian / 99th percentile of {requests} requests, in milliseconds: one history of "
+        f"{LENGTH} events to the {K} best of the 1,682 items of ml-100k, default sizes, one "
+        f"thread, {platform.machine()}, torch {torch.__version__}; written by `make bench-export`."
+    )
+    replace_section(PAGE, "latency", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`recommend` and `similar`: what a trained model is asked for."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
+    """Both commands, to the subparsers of the command line."""
+    recommend = commands.add_parser(
+        "recommend",
+        parents=[debug],
+        help="what a trained model recommends, to users or to any history, as a file",
+        description="The items with the highest scores after everything a user has done, held-out "
+        "and later events included, best first; or after histories that are given.",
+        allow_abbrev=False,
+    )
+    recommend.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    recommend.add_argument("-k", type=int, default=10, help="items a user (10)")
+    who = recommend.add_mutually_exclusive_group()
+    who.add_argument("--users", nargs="+", metavar="USER", help="names of users (all)")
+    who.add_argument(
+        "--histories",
+        metavar="FILE",
+        help='json lines {"id": ..., "items": [...], "times": [...]} instead of users',
+    )
+    recommend.add_argument(
+        "--exclude_seen",
+        "--mask_history",
+        action=argparse.BooleanOptionalAction,
+        help="leave out items of a user's past (as the run was evaluated)",
+    )
+    recommend.add_argument("--items", metavar="FILE", help="names to choose from, one a line (all)")
+    recommend.add_argument("--exclude", metavar="FILE", help="names to leave out, one a line")
+    recommend.add_argument(
+        "--out", metavar="FILE", help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv)"
+    )
+    recommend.set_defaults(command=_recommend)
+    similar = commands.add_parser(
+        "similar", parents=[debug], help="the items most like an item, by a trained model"
+    )
+    similar.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    similar.add_argument("items", nargs="+", metavar="ITEM", help="names of items")
+    similar.add_argument("-k", type=int, default=10, help="neighbours an item (10)")
+    similar.set_defaults(command=_similar)
+
+
+def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.serve.recommend import write_recommendations
+
+    options = ("run_dir", "users", "k", "exclude_seen", "items", "exclude", "histories", "out")
+    write_recommendations(**{name: getattr(args, name) for name in options})
+    return 0
+
+
+def _similar(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.serve.recommender import Recommender
+
+    found = Recommender.load(args.run_dir).similar(args.items, args.k)
+    print(found.to_string(index=False))
+    return 0

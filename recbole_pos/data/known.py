@@ -1,0 +1,78 @@
+"""What a run knew: names by id and how many events each user had, to find it again in grown data.
+
+A shop's file is longer every day, and ids are given by order of appearance. With what was known, a
+reader gives the same names the same ids and takes the training data out of the longer file: of each
+known user as many events as there were, the oldest ones. What is left is later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+_COLUMNS = ("field", "token", "events")
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of a dataset after ``build``.
+
+    Attributes:
+        tokens: field of type token -> [ids] its names, padding first.
+        events: [users] int64 events of each user before the split left any out, by id.
+    """
+
+    tokens: dict[str, np.ndarray]
+    events: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Any) -> Known:
+        """What a dataset knows."""
+        tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
+        loaded = {field for feat in tables if feat is not None for field in feat}
+        tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
+        return cls(tokens, dataset.events_of_users)
+
+    def to_table(self, user_field: str) -> pd.DataFrame:
+        """A row a name, in the order of ids; ``events`` for users alone."""
+        parts = []
+        for field, names in self.tokens.items():
+            events = self.events[1:] if field == user_field else None
+            column = pd.array(np.full(len(names) - 1, -1) if events is None else events)
+            part = {"field": field, "token": names[1:].astype(str), "events": column}
+            parts.append(pd.DataFrame(part))
+        table = pd.concat(parts, ignore_index=True)
+        return table.astype({"field": "category"})
+
+    @classmethod
+    def from_table(cls, table: pd.DataFrame, user_field: str) -> Known:
+        """The inverse of :meth:`to_table`.
+
+        Raises:
+            ValueError: if it is no such table.
+        """
+        if tuple(table) != _COLUMNS or user_field not in set(table["field"]):
+            raise ValueError(f"expected columns {', '.join(_COLUMNS)} and names of {user_field!r}")
+        parts = dict(list(table.groupby("field", observed=True, sort=False)))
+        tokens = {str(field): np.array(["[PAD]", *part["token"]]) for field, part in parts.items()}
+        events = np.append(0, parts[user_field]["events"].to_numpy(dtype=np.int64))
+        return cls(tokens, events)
+
+    def oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
+        """[events] bool, which of the events, in the order of their file, were known.
+
+        Args:
+            users: [events] names.
+            times: [events] when.
+            user_field: the field of the names.
+        """
+        user = pd.Index(self.tokens[user_field]).get_indexer(users)
+        order = np.lexsort((times.to_numpy(), user))  # stable: file order breaks ties
+        ordered = user[order]
+        begin = np.searchsorted(ordered, ordered)  # of each event's user
+        known = np.zeros(len(user), dtype=bool)
+        known[order] = (ordered > 0) & (np.arange(len(user)) - begin < self.events[ordered])
+        return known

@@ -1,0 +1,92 @@
+"""A batch whose sizes are symbols: what a model is traced with for serving.
+
+Packed events are as many as the data say, which no graph of fixed shape can know. Here every place
+of a [b, t] block is an event, padding too: it is computed like any other and never looked at.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from recbole_pos.layers.context import Alignment, SequenceContext
+
+
+class PaddedContext(SequenceContext):
+    """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
+
+    Events of the padding are the last ones of their row, so that under a causal mask no real one
+    sees them, and blocks are zero there as they always are. What a layer makes of real events is
+    what it makes of them packed, but for rounding.
+    """
+
+    either: ClassVar[Alignment] = "end"
+
+    @classmethod
+    def from_rows(
+        cls, items: Tensor, lengths: Tensor, max_length: int, times: Tensor | None = None
+    ) -> PaddedContext:
+        """Of items [b, t] with padding behind, lengths [b] (each in 1..t) and times [b, t]."""
+        b, t = items.shape
+        # said first, or a tracer takes each for a size of its own
+        torch._check(lengths.size(0) == b)
+        if times is not None:
+            torch._check(times.size(0) == b)
+            torch._check(times.size(1) == t)
+            times = times.reshape(b * t)
+        row = torch.arange(b, device=items.device)[:, None].expand(b, t).reshape(b * t)
+        index = torch.arange(t, device=items.device).expand(b, t).reshape(b * t)
+        return cls(lengths, row, index, t, max_length, times, items.reshape(b * t))
+
+    @property
+    def batch_size(self) -> int:
+        return self.lengths.size(0)
+
+    @property
+    def is_full(self) -> bool:
+        return False  # a graph is the same for all
+
+    @cached_property
+    def first(self) -> Tensor:
+        return torch.arange(self.batch_size, device=self.lengths.device) * self.width
+
+    @cached_property
+    def last(self) -> Tensor:
+        return self.first + self.lengths - 1
+
+    @cached_property
+    def age(self) -> Tensor:
+        """As packed; 0 at padding."""
+        return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """[m] boolean, False at padding."""
+        return ~self.padding.reshape(-1)
+
+    @cached_property
+    def follows(self) -> Tensor:
+        return (self.index > 0) & self.real
+
+    def block_width(self, align: Alignment) -> int:
+        """t, or n at the end: position matrices are then read whole, whatever t is."""
+        return self.width if align == "start" else self.max_length
+
+    def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        b, width, outside = self.batch_size, self.block_width(align), self.padding
+        if align == "end":
+            before = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
+            x = x.index_select(0, (self.first[:, None] + before.clamp(min=0)).view(-1))
+            outside = before < 0
+        block = x.view(b, width, *x.shape[1:])
+        block = block.masked_fill(outside.view(b, width, *[1] * (x.dim() - 1)), 0)
+        return block.transpose(0, 1).contiguous() if time_major else block
+
+    def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        if time_major:
+            block = block.transpose(0, 1)
+        flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])
+        return flat if align == "start" else flat.index_select(0, self.slots(align))

@@ -1,0 +1,162 @@
+"""Relations within histories that no log knows: what ``lookup.py`` finds for own events, traceable.
+
+Rows are whole ([b, t], padding behind), and so are matrices of relations: an event reads the k
+strongest of the older ones in its row. Relations are those that items, their order and their times
+tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.padded import PaddedContext
+from recbole_pos.layers.relations import BatchRelations
+from recbole_pos.relations.compiled import TableRelation
+from recbole_pos.relations.declare import POSITION, TIME, Relation
+from recbole_pos.relations.lookup import RelationLookup
+from recbole_pos.relations.tables import WEAKEST, RelationTable
+
+FAR = 1 << 52  # after everything that is read, and exact in any type a number goes through
+
+
+@dataclass(frozen=True)
+class BlockProduct:
+    """As ``SparseProduct``, of relations [b, M, t, t] within rows: [b * t, d] to [M * b * t, d]."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        b, relations, t, _ = self.weight.shape
+        read = self.weight.to(x.dtype) @ x.view(b, 1, t, x.size(-1))
+        return read.transpose(0, 1).reshape(relations * b * t, x.size(-1))
+
+
+class TableLookup(nn.Module):
+    """How items are related, and which of them come first: the table of a relation by bisection."""
+
+    group: Tensor
+    codes: Tensor
+    values: Tensor
+    preference: Tensor
+
+    def __init__(self, table: RelationTable) -> None:
+        super().__init__()
+        size = np.diff(table.indptr)
+        self.classes = len(size)
+        codes = np.repeat(np.arange(self.classes), size) * self.classes + table.classes
+        place = np.arange(len(codes)) - np.repeat(table.indptr[:-1], size)
+        by_code = np.argsort(codes)
+        found = {
+            "group": table.group,
+            "codes": np.append(codes[by_code], self.classes**2),  # never empty
+            "values": np.append(table.values[by_code], 0.0),
+            "preference": np.append(place[by_code], 0),
+        }
+        for name, array in found.items():
+            self.register_buffer(name, torch.from_numpy(array), persistent=False)
+
+    def forward(self, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Items [b, t] to relations [b, t, t] of each (row) with each, float64 and 0 for none; and
+        which class of its reader it is, the most related first."""
+        group = self.group[items]
+        code = group[:, :, None] * self.classes + group[:, None]
+        low = torch.zeros_like(code)
+        last = self.codes.size(0) - 1
+        for bit in reversed(range(last.bit_length())):
+            higher = low + (1 << bit)
+            reached = self.codes[higher.clamp(max=last)] <= code
+            low = torch.where((higher <= last) & reached, higher, low)
+        value = torch.where(self.codes[low] == code, self.values[low], 0.0)
+        return value, self.preference[low]
+
+
+class HistoryRelations(nn.Module):
+    """The normalised relations of the events of each row to older ones of the row.
+
+    Args:
+        lookup: of the model; its tables are taken.
+        declared: the same relations, as declared.
+
+    Raises:
+        UsageError: for a relation that items, order and times do not tell.
+    """
+
+    def __init__(self, lookup: RelationLookup, declared: Sequence[Relation]) -> None:
+        super().__init__()
+        heads = [relation for relation in declared if relation.source != "user"]
+        if behind := [relation.field for relation in heads if relation.table == "inter"]:
+            raise UsageError(
+                f"AttrFormer cannot be exported with relations of {', '.join(behind)}: a field of "
+                "events, of which an exported model is told items and times alone"
+            )
+        self.heads, self.k = heads, lookup.top_k
+        tables = {
+            str(number): TableLookup(relation.table)
+            for number, relation in enumerate(lookup.heads)
+            if isinstance(relation, TableRelation)
+        }
+        self.tables = nn.ModuleDict(tables)
+        self.own = _own(lookup)
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether a relation is one of times."""
+        return any(relation.table == TIME for relation in self.heads)
+
+    def forward(self, ctx: PaddedContext) -> BatchRelations:
+        """Those of a batch."""
+        weights = [self._normalised(*self._head(n, ctx)) for n in range(len(self.heads))]
+        heads = BlockProduct(torch.stack(weights, 1)) if weights else None
+        return BatchRelations(heads, None if self.own is None else partial(torch.mul, self.own))
+
+    def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
+        """Relations of a head [b, t, t] in float64, and what is read first: the lowest."""
+        b, t, relation = ctx.batch_size, ctx.width, self.heads[number]
+        step = torch.arange(t, device=ctx.lengths.device)
+        back = (step[:, None] - step).expand(b, t, t)
+        if str(number) in self.tables:
+            assert ctx.items is not None
+            value, preference = self.tables[str(number)](ctx.items.view(b, t))
+            return value, preference * ctx.max_length + back
+        if relation.table == POSITION:
+            difference = back.double()
+        else:
+            times = ctx.elapsed.view(b, t)
+            difference = times[:, :, None] - times[:, None]
+        each = [torch.exp(-difference.abs() / scale) for scale in relation.scales]
+        value = sum(each[1:], each[0]) / len(each)
+        # nothing but the nearest k is looked at, which are the strongest
+        return value.masked_fill((value < WEAKEST) | (back > self.k), 0), back
+
+    def _normalised(self, value: Tensor, order: Tensor) -> Tensor:
+        """D^-1/2 R D^-1/2 of the k strongest relations to older events, as of a batch."""
+        step = torch.arange(value.size(-1), device=value.device)
+        order = order.masked_fill((step[:, None] <= step) | (value == 0), FAR)
+        # as many columns more as are chosen, or a short history would not have as many
+        kth = -(-F.pad(order, (0, self.k), value=FAR)).topk(self.k, -1).values[..., -1:]
+        value = value.masked_fill((order > kth) | (order == FAR), 0)
+        degree = value.sum(-1).clamp(min=1)
+        return value / (degree[:, :, None] * degree[:, None]).sqrt()
+
+
+def _own(lookup: RelationLookup) -> float | None:
+    """What every user is to itself in position-to-position aggregation; None without it."""
+    if lookup.user_table is None:
+        return None
+    own = lookup.user_table.own[np.diff(lookup.offsets) > 0]
+    own = np.where(own == 0, lookup.unknown, own)
+    own = np.unique(own / np.maximum(own, 1))
+    if len(own) > 1:
+        raise UsageError(
+            "AttrFormer cannot be exported with relations of users where some have no attribute: "
+            "an exported model is not told whose history it reads"
+        )
+    return float(own[0])

@@ -1,0 +1,172 @@
+"""A trained model as files that need neither RecBole nor this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from recbole_pos.data.protocols import Dataset
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.run import load
+from recbole_pos.files import writing
+from recbole_pos.model.models import name_of
+from recbole_pos.serve.export_readme import readme
+from recbole_pos.serve.onnx_program import require_onnx, write_onnx
+from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
+from recbole_pos.values import check_choice, is_whole
+
+FORMATS = ("onnx", "torch_export")
+SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
+TOLERANCE = 1e-4  # of the largest entry, in which a program may differ from the model
+
+Program = Callable[[dict[str, Tensor]], list[Tensor]]
+
+
+def export(
+    run_dir: str | Path,
+    to: str | Path,
+    format: str = "onnx",
+    k: int = 100,
+    inference_relations: str | None = None,
+) -> Path:
+    """Write a trained model into a folder, from which it is served without this package.
+
+    ``vector`` gives the vector of a history, ``recommend`` the k best items and their scores, of
+    those allowed. Beside them are names and vectors of items, and a README that uses them all.
+
+    >>> recbole_pos.export("mine", "served", k=50)  # doctest: +SKIP
+    PosixPath('served')
+
+    Args:
+        run_dir: the folder of a run, finished or not; its best weights are used.
+        to: a folder that is new or empty.
+        format: ``onnx`` or ``torch_export``.
+        k: items that are recommended, or all where there are fewer.
+        inference_relations: of AttrFormer, ``own`` or ``none`` in place of what it was trained
+            with.
+
+    Returns:
+        The folder, which is there when everything in it is.
+
+    Raises:
+        UsageError: if the model cannot be exported, which says why; for a folder in use.
+        StorageError: if something cannot be written.
+    """
+    check_choice("format", format, FORMATS)
+    if not (is_whole(k) and k > 0):
+        raise UsageError(f"k: expected the number of items to recommend, found {k!r}")
+    if format == "onnx":
+        require_onnx()
+    folder = Path(to)
+    with writing(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+    try:
+        experiment = load(run_dir)
+        encoder = encoder_of(experiment.model, inference_relations)
+        with writing(folder):
+            _write(encoder, experiment.dataset, made, format, k)
+            made.chmod(0o755)  # temporary folders are their owner's alone
+            os.replace(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
+    k = min(k, dataset.item_num - 1)
+    parts: list[tuple[str, Encoder | Recommend, tuple[str, ...]]] = [
+        ("vector", encoder, ("vector",)),
+        ("recommend", Recommend(encoder, k), ("best", "scores")),
+    ]
+    for name, module, outputs in parts:
+        program, path = traced(module), folder / f"{name}.{SUFFIX[format]}"
+        if format == "onnx":
+            write_onnx(program, path, names_of(module), outputs)
+        else:
+            torch.export.save(program, path)
+        if isinstance(module, Encoder):
+            _require_same(module, opened(path))
+    names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
+    vectors = encoder.model.item_embedding.weight.numpy()
+    (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
+    np.save(folder / "vectors.npy", vectors)
+    pq.write_table(_table(names, vectors), folder / "vectors.parquet")
+    text = readme(name_of(type(encoder.model)), encoder, format, k, names, dataset.config)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
+    """A row per item, padding left out."""
+    flat = pa.array(vectors[1:].reshape(-1))
+    columns = {
+        "id": pa.array(range(1, len(names)), pa.int64()),
+        "name": pa.array(names[1:], pa.string()),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+    }
+    return pa.table(columns)
+
+
+def opened(path: Path) -> Program:
+    """A written program: from inputs by name to outputs."""
+    if path.suffix == ".pt2":
+        module = torch.export.load(path).module()
+        return lambda given: _list(module(*given.values()))
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(given: dict[str, Tensor]) -> list[Tensor]:
+        outputs = session.run(None, {name: x.numpy() for name, x in given.items()})
+        return [torch.from_numpy(x) for x in outputs]
+
+    return run
+
+
+def _list(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def _require_same(encoder: Encoder, program: Program) -> None:
+    """A program must say what the model does, of histories whose size it was not made with.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    n = encoder.model.max_seq_length
+    draw = torch.Generator().manual_seed(0)
+    for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
+        given = histories(encoder, torch.tensor(lengths), draw)
+        expected, found = encoder(*given.values()), program(given)[0]
+        most = TOLERANCE * max(1.0, expected.abs().max().item())
+        if not (difference := (expected - found).abs().max().item()) <= most:
+            raise UsageError(
+                f"{name_of(type(encoder.model))} cannot be exported: what was written differs from "
+                f"it by {difference:.1e}"
+            )
+
+
+def histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
+    """Random histories of the given lengths, as inputs of a program."""
+    model, size = encoder.model, (len(lengths), int(lengths.max()))
+    outside = torch.arange(size[1]) >= lengths[:, None]
+    items = torch.randint(1, model.n_items, size, generator=draw).masked_fill(outside, 0)
+    gaps = (14 * torch.rand(size, generator=draw, dtype=torch.float64)).exp()
+    times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
+    given = {"items": items, "lengths": lengths, "times": times.masked_fill(outside, 0)}
+    return {name: given[name] for name in names_of(encoder)}

@@ -1,0 +1,163 @@
+"""What is exported of a trained model: two programs without RecBole, as ``torch.export`` has them.
+
+Sizes of batches and histories are symbols in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.padded import PaddedContext
+from recbole_pos.model.attrformer import AttrFormer
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.models import name_of
+from recbole_pos.relations.history import HistoryRelations
+
+READS = ("own", "none")  # what an exported AttrFormer may read
+
+
+class Encoder(nn.Module):
+    """A history to the vector that is compared with those of items.
+
+    Args:
+        model: trained, on a CPU.
+        relations: of an AttrFormer that reads any.
+    """
+
+    def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
+        super().__init__()
+        self.model, self.relations = model.eval().requires_grad_(False), relations
+        self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
+
+    def forward(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        """[B, d] of items [B, L] padded on the right, lengths [B] and times [B, L] float64."""
+        model = self.model
+        times = None if times is None else model._seconds(times)
+        ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times)
+        if self.relations is not None:
+            ctx = replace(ctx, relations=self.relations(ctx))
+        assert ctx.items is not None
+        return model.states(ctx.items, ctx, ctx.last)
+
+
+class Recommend(nn.Module):
+    """A history to the k best of the items allowed, the best first.
+
+    Args:
+        encoder: of the model.
+        k: items a history.
+    """
+
+    padding: Tensor
+
+    def __init__(self, encoder: Encoder, k: int) -> None:
+        super().__init__()
+        self.encoder, self.k = encoder, k
+        padding = torch.arange(encoder.model.n_items) == 0
+        self.register_buffer("padding", padding, persistent=False)
+
+    def forward(
+        self, items: Tensor, lengths: Tensor, allowed: Tensor, times: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[B, k] items and their scores; 0 and -inf where no more are allowed.
+
+        Args:
+            items, lengths, times: as of :class:`Encoder`.
+            allowed: [B or 1, items] boolean; item 0, which is padding, never is.
+        """
+        vector = self.encoder(items, lengths, times)
+        scores = vector @ self.encoder.model.item_embedding.weight.t()
+        row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
+        left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
+        best, found = scores.masked_fill(left_out, -torch.inf).topk(self.k)
+        return found.masked_fill(best == -torch.inf, 0), best
+
+
+def encoder_of(model: Any, reads: str | None = None) -> Encoder:
+    """What is exported of a model.
+
+    Args:
+        model: trained.
+        reads: of an AttrFormer, ``own`` or ``none``: what takes the place of the
+            ``inference_relations`` that it was trained with; these when None.
+
+    Raises:
+        UsageError: if it cannot be exported; says why.
+    """
+    name = name_of(type(model))
+    if not isinstance(model, PosRecommender):
+        raise UsageError(
+            f"{name} cannot be exported: its forward is not made of the plugin's layers "
+            "(recbole_pos.PosRecommender), which can be traced without the data"
+        )
+    model.to("cpu")
+    if isinstance(model, AttrFormer):
+        reads = model.inference if reads is None else reads
+        if reads not in READS:
+            raise UsageError(
+                f"AttrFormer cannot be exported with inference_relations: {reads}: it reads events "
+                "of other users but not the user's own among them, and an exported model is not "
+                "told whose history it reads; give --inference_relations own or none"
+            )
+        relations = HistoryRelations(model.lookup, model.declared) if reads == "own" else None
+        return Encoder(model, relations)
+    if reads is not None:
+        raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
+    base = PosRecommender
+    own = [x for x in ("forward", "_last", "full_sort_predict") if _differs(model, base, x)]
+    if own:
+        raise UsageError(
+            f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "
+            "define encode or states alone"
+        )
+    return Encoder(model)
+
+
+def _differs(model: Any, base: type, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(base, name)
+
+
+def names_of(module: Encoder | Recommend) -> tuple[str, ...]:
+    """The inputs of a program, in their order."""
+    top = isinstance(module, Recommend)
+    encoder = module.encoder if isinstance(module, Recommend) else module
+    return ("items", "lengths", *["allowed"] * top, *["times"] * encoder.needs_time)
+
+
+def traced(module: Encoder | Recommend) -> ExportedProgram:
+    """A program for batches of any size and histories of any length up to the model's.
+
+    Raises:
+        UsageError: if a model or scheme of one's own does what cannot be traced.
+    """
+    encoder = module.encoder if isinstance(module, Recommend) else module
+    n, batch = encoder.model.max_seq_length, Dim("batch")
+    block: dict[int, Any] = {0: batch}
+    if n > 2:  # torch takes sizes of 0 and 1 for special ones
+        block[1] = Dim("length", min=1, max=n)
+    items = torch.ones(3, max(n - 1, min(n, 2)), dtype=torch.int64)
+    given: dict[str, tuple[Tensor, dict[int, Any]]] = {
+        "items": (items, block),
+        "lengths": (torch.full((3,), items.size(1)), {0: batch}),
+        "allowed": (torch.ones(2, encoder.model.n_items, dtype=torch.bool), {0: Dim("rows")}),
+        "times": (items.double().cumsum(1), block),
+    }
+    arguments, shapes = zip(*(given[name] for name in names_of(module)), strict=True)
+    try:
+        return torch.export.export(
+            module,
+            arguments,
+            dynamic_shapes=shapes,
+            prefer_deferred_runtime_asserts_over_guards=True,  # some hold always, but unproved
+        )
+    except Exception as error:  # torch's own are of many kinds
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {said}"
+        ) from error

@@ -1,0 +1,334 @@
+"""A trained model in use: what comes next, for its users and for anybody with a history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from recbole_pos.data.grown import Growth
+from recbole_pos.data.history import masks_history
+from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.windows import gather_index
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.experiment.run import load
+from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.histories import Histories, read_histories
+from recbole_pos.serve.scorer import Scorer
+from recbole_pos.serve.topk import Choice, choose, top_items
+from recbole_pos.values import is_whole, shown, suggest
+
+BATCH = 256  # histories that are scored at once
+POOL = 64  # batches whose histories are sorted by length: little padding
+MODEL, POPULARITY = "model", "popularity"
+COLUMNS = ("rank", "item", "score", "by")
+
+
+class Recommender:
+    """A trained model with its catalogue; made by :meth:`load`.
+
+    Ids are names, as in the files: a history is a list of item names, oldest first. A history of
+    which nothing is known gets the most popular items of training, and ``by`` says so.
+
+    >>> trained = recbole_pos.Recommender.load("mine")
+    >>> found = trained.recommend(histories=[["242", "302", "51"]], k=3)
+    >>> list(found), len(found)
+    (['id', 'rank', 'item', 'score', 'by'], 3)
+
+    Attributes:
+        growth: what the data have beyond what the model was trained on.
+        changed: fields whose values have changed since then; the model reads those of now.
+        items: [items] names of the catalogue.
+    """
+
+    def __init__(self, made: Experiment, growth: Growth, strangers: Iterable[str] = ()) -> None:
+        self.made, self.growth, self.changed = made, growth, made.changed
+        self.config, self.dataset = made.config, made.dataset
+        self.scorer = Scorer(made.model, made.config)
+        dataset = made.dataset
+        self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
+        self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
+        self.by_user = reads_users(made.config["model"], type(made.model))
+        trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
+        counts = torch.bincount(trained, minlength=dataset.item_num).float()
+        self.popularity = counts / max(float(counts.sum()), 1.0)
+        self.strangers = frozenset(strangers)  # in the data, and unknown to the model
+
+    @classmethod
+    def load(cls, run_dir: str | Path) -> Recommender:
+        """From the folder of a run; its data may have grown since.
+
+        Args:
+            run_dir: the folder.
+
+        Raises:
+            UsageError: if it is none.
+            CheckpointError: if the data the model was trained on are not there any more.
+        """
+        growth, strangers = Growth(), np.empty(0)
+
+        def with_later(dataset: Any) -> Any:
+            nonlocal growth, strangers
+            later = dataset.later
+            if later is None:
+                return dataset
+            growth = later.growth
+            new = not reads_users(dataset.config["model"], dataset.config.model_class)
+            strangers = later.users[:0] if new else later.users
+            return dataset.with_later(new_users=new)
+
+        made = load(run_dir, with_later, grown=True)
+        made.model.eval()
+        return cls(made, growth, strangers)
+
+    def recommend(
+        self,
+        users: Sequence[str] | None = None,
+        histories: Iterable[Any] | None = None,
+        k: int = 10,
+        exclude_seen: bool | None = None,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+        boosts: Mapping[str, float] | None = None,
+    ) -> pd.DataFrame:
+        """The k items most likely to come next, best first.
+
+        Args:
+            users: names of users in the data; all with an event if neither these nor histories
+                are given.
+            histories: of each person a list of items, oldest first, or a mapping with ``items``
+                and perhaps ``id`` and ``times`` (in the unit of the time field).
+            k: items a person; fewer rows where fewer are left to recommend.
+            exclude_seen: leave out what a history has; None for what the run was evaluated with.
+            allowed: names of the items to choose from, such as those in stock; all if None.
+            excluded: names of items to leave out.
+            boosts: of items by name what is added to their scores; to halve or double odds, minus
+                or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
+
+        Returns:
+            A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
+            ``item``, ``score``, and ``by``: model, or popularity where nothing of a history is
+            known.
+
+        Raises:
+            UsageError: for users without an event, or anything that is no history.
+        """
+        if users is not None and histories is not None:
+            raise UsageError("give users or histories, not both")
+        choice = self.choice(allowed, excluded, boosts)
+        asked = self.of_users(users) if histories is None else self.read(histories)
+        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice)]
+        if not parts:
+            return pd.DataFrame(columns=["id", *COLUMNS])
+        return pd.concat(parts, ignore_index=True)
+
+    def read(self, histories: Iterable[Any]) -> Histories:
+        """Histories as people give them, with ids of items.
+
+        Raises:
+            UsageError: if the model does not score by histories, or one is none.
+        """
+        if self.by_user:
+            raise UsageError(
+                f"{self.config['model']} scores the users it was trained with, by their names; it "
+                "cannot read a history. Sequential models can"
+            )
+        return read_histories(histories, self.ids, self.scorer.needs_time)
+
+    def of_users(self, users: Sequence[str] | None = None) -> Histories:
+        """Histories of users in the data, each once; of all with an event if None.
+
+        Raises:
+            UsageError: if some have none.
+        """
+        dataset, log = self.dataset, self.dataset.log
+        names = dataset.field2id_token[dataset.uid_field]
+        if users is None:
+            wanted = [*names[log.lengths > 0], *self.strangers]
+        else:
+            wanted = list(dict.fromkeys([users] if isinstance(users, str) else map(str, users)))
+        known = dataset.field2token_id[dataset.uid_field]
+        ids = np.array([known.get(user, 0) for user in wanted], dtype=np.int64)
+        lengths = log.lengths[ids]
+        nobody = [
+            user
+            for user, n in zip(wanted, lengths, strict=True)
+            if not n and user not in self.strangers
+        ]
+        if nobody or not wanted:
+            named = ", ".join(map(shown, nobody[:5])) + (", ..." if len(nobody) > 5 else "")
+            raise UsageError(
+                f"users: {len(nobody)} of {len(wanted)} have no event in "
+                f"{dataset.dataset_name!r}{': ' if nobody else ''}{named}"
+            )
+        events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
+        items, times = log.items[events].numpy(), log.times[events].numpy()
+        return Histories(wanted, items, lengths, times, np.zeros_like(ids), ids)
+
+    def choice(
+        self,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+        boosts: Mapping[str, float] | None = None,
+    ) -> Choice:
+        """Which items may be recommended; see :meth:`recommend`. Unknown names are left out.
+
+        Raises:
+            UsageError: if none is left, or a boost is no finite number.
+        """
+        if allowed is None and excluded is None and not boosts:
+            return self._every
+        return choose(self.ids, allowed, excluded, boosts)
+
+    @cached_property
+    def _every(self) -> Choice:
+        return choose(self.ids)
+
+    def parts(
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+    ) -> Iterator[tuple[pd.DataFrame, int]]:
+        """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
+        many of them are in the history already."""
+        names = np.array(asked.ids, dtype=object)
+        for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
+            table = pd.DataFrame(
+                {
+                    "id": names[row],
+                    "rank": rank,
+                    "item": self.items[item - 1],
+                    "score": score,
+                    "by": np.where(by, MODEL, POPULARITY),
+                }
+            )
+            yield table, 0 if exclude_seen else self._taken(asked, row, item)
+
+    @torch.inference_mode()
+    def ranked(
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
+        rank, the id of the item, the score, and whether it is the model's."""
+        self._require_k(k)
+        if exclude_seen is None:
+            exclude_seen = masks_history(self.config)
+        for begin in range(0, len(asked), BATCH * POOL):
+            pool = np.arange(begin, min(begin + BATCH * POOL, len(asked)))
+            pool = pool[np.argsort(asked.lengths[pool], kind="stable")]
+            found = [
+                self._batch(asked.some(rows), rows, k, exclude_seen, choice)
+                for rows in np.split(pool, np.arange(BATCH, len(pool), BATCH))
+            ]
+            row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
+            order = np.lexsort((rank, row))
+            yield row[order], rank[order], item[order], score[order], by[order]
+
+    def _taken(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
+        """How many of the (row, item) pairs are of items in the history of the row."""
+        rows = np.unique(row)
+        past, size = asked.some(rows), len(self.items) + 1
+        return int(
+            np.isin(row * size + item, np.repeat(rows, past.lengths) * size + past.items).sum()
+        )
+
+    def _batch(
+        self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
+    ) -> tuple[np.ndarray, ...]:
+        """Rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
+        found = []
+        for by_model in (True, False):
+            which = np.flatnonzero((asked.lengths > 0) == by_model)
+            if not len(which):
+                continue
+            some = asked.some(which)
+            barred = None
+            if exclude_seen:
+                of_row = torch.repeat_interleave(torch.from_numpy(some.lengths))
+                barred = of_row, torch.from_numpy(some.items)
+            if by_model:
+                score, item = top_items(self.scorer.scores(some), len(some), choice, k, barred)
+            else:  # the same for all of them
+                score, item = top_items(self._popular, 1, Choice(choice.items), k)
+                score, item = (np.repeat(x, len(some), 0) for x in (score, item))
+            row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
+            by = np.full(len(row), by_model)
+            found.append((rows[which][row], rank + 1, item[row, rank], score[row, rank], by))
+        return tuple(map(np.concatenate, zip(*found)))  # noqa: B905
+
+    def _popular(self, items: Tensor) -> Tensor:
+        return self.popularity[items][None]
+
+    @torch.inference_mode()
+    def encode(self, histories: Iterable[Any]) -> np.ndarray:
+        """[b, d] a vector a history: an item's score is its product with that of the item.
+
+        A history of which nothing is known has the vector 0.
+
+        Raises:
+            UsageError: if the model has no such vectors, or one is no history.
+        """
+        vectors, asked = self.scorer.require_vectors(), self.read(histories)
+        states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
+        known = np.flatnonzero(asked.lengths)
+        for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):
+            if len(rows):
+                states[rows] = self.scorer.states(asked.some(rows)).cpu().numpy()
+        return states
+
+    def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Names [items] and vectors [items, d] of the catalogue.
+
+        Raises:
+            UsageError: if the model has none.
+        """
+        return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
+
+    def similar(self, items: str | Sequence[str], k: int = 10) -> pd.DataFrame:
+        """The items whose vectors point most nearly the same way.
+
+        Args:
+            items: names.
+            k: how many for each.
+
+        Returns:
+            A row a neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
+
+        Raises:
+            UsageError: for unknown items, or a model without vectors.
+        """
+        names = [items] if isinstance(items, str) else [str(item) for item in items]
+        for name in names:
+            if name not in self.ids:
+                raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+        k = min(self._require_k(k), len(self.items) - 1)
+        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
+        barred = torch.arange(len(ids)), ids
+        cosine, found = top_items(
+            lambda some: vectors[ids] @ vectors[some].t(), len(ids), self.choice(), k, barred
+        )
+        return pd.DataFrame(
+            {
+                "item": np.repeat(np.array(names, dtype=object), k),
+                "rank": np.tile(np.arange(1, k + 1), len(names)),
+                "similar": self.items[found.reshape(-1) - 1],
+                "cosine": cosine.reshape(-1),
+            }
+        )
+
+    @cached_property
+    def _directions(self) -> Tensor:
+        """[items + 1, d] vectors of length 1."""
+        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
+
+    def _require_k(self, k: int) -> int:
+        if not (is_whole(k) and 1 <= k <= len(self.items)):
+            raise UsageError(
+                f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
+            )
+        return k

@@ -1,0 +1,93 @@
+"""From packed histories to scores: the one place where serving calls models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.data.interaction import Interaction
+from recbole.utils import ModelType
+from torch import Tensor
+
+from recbole_pos.errors import UsageError
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.serve.histories import Histories
+from recbole_pos.values import Options
+
+
+class Scorer:
+    """A trained model, asked for what comes after histories.
+
+    Attributes:
+        vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
+        needs_time: whether histories must have times.
+    """
+
+    def __init__(self, model: Any, config: Options) -> None:
+        self.model, self.config, self.device = model, config, config["device"]
+        self.needs_time = bool(getattr(model, "needs_time", False))
+        plain = getattr(type(model), "full_sort_predict", None) is PosRecommender.full_sort_predict
+        self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
+
+    def require_vectors(self) -> Tensor:
+        """``vectors``.
+
+        Raises:
+            UsageError: if there are none.
+        """
+        if self.vectors is None:
+            raise UsageError(
+                f"{self.config['model']} does not score by products of vectors; the models of the "
+                "plugin do"
+            )
+        return self.vectors
+
+    def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
+        """[b, c] scores of c item ids after histories, none of them empty."""
+        if self.vectors is not None:
+            states, vectors = self.states(asked), self.vectors
+            return lambda items: _products(states, vectors, items).cpu()
+        every = self.model.full_sort_predict(self.rows(asked)).view(len(asked), -1).cpu()
+        return lambda items: every[:, items]
+
+    def states(self, asked: Histories) -> Tensor:
+        """[b, d] what predicts the event after each of some histories, none of them empty."""
+        if self.model.needs_events and asked.users is not None:
+            return self.model.after_users(asked.users)
+        linked = self.model.linked  # reads further back than a window
+        asked = asked if linked else asked.newest(self.config["MAX_ITEM_LIST_LENGTH"])
+        parts = asked.items, asked.lengths, asked.times if self.needs_time else None
+        return self.model.after(
+            *(None if x is None else torch.from_numpy(x).to(self.device) for x in parts)
+        )
+
+    def rows(self, asked: Histories) -> Interaction:
+        """RecBole's rows of histories, padded on the right to L."""
+        config, length = self.config, self.config["MAX_ITEM_LIST_LENGTH"]
+        users = np.zeros(len(asked), np.int64) if asked.users is None else asked.users
+        columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
+        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+            asked = asked.newest(length)
+            lengths = torch.from_numpy(asked.lengths)
+            real = torch.arange(length) < lengths[:, None]
+            lists = {config["ITEM_ID_FIELD"]: asked.items, config["TIME_FIELD"]: asked.times}
+            for field, packed in lists.items():
+                if packed is not None:
+                    values = torch.from_numpy(packed)
+                    block = values.new_zeros(real.shape).masked_scatter_(real, values)
+                    columns[field + config["LIST_SUFFIX"]] = block
+            columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
+        return Interaction(columns).to(self.device)
+
+
+def _products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
+    """[b, c] of states [b, d] with the vectors of rising item ids [c], copying little: vectors as
+    they lie where ids leave few out."""
+    begin, end = int(items[0]), int(items[-1]) + 1
+    if end - begin == len(items):
+        return states @ vectors[begin:end].t()
+    if end - begin < 2 * len(items) and len(states) < vectors.size(1):
+        return (states @ vectors[begin:end].t())[:, items - begin]
+    return states @ vectors[items].t()

@@ -1,0 +1,3 @@
+"""The version of this package; ``setup.cfg`` reads it from here as text."""
+
+__version__ = "0.2.0"

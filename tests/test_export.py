@@ -1,0 +1,144 @@
+"""From a run folder to a folder that is served: its files, its README, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import SMALL
+
+import recbole_pos
+from recbole_pos import PosRecommender
+from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
+from recbole_pos.serve.export import histories
+from recbole_pos.serve.programs import encoder_of, traced
+
+pytestmark = pytest.mark.slow
+TRAINED = ["PosSASRec", "TORoPE"]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    given = {**SMALL, "data_path": str(tiny), "epochs": 1}
+    for model in TRAINED:
+        recbole_pos.run(model, "tiny", None, given, run_dir=folder / model, verbose=False)
+    yield folder
+
+
+def blocks(folder: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)
+
+
+def executed(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch_export"])
+@pytest.mark.parametrize("model", TRAINED)
+def test_the_lines_of_the_readme(
+    runs: Path, tmp_path: Path, model: str, form: str, capsys: Any
+) -> None:
+    pytest.importorskip("onnxruntime")
+    to = tmp_path / "deep" / "served"
+    assert main(["export", str(runs / model), "--to", str(to), "--format", form, "-k", "12"]) == 0
+    assert capsys.readouterr().out.strip() == str(to)
+    assert not list(to.parent.glob(".*"))  # nothing is left beside it
+    lines = blocks(to)[0]
+    assert len(lines.splitlines()) <= 12 and "recbole" not in lines
+    told = re.findall(r"\('(i\d+)', (?:np.float32|tensor)\(([-\d.e]+)\)\)", executed(lines, to))
+    made = recbole_pos.load(runs / model)
+    ids, names = (getattr(made.dataset, f"field2{x}")["item_id"] for x in ("token_id", "id_token"))
+    history = torch.tensor([[1, 2, 3]])
+    times = 1.5e9 + 3600 * torch.arange(3, dtype=torch.float64)[None]
+    with torch.no_grad():
+        vector = made.model(history, torch.tensor([3]), times if model == "TORoPE" else None)
+        scores = (vector @ made.model.item_embedding.weight.t())[0]
+    scores[0] = -torch.inf
+    best = scores.topk(10)
+    assert [name for name, _ in told] == names[best.indices.numpy()].tolist()
+    np.testing.assert_allclose([float(score) for _, score in told], best.values, atol=2e-4)
+    assert json.loads((to / "items.json").read_text()) == [None, *list(ids)[1:]]
+    vectors = made.model.item_embedding.weight.detach().numpy()
+    np.testing.assert_array_equal(np.load(to / "vectors.npy"), vectors)
+    table = pq.read_table(to / "vectors.parquet").to_pydict()
+    assert table["id"] == list(range(1, len(vectors))) and table["name"] == list(ids)[1:]
+    np.testing.assert_array_equal(np.array(table["vector"], np.float32), vectors[1:])
+    with pytest.raises(UsageError, match="served is in use"):
+        recbole_pos.export(runs / model, to, form)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch_export"])
+def test_the_approximate_index_of_the_readme(runs: Path, tmp_path: Path, form: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("faiss")
+    to = recbole_pos.export(runs / "TORoPE", tmp_path / "served", form, k=12)
+    lines, index = blocks(to)
+    exact, near = executed(lines + index, to).splitlines()
+    exact = re.findall(r"'(i\d+)'", exact)
+    found = re.findall(r"'(i\d+)'", near)
+    assert len(found) == 10 and len(set(found) & set(exact)) >= 9
+
+
+def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, capsys: Any) -> None:
+    given = [str(runs / "PosSASRec"), "--to", str(tmp_path / "served")]
+    for options, said in (
+        (["--format", "pmml"], "format: 'pmml' is not one of onnx, torch_export"),
+        (["-k", "0"], "k: expected the number of items"),
+        (["--inference_relations", "own"], "PosSASRec has none, AttrFormer alone does"),
+    ):
+        assert main(["export", *given, *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and said in error and error.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+    for model in ("SASRec", "SPop", "AnchoredSRGNN"):
+        with pytest.raises(UsageError, match=f"{model} cannot be exported: its forward"):
+            encoder_of(experiment(model).model)
+
+
+class Counting(PosRecommender):
+    """As many states as the data say."""
+
+    defaults = {"hidden_size": 16}
+
+    def encode(self, items: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return self.item_embedding(items) * len(items.unique())
+
+
+class Overriding(Counting):
+    def forward(self, *given: Any) -> torch.Tensor:
+        return super().forward(*given) + 1
+
+
+def test_models_of_ones_own(experiment: Any) -> None:
+    recbole_pos.register_model(Counting)
+    recbole_pos.register_model(Overriding)
+    with pytest.raises(UsageError, match="Counting cannot be exported: torch.export refuses it: "):
+        traced(encoder_of(experiment("Counting").model))
+    with pytest.raises(UsageError, match="Overriding cannot be exported: it defines forward"):
+        encoder_of(experiment("Overriding").model)
+
+
+def test_what_differs_is_not_written(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from recbole_pos.serve import export as module
+
+    encoder = encoder_of(recbole_pos.load(runs / "TORoPE").model)
+    assert set(histories(encoder, torch.tensor([2]), torch.Generator())) >= {"items", "times"}
+    monkeypatch.setattr(
+        module, "opened", lambda path: lambda given: [encoder(*given.values()) + 1e-2]
+    )
+    with pytest.raises(UsageError, match="what was written differs from it by"):
+        recbole_pos.export(runs / "TORoPE", tmp_path / "served", "torch_export")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,169 @@
+"""Recommendations from data that have grown since training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import CROSS_ENTROPY, SMALL, make_log, write_atomic
+
+import recbole_pos
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.model.models import MODELS
+
+LATER = 2e9  # seconds, after all of the log
+
+
+def grow(log: pd.DataFrame, shuffle: bool) -> pd.DataFrame:
+    """u5 and u6 come back, two users and an item are new."""
+    more = [
+        ("u5", "i3", LATER),
+        ("u6", "a new item", LATER),
+        ("u6", "i4", LATER + 1),
+        ("somebody", "i7", LATER),
+        ("somebody", "i3", LATER + 2),
+        ("nobody", "a new item", LATER),
+    ]
+    table = pd.DataFrame(more, columns=list(log))
+    if not shuffle:
+        return pd.concat((log, table), ignore_index=True)
+    table = pd.concat((table, log), ignore_index=True)
+    return table.sort_values("item_id", kind="stable", ignore_index=True)
+
+
+def train(folder: Path, model: str, **more: Any) -> Path:
+    given = {**SMALL, "data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
+    if model not in MODELS:
+        del given["hidden_size"], given["inner_size"]
+    recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
+    return folder / "run"
+
+
+def by_user(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    return {user: table.reset_index(drop=True) for user, table in found.groupby("user_id")}
+
+
+SEQUENTIAL = [*MODELS, "SASRec", "GRU4Rec"]
+
+
+@pytest.mark.parametrize("model", [*SEQUENTIAL, "FPMC", "ItemKNN", "Pop"])
+def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) -> None:
+    log = make_log()
+    run_dir = train(write_atomic(log, tmp_path), model)
+    before = by_user(recbole_pos.recommend(run_dir, k=5))
+    write_atomic(grow(log, shuffle=False), tmp_path)
+    trained = recbole_pos.Recommender.load(run_dir)
+    assert vars(trained.growth) == {"users": 1, "events": 4, "items": 1, "skipped": 2}
+    after = by_user(recbole_pos.recommend(run_dir, k=5))
+    assert set(after) == {*before, "somebody"}
+    for user in set(before) - {"u5", "u6"}:
+        pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
+    if model not in SEQUENTIAL:
+        by = "model" if model == "Pop" else "popularity"
+        assert set(after["somebody"]["by"]) == {by}
+        return
+    histories = [{"id": "somebody", "items": ["i7", "i3"], "times": [LATER, LATER + 2]}]
+    for user, item in (("u5", "i3"), ("u6", "i4")):
+        own = log[log["user_id"] == user].sort_values("timestamp", kind="stable")
+        times = [*own["timestamp"], LATER + 1 - (user == "u5")]
+        histories.append({"id": user, "items": [*own["item_id"], item], "times": times})
+    asked = by_user(trained.recommend(histories=histories, k=5).rename(columns={"id": "user_id"}))
+    for user in ("somebody", "u5", "u6"):
+        assert after[user]["item_id"].tolist() == asked[user]["item"].tolist()
+        np.testing.assert_allclose(after[user]["score"], asked[user]["score"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["time", "item"])
+def test_another_order_of_lines_is_the_same_data(tmp_path: Path, order: str) -> None:
+    log = make_log().drop_duplicates(["user_id", "timestamp"])  # a tie is told by its line alone
+    run_dir = train(write_atomic(log, tmp_path), "FPARec")
+    write_atomic(grow(log, shuffle=False), tmp_path)
+    before = recbole_pos.recommend(run_dir, k=5)
+    write_atomic(grow(log, shuffle=True), tmp_path)
+    after = recbole_pos.recommend(run_dir, k=5)
+    one, two = by_user(before), by_user(after)
+    assert set(one) == set(two)
+    for user in one:
+        pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
+
+
+def test_filters_count_what_was_known(tmp_path: Path) -> None:
+    """i0 had too few events for the filter then; that it has enough now changes nothing."""
+    log = make_log()
+    rare = log["item_id"].value_counts().index[-1]
+    least = int(log["item_id"].value_counts().iloc[-1]) + 1
+    filters = {"item_inter_num_interval": f"[{least},inf)"}
+    run_dir = train(write_atomic(log, tmp_path), "FPARec", **filters)
+    before = by_user(recbole_pos.recommend(run_dir, k=5))
+    more = pd.DataFrame({"user_id": "u5", "item_id": [rare] * 5, "timestamp": LATER})
+    write_atomic(pd.concat((log, more)), tmp_path)
+    after = by_user(recbole_pos.recommend(run_dir, k=5))
+    assert rare not in set(pd.concat(after.values())["item_id"])
+    for user in before:
+        pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["gone", "earlier", "other item"])
+def test_what_was_known_must_be_there(tmp_path: Path, damage: str) -> None:
+    log = make_log()
+    run_dir = train(write_atomic(log, tmp_path), "FPARec")
+    other = grow(log, shuffle=False)
+    if damage == "gone":
+        other = other.drop(index=3)
+    elif damage == "earlier":
+        other.loc[len(other)] = ("u9", "i1", 1.0)
+    else:
+        other.loc[3, "item_id"] = "i1" if other.loc[3, "item_id"] != "i1" else "i2"
+    write_atomic(other, tmp_path)
+    with pytest.raises(CheckpointError, match="have changed since"):
+        recbole_pos.recommend(run_dir, k=5)
+
+
+def test_evaluation_still_refuses_grown_data(tmp_path: Path) -> None:
+    log = make_log()
+    run_dir = train(write_atomic(log, tmp_path), "FPARec")
+    write_atomic(grow(log, shuffle=False), tmp_path)
+    with pytest.raises(CheckpointError, match="have changed since"):
+        recbole_pos.load(run_dir)
+
+
+def test_a_damaged_list_of_what_was_known(tmp_path: Path) -> None:
+    run_dir = train(write_atomic(make_log(), tmp_path), "FPARec")
+    (run_dir / "known.parquet").write_bytes(b"PAR1")
+    with pytest.raises(CheckpointError, match=r"known.parquet is damaged"):
+        recbole_pos.recommend(run_dir)
+    with pytest.raises(UsageError, match="not a run folder"):
+        recbole_pos.recommend(tmp_path)
+
+
+def with_items(folder: Path, kinds: dict[str, str]) -> None:
+    lines = [f"{item}\t{kind}" for item, kind in kinds.items()]
+    text = "\n".join(["item_id:token\tkind:token", *lines]) + "\n"
+    (folder / "tiny" / "tiny.item").write_text(text)
+
+
+COLUMNS = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "kind"]}
+
+
+@pytest.mark.parametrize("model", ["FPARec", "AttrFormer"])
+def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
+    """Lines in another order change nothing; a new kind is none; what has changed is told."""
+    log = make_log()
+    kinds = {item: f"k{number % 3}" for number, item in enumerate(log["item_id"].unique())}
+    write_atomic(log, tmp_path)
+    with_items(tmp_path, kinds)
+    relations = {"relations": ["kind"]} if model == "AttrFormer" else {}
+    run_dir = train(tmp_path, model, load_col=COLUMNS, **relations)
+    before = recbole_pos.recommend(run_dir, k=5)
+    write_atomic(grow(log, shuffle=False), tmp_path)
+    with_items(tmp_path, {"a new item": "k9", **dict(sorted(kinds.items(), reverse=True))})
+    one, two = by_user(before), by_user(recbole_pos.recommend(run_dir, k=5))
+    for user in set(one) - {"u5", "u6"}:
+        pd.testing.assert_frame_equal(one[user], two[user], rtol=1e-5)
+    first = next(iter(kinds))
+    with_items(tmp_path, {**kinds, first: "k9"})
+    recbole_pos.serve.recommend.write_recommendations(run_dir, users=["u5"])
+    assert "values of kind have changed" in capsys.readouterr().out

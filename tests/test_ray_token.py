@@ -1,0 +1,80 @@
+"""Ray's tokens: used where there is one, made up for one's own cluster, told from silence."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+JOIN = """
+import sys
+from recbole_pos.errors import UsageError
+from recbole_pos.tune.cluster import connect, stop
+try:
+    stop(connect(*sys.argv[1:] or [None]))
+    print("joined")
+except UsageError as error:
+    print(error)
+"""
+RAY = Path(sys.executable).with_name("ray")
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    return {**kept, "HOME": str(home), **more}
+
+
+def join(home: Path, *address: str, **more: str) -> str:
+    command = [sys.executable, "-c", JOIN, *address]
+    done = subprocess.run(command, env=environment(home, **more), capture_output=True, text=True)
+    return done.stdout + done.stderr[-2000:] * done.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("home", ["folder", "file"])
+def test_an_own_cluster_writes_no_token(tmp_path: Path, home: str) -> None:
+    """Also where the home folder cannot be written."""
+    place = tmp_path / "home"
+    place.mkdir() if home == "folder" else place.touch()
+    assert "joined" in join(place)
+    assert home == "file" or not (place / ".ray").exists()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a cluster that asks for a token, and the home of who started it."""
+    home = tmp_path / "head"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    start = f"start --head --port {port} --num-cpus 1 --include-dashboard false"
+    given = environment(
+        home, RAY_AUTH_MODE="token", RAY_TMPDIR=os.environ.get("RAY_TMPDIR", "/tmp")
+    )
+    command = [str(RAY), *start.split(), "--disable-usage-stats", "--block"]
+    with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True) as head:
+        try:
+            assert head.stdout is not None
+            for line in head.stdout:
+                if "Ray runtime started" in line:
+                    break
+            yield f"127.0.0.1:{port}", home
+        finally:
+            head.terminate()
+
+
+@pytest.mark.long
+def test_a_cluster_that_asks_for_a_token(cluster: tuple[str, Path], tmp_path: Path) -> None:
+    address, home = cluster
+    assert "joined" in join(home, address)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "joined" in join(other, address, RAY_AUTH_TOKEN="0123456789abcdef" * 4)
+    told = join(other, address)
+    assert "wants another token: copy ~/.ray/auth_token of the machine" in told

@@ -1,0 +1,182 @@
+"""Recommender: any history, what may be recommended, vectors; against loops, and with nonsense."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import SMALL, make_log, write_atomic
+
+import recbole_pos
+from recbole_pos.errors import UsageError
+from recbole_pos.serve import topk
+from recbole_pos.serve.recommend import write_recommendations
+from recbole_pos.serve.topk import Choice, top_items
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_atomic(make_log(), tmp_path_factory.mktemp("data"))
+    given = {**SMALL, "data_path": str(folder), "epochs": 1, "position": ["to_rope", "learned"]}
+    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder / "run", verbose=False)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir: Path) -> recbole_pos.Recommender:
+    return recbole_pos.Recommender.load(run_dir)
+
+
+BASKET = {"id": "b", "items": ["i1", "i2", "i1"], "times": [1.0, 5.0, 9.0]}
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 1000])
+def test_top_items_against_a_loop(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(topk, "CHUNK", chunk)
+    generator = torch.Generator().manual_seed(0)
+    every = torch.randn(5, 30, generator=generator)
+    items = torch.tensor([1, 2, 5, 6, 7, 11, 12, 13, 20, 21, 29])
+    bonus = torch.randn(len(items), generator=generator)
+    barred = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([5, 3, 29, 1, 29])
+    score, found = top_items(lambda ids: every[:, ids], 5, Choice(items, bonus), 9, barred)
+    for row in range(5):
+        out = {int(item) for at, item in zip(*barred, strict=True) if at == row}
+        left = [
+            (float(every[row, item] + extra), int(item))
+            for item, extra in zip(items, bonus, strict=True)
+            if int(item) not in out
+        ]
+        expected = sorted(left, reverse=True)[:9]
+        real = score[row] > -np.inf
+        assert found[row][real].tolist() == [item for _, item in expected]
+        np.testing.assert_allclose(score[row][real], [value for value, _ in expected], rtol=1e-6)
+
+
+def test_a_history_alone_is_as_among_others(trained: recbole_pos.Recommender) -> None:
+    rng = random.Random(0)
+    many = [
+        {"id": n, "items": rng.choices(list(trained.items), k=length), "times": range(length)}
+        for n, length in enumerate([3, 1, 40, 12, 0, 2])
+    ]
+    many = [{**one, "times": list(one["times"])} for one in many]
+    together = trained.recommend(histories=many, k=4)
+    assert together["id"].drop_duplicates().tolist() == list(range(6))  # the order asked
+    for one in many:
+        alone = trained.recommend(histories=[one], k=4).reset_index(drop=True)
+        same = together[together["id"] == one["id"]].reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone, same, rtol=1e-4)
+    by = dict(zip(together["id"], together["by"], strict=True))
+    assert by == {n: "popularity" if n == 4 else "model" for n in range(6)}
+
+
+def test_what_may_be_recommended(trained: recbole_pos.Recommender) -> None:
+    def items(**given: Any) -> list[str]:
+        return trained.recommend(histories=[BASKET], **given)["item"].tolist()
+
+    every = items(k=len(trained.items), exclude_seen=False)
+    assert sorted(every) == sorted(trained.items)
+    assert set(items(k=len(trained.items), exclude_seen=True)) == set(every) - {"i1", "i2"}
+    allowed = ["i3", "i1", "never heard of", "i9", "i4"]
+    assert items(k=9, allowed=allowed, exclude_seen=False) == [i for i in every if i in allowed]
+    assert items(k=3, excluded=every[:2], exclude_seen=False) == every[2:5]
+    assert items(k=1, boosts={every[-1]: 1e6}) == [every[-1]]
+    assert items(k=9, allowed=["i1"], exclude_seen=True) == []
+    popular = trained.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
+    assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
+    with pytest.raises(UsageError, match="none of those allowed is known"):
+        items(allowed=["never heard of"])
+    with pytest.raises(UsageError, match="boosts: 'i1': expected a number, found nan"):
+        items(boosts={"i1": float("nan")})
+
+
+def test_scores_are_products_of_vectors(trained: recbole_pos.Recommender) -> None:
+    names, vectors = trained.item_vectors()
+    state = trained.encode([BASKET, {"items": []}])
+    assert not state[1].any()
+    found = trained.recommend(histories=[BASKET], k=5, exclude_seen=False)
+    scores = dict(zip(names, vectors @ state[0], strict=True))
+    np.testing.assert_allclose([scores[i] for i in found["item"]], found["score"], rtol=1e-4)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosine = dict(zip(names, unit @ unit[list(names).index("i7")], strict=True))
+    best = sorted(set(names) - {"i7"}, key=cosine.__getitem__, reverse=True)[:3]
+    near = trained.similar("i7", k=3)
+    assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
+    with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
+        trained.similar("i07")
+
+
+def test_events_are_sorted_by_time(trained: recbole_pos.Recommender) -> None:
+    mixed = {"items": ["i1", "i2", "i1"], "times": [9.0, 5.0, 1.0]}
+    one, two = trained.encode([BASKET, mixed])
+    np.testing.assert_array_equal(one, two)
+
+
+def test_files(run_dir: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "stock.txt").write_text("i1\n\ni2 \ni3\nnever heard of\n")
+    lines = [json.dumps(one) for one in (BASKET, {"items": ["x"], "times": [1]})]
+    (tmp_path / "baskets.jsonl").write_text("\n".join(lines) + "\n\n")
+    for name, read in (("a.parquet", pd.read_parquet), ("a.csv", pd.read_csv)):
+        file = write_recommendations(
+            run_dir,
+            k=2,
+            items=tmp_path / "stock.txt",
+            histories=tmp_path / "baskets.jsonl",
+            out=tmp_path / name,
+        )
+        found = read(file)
+        assert set(found["item"]) <= {"i1", "i2", "i3"} and len(found) == 4
+        assert found["id"].astype(str).tolist() == ["b", "b", "1", "1"]
+    told = capsys.readouterr().out
+    assert "1 items of histories are not known to the model" in told
+    assert "1 of 2 get the most popular items" in told
+    assert "are in the history already; --exclude_seen leaves these out" in told
+    (tmp_path / "baskets.jsonl").write_text('{"items": ["i1"]}\n{"items": [')
+    with pytest.raises(UsageError, match=r"histories\[0\]: the model reads times"):
+        write_recommendations(run_dir, histories=tmp_path / "baskets.jsonl")
+
+
+NONSENSE: list[Any] = [
+    *(None, True, 3, -1.5, float("nan"), float("inf"), 10**5000, "", "i1", "\x00", "x" * 10**5),
+    *([], {}, [[]], [["i1"]], {"items": "i1"}, ["i1", 5, "i2"], ["i1"] * 10_000, {"items": []}),
+    *({"item": ["i1"]}, {"items": ["i1"], "times": [float("nan")]}, b"i1", object(), ["i1", None]),
+    *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": "1"}),
+    *({"items": ["i1"], "times": [10**400]}, {"items": ["i1"] * 9, "times": [-1e300] * 9}),
+    *({"id": [1], "items": ["i1"]}, {"id": None, "items": ["i1"]}, {1: 2, "items": []}),
+    *(
+        {"items": ["i2", "i1"], "times": [9e9, -4]},
+        {"items": ["i3"], "times": [0]},
+        np.array(["i1"]),
+    ),
+]
+
+
+def test_nonsense(trained: recbole_pos.Recommender) -> None:
+    """1,000 requests: each has an answer with items that there are, or an error for people."""
+    rng, answered = random.Random(0), 0
+    for _ in range(1000):
+        histories: Any = [rng.choice([*NONSENSE, *[BASKET] * 60]) for _ in range(rng.randint(0, 3))]
+        if rng.random() < 0.1:
+            histories = rng.choice(NONSENSE)
+        given = {
+            "k": rng.choice([*[5] * 20, 1, 0, -3, 10**9, 2.5, "3", None, True]),
+            "allowed": rng.choice([*[None] * 9, ["i1", "i2", 7], [], "i1", [None], 5]),
+            "excluded": rng.choice([*[None] * 9, ["i1", object()], {"i1": 1}]),
+            "boosts": rng.choice([*[None] * 9, {"i1": 2}, {"i1": "2"}, {5: 1.0}, {}, 3, "i1"]),
+            "exclude_seen": rng.choice([None, True, False]),
+        }
+        try:
+            found = trained.recommend(histories=histories, **given)
+        except UsageError as error:
+            assert len(str(error)) < 400
+            continue
+        answered += 1
+        assert set(found["item"]) <= set(trained.items)
+        if given["allowed"]:
+            assert set(found["item"]) <= {"i1", "i2"}
+    assert answered > 100
