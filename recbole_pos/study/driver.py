@@ -26,13 +26,14 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
 from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.results import Results
+from recbole_pos.study.results import DONE, FAILED, Results
 from recbole_pos.study.source import Source
 from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 from recbole_pos.study.work import Job, Work
 from recbole_pos.tune.cluster import connect, stop
 from recbole_pos.tune.data import SharedData
+from recbole_pos.tune.storage import Mirror
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def compare(
     if told.report:
         return _show(results_of(plan, folder), screen, folder.path)
     configs = check_plan(plan, lambda options: row_config(options).plain)
+    folder.use_storage(told.storage, make=not told.dry_run)
     if told.dry_run:
         said, table = preview(Work(plan, folder, told.rows))
         for line in said:
@@ -140,7 +142,7 @@ def _plan(
             base = {**base, "data_path": place}
         seeds = changes.pop("seeds", 1)
         plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
-        return plan, StudyFolder.of(plan, told.run_dir, told.storage)
+        return plan, StudyFolder.of(plan, told.run_dir)
     if told.vary:
         raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
     if not isinstance(what, dict) and Path(what).is_dir():
@@ -153,7 +155,7 @@ def _plan(
         content = {**plan.source.content, **changes}
         content["base"] = {**(content.get("base") or {}), **base}
         plan = make_plan(Source(plan.source.name, content, plan.source.lines))
-    return plan, folder or StudyFolder.of(plan, told.run_dir, told.storage)
+    return plan, folder or StudyFolder.of(plan, told.run_dir)
 
 
 def _registered(model: type) -> str:
@@ -195,7 +197,8 @@ def _train(
         source = str(folder.run(job.begin).path.resolve()) if job.begin else None
         task = fit.options(**takes)
         arguments_ = (job.config.plain, str(path), source, packed.get(job.config["model"], b""))
-        running[task.remote(*arguments_, takes, shared[key])] = job, time.monotonic()
+        begun = task.remote(*arguments_, takes, shared[key], folder.storage)
+        running[begun] = job, time.monotonic()
 
     try:
         most = told.max_concurrent or _room(takes)
@@ -207,7 +210,7 @@ def _train(
                 ended, _ = ray.wait(list(running), timeout=1.0)
                 for task in ended:
                     job, since = running.pop(task)
-                    found = _outcome(task)
+                    found = _outcome(task, folder.mirror(job.digest))
                     folder.write_fit(job.digest, found)
                     work.end(job.fit, found["status"], found.get("reason", ""), found)
                     progress.ended(job, found, time.monotonic() - since)
@@ -245,13 +248,18 @@ def facts_of(plan: Plan, work: Work) -> dict[str, Any]:
     return facts
 
 
-def _outcome(task: Any) -> dict[str, Any]:
+def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
     """What a task returned; a failed run where its process was lost again and again."""
     try:
-        return ray.get(task)
+        found = ray.get(task)
+        if mirror is not None and found["status"] == DONE:
+            mirror.fetch()
+        return found
+    except OSError as error:
+        return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
     except ray.exceptions.RayError as error:
         text = str(error).strip().splitlines()
-        return {"status": "failed", "reason": f"its process was lost: {text[0] if text else error}"}
+        return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
 
 
 def _room(takes: dict[str, float]) -> int:

@@ -20,6 +20,7 @@ from recbole_pos.files import only_writer, write_text
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.source import Source
+from recbole_pos.tune.storage import Mirror, place_of
 
 FIT = "fit.json"  # in a run's folder: of which fit it is
 
@@ -29,36 +30,44 @@ class StudyFolder:
 
     Args:
         path: of the folder.
+
+    Attributes:
+        storage: path or URI where trainings keep their runs while they last; None where all
+            machines reach the folder itself.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.storage: str | None = None
         self.plan = self.path / "study.json"
         self.runs = self.path / "runs"
         self.searches = self.path / "searches"
 
     @classmethod
-    def of(
-        cls, plan: Plan, path: str | Path | None, storage: str | Path | None = None
-    ) -> StudyFolder:
-        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given.
-
-        Args:
-            plan: of the study.
-            path: the folder.
-            storage: a folder for its folder, which all machines reach.
-
-        Raises:
-            UsageError: for a storage that is no path.
-        """
-        if "://" in str(storage or ""):
-            raise UsageError(
-                f"--storage: a study is kept on a path that all machines reach, found {storage}"
-            )
+    def of(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
+        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
         if path is None:
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-")[:60] or "study"
-            path = Path(storage or Path("saved") / plan.dataset / "studies") / title
+            path = Path("saved") / plan.dataset / "studies" / title
         return cls(path)
+
+    def use_storage(self, given: str | None, make: bool = True) -> None:
+        """Let trainings keep their runs on a storage: the one that is given, or as before.
+
+        Raises:
+            UsageError: as :func:`recbole_pos.tune.storage.place_of`.
+        """
+        kept = self._read(self.plan).get("storage")
+        self.storage = place_of(given, self.path, make) if given else kept
+
+    def mirror(self, digest: str) -> Mirror | None:
+        """A run and its copy on the storage; None where there is none."""
+        return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
+
+    def is_begun(self, digest: str) -> bool:
+        """Whether a run has a checkpoint to go on from."""
+        mirror, file = self.mirror(digest), self.run(digest).checkpoint
+        return file.is_file() or (mirror is not None and mirror.has(file))
 
     @property
     def begun(self) -> bool:
@@ -79,6 +88,7 @@ class StudyFolder:
     def write_plan(self, plan: Plan) -> None:
         """Keep a plan, so that the study can be continued and shown without its file."""
         content = {"name": plan.source.name, "content": plan.source.content}
+        content |= {"storage": self.storage} if self.storage else {}
         write_text(self.plan, json.dumps(content, indent=2, default=str) + "\n")
 
     def read_plan(self) -> Plan:

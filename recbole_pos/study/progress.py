@@ -82,9 +82,11 @@ class StudyProgress:
     def _lines(self) -> Text:
         lines = [str(self)]
         for job, since in list(self.running.values()):
-            epochs = _epochs(self.work.folder.run(job.digest).metrics)
-            seconds = span(time.monotonic() - since)
-            lines.append(f"  {job.fit.name}: epoch {epochs} of {job.config['epochs']}, {seconds}")
+            parts = [span(time.monotonic() - since)]
+            if not self.work.folder.storage:  # else it is on another machine
+                epochs = _epochs(self.work.folder.run(job.digest).metrics)
+                parts.insert(0, f"epoch {epochs} of {job.config['epochs']}")
+            lines.append(f"  {job.fit.name}: {', '.join(parts)}")
         return Text("\n".join(lines))
 
 

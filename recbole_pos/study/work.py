@@ -115,7 +115,7 @@ class Work:
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
             return DONE
-        return CONTINUED if self.folder.run(job.digest).checkpoint.is_file() else NEW
+        return CONTINUED if self.folder.is_begun(job.digest) else NEW
 
     def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
         """Note how a fit ended."""

@@ -16,6 +16,7 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.tune.searchers import NumberedSearcher
+from recbole_pos.tune.storage import filesystem
 
 
 def mend_searcher(path: str, searcher: NumberedSearcher) -> None:
@@ -83,8 +84,7 @@ def require_state(path: str) -> None:
 
 def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
     """The newest of Ray's files of a kind; their names have the time."""
-    local = fs.LocalFileSystem(), path
-    storage, folder = fs.FileSystem.from_uri(path) if "://" in path else local
+    storage, folder = filesystem(path)
     paths = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
     return storage, max((p for p in paths if p.rsplit("/", 1)[-1].startswith(name)), default=None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -27,6 +26,7 @@ from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
 from recbole_pos.tune.searchers import SEARCHERS
 from recbole_pos.tune.space import Space
+from recbole_pos.tune.storage import place_of
 from recbole_pos.tune.trial import trial_config
 from recbole_pos.values import suggest
 
@@ -245,10 +245,8 @@ class SearchFolder:
         if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
             raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
         folders.make_folder(folder.path)
-        if settings.storage:  # two searches in one storage must not meet
-            settings.storage = f"{settings.storage.rstrip('/')}/{folder.path.resolve().name}"
-            if "://" not in settings.storage:
-                settings.storage = os.path.abspath(settings.storage)
+        if settings.storage:
+            settings.storage = place_of(settings.storage, folder.path)
         write_json(settings.to_plain(), folder.settings)
         return folder
 
