@@ -333,12 +333,10 @@ def test_from_the_command_line_to_an_epoch(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--name", "shop", *given], cwd=tmp_path, capture_output=True, text=True
     )
-    assert (
-        not done.stderr and done.stdout.splitlines()[-1] == "recbole-pos run -m PosSASRec -d shop"
-    )
-    code = (
-        "import recbole_pos.conversion.convert, sys; print({'torch', 'recbole'} & {*sys.modules})"
-    )
+    assert not done.stderr
+    assert done.stdout.splitlines()[-1] == "recbole-pos run -m PosSASRec -d shop"
+    heavy = "{'torch', 'recbole'} & {*sys.modules}"
+    code = f"import recbole_pos.conversion.convert, sys; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "set()\n"
     for model in ("TORoPE", "AttrFormer"):
