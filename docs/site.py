@@ -20,7 +20,9 @@ START = {"README.md": "index.md"}  # files of the repository that have another n
 def on_files(files: Files, config: Any) -> Files:
     """Adds the files that are not under docs/."""
     beside = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CITATION.cff"]
-    for path in [*beside, *sorted((ROOT / "results").glob("*.*"))]:
+    kept = ("*.*", "*/*.html", "*/*.png")  # of reports, what pages link to
+    results = [path for one in kept for path in sorted((ROOT / "results").glob(one))]
+    for path in [*beside, *results]:
         source = path.relative_to(ROOT).as_posix()
         page = File.generated(config, START.get(source, source), abs_src_path=str(path))
         files.append(page)

@@ -110,17 +110,17 @@ class Screen:
         """One line of text."""
         self._print(self._texts, text)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: RenderableType) -> None:
         """A table."""
         self._print(self._texts, table)
 
-    def _print(self, consoles: list[Console], what: str | Table) -> None:
+    def _print(self, consoles: list[Console], what: RenderableType) -> None:
         for console in consoles:
             with writing(self._name(console is self._log)):
-                if isinstance(what, Table):
-                    console.print(what)
-                else:
+                if isinstance(what, str):
                     console.print(what, soft_wrap=True, markup=False)  # [a] is text here
+                else:  # nothing is cut off in a file
+                    console.print(what, width=None if console.is_terminal else WIDE)
 
     def _name(self, is_log: bool) -> str | Path:
         return self._path if is_log and self._path is not None else "standard output"

@@ -54,7 +54,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
-        return f"a number of {value.bit_length()} bits"
+        return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 

@@ -71,7 +71,7 @@ SLOW = (
     *("test_broken_weights", "test_atomic", "test_inspect", "test_study_statistics"),
     *("test_study_report", "test_warm_start", "test_recbole_", "test_checkpoint_damages"),
     *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
-    "test_ties",
+    *("test_ties", "test_serve_"),
 )
 
 

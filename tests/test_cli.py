@@ -169,6 +169,7 @@ LIGHT = [
     "run -m GRU4Rec --help",
 ]
 LIGHT += [f"{name} --help" for name in ("run", "tune", "attach", "plot", "inspect", "recommend")]
+LIGHT += ["serve --help"]
 
 
 @pytest.mark.parametrize("line", LIGHT)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recbole_pos.conversion.times import read_times
@@ -124,6 +124,7 @@ def test_one_column_tells_day_from_month() -> None:
     assert seconds(["01/02/2024", "02/13/2024"]) == [1704153600, 1707782400]
 
 
+@settings(deadline=None)
 @given(
     st.datetimes(datetime(1974, 1, 1), datetime(2099, 12, 31)).map(
         lambda t: t.replace(microsecond=0)

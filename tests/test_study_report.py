@@ -29,6 +29,7 @@ from recbole_pos.study.tables import (
     search_table,
     tidy,
 )
+from recbole_pos.study.terminal import Fitted
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -168,14 +169,14 @@ def test_tables_as_text(results, found):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
     console = Console(file=io.StringIO(), width=200)
     for table in all_tables(results, [found]):
-        console.print(table.rich())
+        console.print(Fitted(table))
     assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
 
 
 def test_text_of_the_users_is_no_markup():
     table = Shown("[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",))
     console = Console(file=io.StringIO(), width=80)
-    console.print(table.rich())
+    console.print(Fitted(table))
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
         assert text in console.file.getvalue()
     assert "| [blue]a\\|b | 1 |" in table.markdown()

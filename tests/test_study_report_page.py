@@ -99,6 +99,12 @@ def test_the_report_says_everything(results, found):
         assert text in words
 
 
+def test_figures_stay_with_their_sign_and_unit(results):
+    page = html(results, [compare(results, results.plan.tables[0])])
+    assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", page)
+    assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", page)
+
+
 def test_names_of_the_users_are_no_html(results):
     evil = '<script>alert("x")</script> $a$ & [b]'
     plan = dataclasses.replace(

@@ -3,7 +3,7 @@
 #   bash run.sh [OPTIONS OF TRAINING, such as --epochs=1]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-python "$here/make_orders.py" .
+python "$here/make_orders.py" . "${CUSTOMERS:-1500}"
 
 # 1. the csv becomes a dataset: dataset/shop/
 recbole-pos convert orders.csv --name shop --user customer --item product --time "bought at" --drop "order no"

@@ -17,6 +17,7 @@ from recbole_pos.cli.convert import add_convert
 from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
+from recbole_pos.cli.serve import add_serve
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -51,6 +52,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     add_inspect(commands, debug)
     add_recommend(commands, debug)
     add_export(commands, debug)
+    add_serve(commands, debug)
 
 
 def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:

@@ -139,7 +139,24 @@ class ConvertArguments:
     verbose: bool = _told(True, "print nothing", bool, flag="quiet")
 
 
-Arguments = TypeVar("Arguments", bound=Telling | ClusterArguments | ConvertArguments)
+@dataclass(frozen=True)
+class ServeArguments:
+    """Arguments of :func:`recbole_pos.serve.http.serve`; the limits are those of a request."""
+
+    host: str = _told("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
+    port: int = _told(8080, "port to listen on (8080); 0 takes a free one", int)
+    threads: int = _told(1, "threads that compute (1)", int, "N")
+    max_body: int = _told(2**20, "bytes (1048576)", int, "N")
+    max_histories: int = _told(256, "histories, users, or items with neighbours (256)", int, "N")
+    max_items: int = _told(10_000, "items of a history (10000)", int, "N")
+    max_k: int = _told(1_000, "recommendations of a history (1000)", int, "N")
+    max_waiting: int = _told(256, "requests that wait; more are told 503 (256)", int, "N")
+    allow_reload: bool = _told(False, "let other machines POST /reload, too", bool)
+
+
+Arguments = TypeVar(
+    "Arguments", bound=Telling | ClusterArguments | ConvertArguments | ServeArguments
+)
 
 
 def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:

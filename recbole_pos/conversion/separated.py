@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 from pyarrow import csv as arrow
@@ -59,18 +61,21 @@ class Separated:
 
     def _first_line(self, file: Path) -> tuple[str, int]:
         """The first line with text, and its number."""
-        with opened(file) as lines:
-            for number, raw in enumerate(lines, 1):
-                try:
-                    # utf-16 has NUL bytes in every line, and its line ends cut in two
-                    line = raw.decode(self.dialect.encoding).removeprefix("\ufeff").strip("\r\n")
-                except (UnicodeDecodeError, LookupError) as error:
-                    raise self._no_text(file, str(error)) from error
+        with opened(file) as stream:
+            lines = enumerate(self._decoded(file, stream), 1)
+            for number, line in lines:
+                line = line.removeprefix("\ufeff").strip("\r\n")
                 if "\0" in line:
                     raise self._no_text(file, "it has NUL bytes")
                 if line.strip():
                     return line, number
         raise UsageError(f"{file} is empty")
+
+    def _decoded(self, file: Path, stream: IO[bytes]) -> Iterator[str]:
+        try:
+            yield from io.TextIOWrapper(stream, self.dialect.encoding)
+        except (UnicodeError, LookupError) as error:
+            raise self._no_text(file, str(error)) from error
 
     def _no_text(self, file: Path, why: str) -> UsageError:
         return UsageError(

@@ -218,7 +218,7 @@ def neighbourhoods(
         sent = (anchors.distance[:, None] * side).to(weights.dtype)
         joined = _join(edges, sent, overlap)
         if self_weight:  # a self-transition is an edge to another appearance, not this message
-            own = torch.arange(len(place), device=place.device), slice(None), place
+            own = torch.arange(place.size(0), device=place.device), slice(None), place
             joined[own] = edges[own] + self_weight * side[:, :, 0]
         sending[row, :, place] = joined
     if mean:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -115,7 +114,12 @@ class HistoryRelations(nn.Module):
         """Those of a batch."""
         weights = [self._normalised(*self._head(n, ctx)) for n in range(len(self.heads))]
         heads = BlockProduct(torch.stack(weights, 1)) if weights else None
-        return BatchRelations(heads, None if self.own is None else partial(torch.mul, self.own))
+        return BatchRelations(heads, None if self.own is None else self._aggregated)
+
+    def _aggregated(self, x: Tensor) -> Tensor:
+        """Norm(R^U) of a history alone: what its user is to itself."""
+        assert self.own is not None
+        return x * self.own
 
     def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
         """Relations of a head [b, t, t] in float64, and what is read first: the lowest."""

@@ -121,7 +121,7 @@ def _parts(one: Any, where: str, number: int) -> tuple[Any, list[str], list[floa
         if "items" not in one:
             raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(one))}')
         name, items, times = one.get("id", number), one["items"], one.get("times")
-        if not isinstance(name, (str, int)) or isinstance(name, bool):
+        if not _names(name):
             raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, (Sequence, np.ndarray)):
         raise UsageError(f"{where}: expected a list of items, found {shown(items)}")
@@ -129,10 +129,15 @@ def _parts(one: Any, where: str, number: int) -> tuple[Any, list[str], list[floa
 
 
 def _name(item: Any, where: str) -> str:
-    whole = isinstance(item, (int, np.integer)) and not isinstance(item, bool)
-    if not isinstance(item, str) and not (whole and abs(item) < 2**63):
+    if not _names(item):
         raise UsageError(f"{where}.items: expected names of items, found {shown(item)}")
     return str(item)
+
+
+def _names(value: Any) -> bool:
+    """Whether it is a name: a string, or a whole number of 64 bits."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return isinstance(value, str) or (whole and abs(value) < 2**63)
 
 
 def _moments(times: Any, length: int, where: str) -> list[float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from recbole_pos.experiment.run import load
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.scorer import Scorer
-from recbole_pos.serve.topk import Choice, top_items
-from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.serve.topk import Choice, choose, top_items
+from recbole_pos.values import is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
@@ -182,36 +183,38 @@ class Recommender:
         Raises:
             UsageError: if none is left, or a boost is no finite number.
         """
-        chosen = torch.zeros(len(self.items) + 1, dtype=torch.bool)
-        chosen[1:] = allowed is None
-        for names, value in ((allowed, True), (excluded, False)):
-            if names is not None:
-                chosen[self._known(names, "allowed" if value else "excluded")] = value
-        if not chosen.any():
-            raise UsageError("no item is left to recommend: none of those allowed is known")
-        items = chosen.nonzero()[:, 0]
-        if not boosts:
-            return Choice(items)
-        if not isinstance(boosts, Mapping):
-            raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
-        bonus = torch.zeros(len(chosen))
-        for name, boost in boosts.items():
-            if not is_number(boost):
-                raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-            bonus[self.ids.get(str(name), 0)] = boost
-        return Choice(items, bonus[items])
+        if allowed is None and excluded is None and not boosts:
+            return self._every
+        return choose(self.ids, allowed, excluded, boosts)
 
-    def _known(self, names: Iterable[str], what: str) -> list[int]:
-        if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-            raise UsageError(f"{what}: expected names of items, found {shown(names)}")
-        return [self.ids[name] for name in map(str, names) if name in self.ids]
+    @cached_property
+    def _every(self) -> Choice:
+        return choose(self.ids)
 
-    @torch.inference_mode()
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
         many of them are in the history already."""
+        names = np.array(asked.ids, dtype=object)
+        for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
+            table = pd.DataFrame(
+                {
+                    "id": names[row],
+                    "rank": rank,
+                    "item": self.items[item - 1],
+                    "score": score,
+                    "by": np.where(by, MODEL, POPULARITY),
+                }
+            )
+            yield table, 0 if exclude_seen else self._taken(asked, row, item)
+
+    @torch.inference_mode()
+    def ranked(
+        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
+        rank, the id of the item, the score, and whether it is the model's."""
         self._require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
@@ -224,25 +227,14 @@ class Recommender:
             ]
             row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
             order = np.lexsort((rank, row))
-            names = np.array(asked.ids, dtype=object)
-            table = pd.DataFrame(
-                {
-                    "id": names[row[order]],
-                    "rank": rank[order],
-                    "item": self.items[item[order] - 1],
-                    "score": score[order],
-                    "by": np.where(by[order], MODEL, POPULARITY),
-                }
-            )
-            again = 0 if exclude_seen else self._taken(asked, pool, row, item)
-            yield table, again
+            yield row[order], rank[order], item[order], score[order], by[order]
 
-    def _taken(self, asked: Histories, pool: np.ndarray, row: np.ndarray, item: np.ndarray) -> int:
+    def _taken(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
         """How many of the (row, item) pairs are of items in the history of the row."""
-        past = asked.some(pool)
-        size = len(self.items) + 1
+        rows = np.unique(row)
+        past, size = asked.some(rows), len(self.items) + 1
         return int(
-            np.isin(row * size + item, np.repeat(pool, past.lengths) * size + past.items).sum()
+            np.isin(row * size + item, np.repeat(rows, past.lengths) * size + past.items).sum()
         )
 
     def _batch(
@@ -315,8 +307,7 @@ class Recommender:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
         k = min(self._require_k(k), len(self.items) - 1)
-        vectors = torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-        ids = torch.tensor([self.ids[name] for name in names])
+        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
         barred = torch.arange(len(ids)), ids
         cosine, found = top_items(
             lambda some: vectors[ids] @ vectors[some].t(), len(ids), self.choice(), k, barred
@@ -329,6 +320,11 @@ class Recommender:
                 "cosine": cosine.reshape(-1),
             }
         )
+
+    @cached_property
+    def _directions(self) -> Tensor:
+        """[items + 1, d] vectors of length 1."""
+        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
     def _require_k(self, k: int) -> int:
         if not (is_whole(k) and 1 <= k <= len(self.items)):

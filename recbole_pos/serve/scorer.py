@@ -48,7 +48,7 @@ class Scorer:
         """[b, c] scores of c item ids after histories, none of them empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
-            return lambda items: (states @ vectors[items].t()).cpu()
+            return lambda items: _products(states, vectors, items).cpu()
         every = self.model.full_sort_predict(self.rows(asked)).view(len(asked), -1).cpu()
         return lambda items: every[:, items]
 
@@ -80,3 +80,14 @@ class Scorer:
                     columns[field + config["LIST_SUFFIX"]] = block
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
+
+
+def _products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
+    """[b, c] of states [b, d] with the vectors of rising item ids [c], copying little: vectors as
+    they lie where ids leave few out."""
+    begin, end = int(items[0]), int(items[-1]) + 1
+    if end - begin == len(items):
+        return states @ vectors[begin:end].t()
+    if end - begin < 2 * len(items) and len(states) < vectors.size(1):
+        return (states @ vectors[begin:end].t())[:, items - begin]
+    return states @ vectors[items].t()

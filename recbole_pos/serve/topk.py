@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number, shown
+
+LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 CHUNK = 1 << 15  # items that are scored at once
 
 
@@ -28,6 +32,41 @@ class Choice:
         """Where ids stand among ``items``; -1 for those that may not be recommended anyhow."""
         place = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
         return torch.where(self.items[place] == items, place, -1)
+
+
+def choose(
+    ids: Mapping[str, int],
+    allowed: Iterable[str] | None = None,
+    excluded: Iterable[str] | None = None,
+    boosts: Mapping[str, float] | None = None,
+) -> Choice:
+    """See :meth:`Recommender.choice`.
+
+    Args:
+        ids: from 1, of all items by name.
+    """
+    chosen = torch.zeros(len(ids) + 1, dtype=torch.bool)
+    chosen[1:] = allowed is None
+    for what, names, value in (("allowed", allowed, True), ("excluded", excluded, False)):
+        if names is None:
+            continue
+        if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
+            raise UsageError(f"{what}: expected names of items, found {shown(names)}")
+        chosen[[ids[name] for name in map(str, names) if name in ids]] = value
+    if not chosen.any():
+        raise UsageError("no item is left to recommend: none of those allowed is known")
+    items = chosen.nonzero()[:, 0]
+    if boosts is not None and not isinstance(boosts, Mapping):
+        raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
+    if not boosts:
+        return Choice(items)
+    for name, boost in boosts.items():
+        if not (is_number(boost) and abs(boost) < LARGEST):
+            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+    known = {ids.get(str(name), 0): float(boost) for name, boost in boosts.items()}
+    bonus = torch.zeros(len(chosen))
+    bonus[list(known)] = torch.tensor(list(known.values()))
+    return Choice(items, bonus[items])
 
 
 def top_items(

@@ -23,7 +23,7 @@ from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, Results, compare
 from recbole_pos.study.shown import Shown
-from recbole_pos.study.source import Source
+from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
 from recbole_pos.yaml_files import read_yaml
@@ -61,8 +61,20 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
         curves += _curve(known, run, metric)
         if known["status"] == DONE and run.ranks.is_file():
             ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)
-    command = f"recbole-pos compare {folder.path}"
-    return _results(plan, lines, ranks, curves, trials, command, folder.facts())
+    return _results(plan, lines, ranks, curves, trials, _command(plan, folder), folder.facts())
+
+
+def _command(plan: Plan, folder: StudyFolder) -> str:
+    """How the study is run again: by its file, if that still says the same of all but the place."""
+    try:
+        written = read_source(plan.source.name).content
+    except UsageError:
+        return f"recbole-pos compare {folder.path}"
+    content = {**plan.source.content, "base": dict(plan.source.content.get("base") or {})}
+    elsewhere = content["base"].pop("data_path", None)
+    if content != {**written, "base": written.get("base") or {}}:
+        return f"recbole-pos compare {folder.path}"
+    return f"recbole-pos compare {plan.source.name}{' --data_path FOLDER' * bool(elsewhere)}"
 
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:

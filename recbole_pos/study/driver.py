@@ -9,8 +9,6 @@ from typing import Any
 
 import pandas as pd
 import ray
-from rich.markup import escape
-from rich.table import Table
 
 from recbole_pos.config.arguments import CompareArguments, arguments
 from recbole_pos.config.plugins import pack
@@ -21,14 +19,16 @@ from recbole_pos.screen import Screen
 from recbole_pos.study.collect import of_runs, results_of, write_results
 from recbole_pos.study.command import plan_of_models
 from recbole_pos.study.configs import data_key, row_config
-from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence
+from recbole_pos.study.expand import check_plan
 from recbole_pos.study.fitting import fit
 from recbole_pos.study.folder import StudyFolder, commit
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.preview import preview
 from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.results import DONE, Results
+from recbole_pos.study.results import Results
 from recbole_pos.study.source import Source
+from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 from recbole_pos.study.work import Job, Work
 from recbole_pos.tune.cluster import connect, stop
@@ -98,14 +98,10 @@ def compare(
         return _show(results_of(plan, folder), screen, folder.path)
     configs = check_plan(plan, lambda options: row_config(options).plain)
     if told.dry_run:
-        screen.line(dry_run_sentence(plan))
-        if done := sum(
-            (folder.fit(d) or {}).get("status") == DONE for d in folder.current().values()
-        ):
-            screen.line(
-                f"{done} of them are finished in {folder.path}, if options are as they were"
-            )
-        screen.table(_as_table(dry_run(plan)))
+        said, table = preview(Work(plan, folder, told.rows))
+        for line in said:
+            screen.line(line)
+        screen.table(table)
         return None
     with folder.held():
         folder.write_plan(plan)
@@ -282,14 +278,8 @@ def _show(results: Results, screen: Screen, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
     written = write_results(results, folder)
     for shown in written.tables:
-        screen.table(shown.rich())
+        screen.table(Fitted(shown))
+        screen.line("")
     for file in written.files:
         screen.line(str(file))
     return Compared(results.runs, written.pairs, folder)
-
-
-def _as_table(frame: pd.DataFrame) -> Table:
-    table = Table(*frame.columns)
-    for line in frame.astype(str).to_numpy():
-        table.add_row(*map(escape, line))
-    return table

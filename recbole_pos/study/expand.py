@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Fit:
             a space lacks what is drawn, a final fit after a search what validation chooses.
         after: names of fits that must have ended: all trials of the row, or the run attached to.
         repeats: whether the same run has been made as a trial, so that nothing is left to train:
-            the chosen configuration of a grid with the first seed.
+            the configuration that a search has chosen, with the first seed.
     """
 
     row: str
@@ -66,7 +66,7 @@ def fits(plan: Plan) -> list[Fit]:
             after, stage = names[row.name], "final"
             if row.attach:
                 after, stage = (f"{row.attach.to}, seed {seed}",), "attach"
-            repeats = bool(row.search and row.search.grid) and seed == plan.seeds[0]
+            repeats = row.search is not None and seed == plan.seeds[0]
             found.append(Fit(row.name, seed, stage, None, options, after, repeats))
     return found
 
@@ -172,8 +172,12 @@ def _canonical(value: Any, name: str) -> Any:
     )
 
 
-def dry_run(plan: Plan) -> pd.DataFrame:
+def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
     """What would be run.
+
+    Args:
+        plan: the study.
+        rows: those that would be trained; all if empty.
 
     Returns:
         A line a row: row, model, options (those of the row itself), search, trials, seeds, fits
@@ -182,6 +186,8 @@ def dry_run(plan: Plan) -> pd.DataFrame:
     lines = []
     made = fits(plan)
     for name, row in plan.rows.items():
+        if rows and name not in rows:
+            continue
         options = {key: value for key, value in row.options.items() if key != "model"}
         if row.config_files:
             options["config_files"] = list(row.config_files)
@@ -203,15 +209,15 @@ def dry_run(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def dry_run_sentence(plan: Plan) -> str:
+def dry_run_sentence(plan: Plan, rows: Collection[str] = ()) -> str:
     """How much it is, in a line."""
-    made = [fit for fit in fits(plan) if not fit.repeats]
+    made = [fit for fit in fits(plan) if not fit.repeats and (not rows or fit.row in rows)]
     searched = sum(fit.stage == "trial" for fit in made)
     parts = f" ({searched} of a search, {len(made) - searched} after it)" if searched else ""
-    seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    seeds, count = len(plan.seeds), len(rows or plan.rows)
     return (
-        f"{plan.title}: {len(plan.rows)} rows, {seeds}, {len(made)} fits{parts} on {plan.dataset}; "
-        f"differences are to {plan.reference}"
+        f"{plan.title}: {count} row{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
+        f"{len(made)} fits{parts} on {plan.dataset}; differences are to {plan.reference}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ def html(results: Results, comparisons: Sequence[Comparison]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["bound"] = _bound
     return environment.get_template(_TEMPLATE).render(
         plan=results.plan,
         findings=findings(results, comparisons[0]),
@@ -57,6 +59,11 @@ def html(results: Results, comparisons: Sequence[Comparison]) -> str:
         commands=results.commands,
         facts=_facts(results),
     )
+
+
+def _bound(text: str) -> str:
+    """A figure whose line does not end before its unit or within its sign."""
+    return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _part(results: Results, found: Comparison) -> _Part:

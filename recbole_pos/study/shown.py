@@ -1,14 +1,10 @@
-"""Numbers as tables have them, and a table on the terminal and in markdown."""
+"""Numbers as tables have them, and a table in markdown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
-
-from rich.table import Table
-from rich.text import Text
 
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
@@ -38,6 +34,7 @@ class Shown:
         lines: cells by line.
         notes: sentences below.
         words: places of columns that hold words, beside the first.
+        spare: places of columns that a narrow terminal can do without, the least needed first.
     """
 
     title: str
@@ -45,21 +42,11 @@ class Shown:
     lines: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     words: frozenset[int] = frozenset()
+    spare: tuple[int, ...] = ()
 
     def is_text(self, column: int) -> bool:
         """Whether a column stands to the left."""
         return column == 0 or column in self.words
-
-    def rich(self) -> Table:
-        """For the terminal."""
-        table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)))
-        table.title_justify = table.caption_justify = "left"
-        for place, name in enumerate(self.columns):
-            side: Literal["left", "right"] = "left" if self.is_text(place) else "right"
-            table.add_column(Text(name), justify=side, overflow="fold")  # nothing is cut off
-        for line in self.lines:
-            table.add_row(*(_rich(cell) for cell in line))
-        return table
 
     def markdown(self, level: int = 2) -> str:
         """For a page."""
@@ -68,11 +55,6 @@ class Shown:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
-
-
-def _rich(cell: Cell) -> Text:
-    text = Text(cell.text, style="bold" if cell.bold else "")
-    return text.append(f"\n{cell.detail}", style="dim") if cell.detail else text
 
 
 def _marked(cell: Cell) -> str:

@@ -55,6 +55,10 @@ class RowSearch:
             self.folder.write_drawn(self.row.name, self.kept)
         return self.asked[trial]
 
+    def known(self, trial: int) -> bool:
+        """Whether the options of a trial are known before it is asked for."""
+        return self.searcher is None or trial in self.kept
+
     def tell(self, trial: int, score: float | None) -> None:
         """The best validation value of a trial; None for one that failed."""
         if score is not None:

@@ -56,7 +56,9 @@ def metrics_table(results: Results, found: Comparison) -> Shown:
         cells += [Cell(write(values[row])) for _, values, write in cost]
         lines.append(tuple(cells))
     notes = [*_what_is_compared(found, plan.unit), *_marks(found.differences)]
-    return Shown(table.title, tuple(columns), tuple(lines), tuple(notes))
+    spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
+    spare += [*range(len(table.metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
+    return Shown(table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare))
 
 
 def differences_table(found: Comparison) -> Shown | None:
@@ -80,7 +82,10 @@ def differences_table(found: Comparison) -> Shown | None:
             )
         )
     main = metric_name(found.table.metrics[0])
-    columns = ("row", "seeds of both", "difference", "95% interval", "p", "p after Holm")
+    columns = (
+        *("row", "seeds of both", "difference", "95% interval", "p", "p after Holm"),
+        "smallest to be seen",
+    )
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
         "flips of units. Holm's correction is for all lines of this table; * is below 0.05.",
@@ -89,7 +94,7 @@ def differences_table(found: Comparison) -> Shown | None:
         *_marks(pairs),
     )
     title = f"{found.table.title}: {main} less that of {found.table.reference}"
-    return Shown(title, (*columns, "smallest to be seen"), tuple(lines), notes)
+    return Shown(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
 
 
 def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:

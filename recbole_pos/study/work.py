@@ -16,6 +16,8 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 
+CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
+
 
 @dataclass(frozen=True)
 class Job:
@@ -48,6 +50,7 @@ class Work:
         for row in rows:
             plan.source.one_of(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
+        self.rows = [row for row in plan.rows if row in wanted]
         self.fits = [one for one in fits(plan) if one.row in wanted]
         self.waiting = list(self.fits)
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
@@ -83,6 +86,36 @@ class Work:
                 continue
             return job
         return None
+
+    def left(self) -> dict[str, str]:
+        """What is left of every fit, if nothing else happens; nothing is written.
+
+        Returns:
+            Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``:
+            which run it is depends on a search that has not ended.
+        """
+        found: dict[str, str] = {}
+        for one in self.fits:
+            found[one.name] = self._left(one, found)
+        return found
+
+    def _left(self, one: Fit, others: Mapping[str, str]) -> str:
+        if any(others[name] != DONE for name in one.after):
+            return NEW if one.stage == "attach" else OPEN
+        if one.trial is not None and not self.searches[one.row].known(one.trial):
+            return NEW
+        try:
+            job = self._job(one)
+        except UsageError:  # as it will be told when its turn comes
+            return NEW
+        if job is None:
+            return OPEN
+        self.digests[one.name] = job.digest
+        known = self.folder.fit(job.digest) or {}
+        if known.get("status") == DONE:
+            self.end(one, DONE, known=known)
+            return DONE
+        return CONTINUED if self.folder.run(job.digest).checkpoint.is_file() else NEW
 
     def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
         """Note how a fit ended."""

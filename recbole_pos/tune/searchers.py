@@ -109,12 +109,16 @@ class OptunaSearcher(NumberedSearcher):
 
         super().__init__(space, mode, seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         direction = optuna.study.StudyDirection[{"max": "MAXIMIZE", "min": "MINIMIZE"}[mode]]
-        self.study = optuna.create_study(direction=direction, sampler=sampler)
+        self.study = optuna.create_study(direction=direction)
         self.asked: dict[str, Any] = {}
 
     def options(self, number: int, trial_id: str) -> dict[str, Any]:
+        import optuna
+
+        # Of each trial its own: a search that is taken up again would draw its first trials twice.
+        (seed,) = np.random.SeedSequence((self.seed, number)).generate_state(1)
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(seed), constant_liar=True)
         self.asked[trial_id] = self.study.ask()
         return self.space.suggest(self.asked[trial_id])
 

@@ -1,0 +1,174 @@
+"""How fast `recbole-pos serve` answers: FPARec of the default size, random weights, one core.
+
+Writes the table of docs/serving.md. The catalogue is in an item file, so that training for one
+epoch, on 2,400 events, makes a model of any size.
+
+    python benchmarks/serve.py [--requests 2000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+os.environ.update(ONE_CORE)
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+from page import replace_section  # noqa: E402
+
+import recbole_pos  # noqa: E402
+
+PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
+HISTORY, K = 50, 10
+
+
+def make_run(folder: Path, items: int) -> Path:
+    """A run of a model that knows so many items."""
+    rng, name = np.random.default_rng(0), f"items{items}"
+    (folder / name).mkdir()
+    log = pd.DataFrame(
+        {
+            "user_id:token": np.repeat(np.arange(40), 60),
+            "item_id:token": rng.integers(0, items, 2_400),
+            "timestamp:float": np.arange(2_400),
+        }
+    )
+    log.to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
+    table = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
+    table.to_csv(folder / name / f"{name}.item", sep="\t", index=False)
+    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "price"]}
+    options = {"data_path": str(folder), "epochs": 1, "load_col": columns}
+    run_dir = folder / f"{name}-run"
+    recbole_pos.run("FPARec", name, None, options, run_dir=run_dir, verbose=False)
+    return run_dir
+
+
+def percentiles(
+    ask: Callable[[list[str]], Any],
+    histories: list[list[str]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, float]:
+    """p50 and p99 in milliseconds, after some that warm up."""
+    seconds = []
+    for history in [*histories[:50], *histories]:
+        began = clock()
+        ask(history)
+        seconds.append(clock() - began)
+    return tuple(np.percentile(seconds[50:], [50, 99]) * 1000)
+
+
+class Client:
+    """One that keeps its connection."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def post(self, path: str, body: dict[str, Any]) -> None:
+        """Ask, and read the answer."""
+        headers = {"Content-Type": "application/json"}
+        self.connection.request("POST", path, json.dumps(body), headers)
+        answer = self.connection.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(text.decode())
+
+    def recommend(self, history: list[str]) -> None:
+        """One history."""
+        self.post("/recommend", {"histories": [history], "k": K})
+
+
+def together(port: int, histories: list[list[str]], meanwhile: Callable[[], None]) -> list[float]:
+    """Four clients: p50, p99 in milliseconds, requests a second; until ``meanwhile`` is over."""
+    seconds: list[float] = []
+    over = threading.Event()
+
+    def work(client: Client) -> None:
+        while not over.is_set():
+            for history in histories:
+                began = time.perf_counter()
+                client.recommend(history)
+                seconds.append(time.perf_counter() - began)
+                if over.is_set():
+                    break
+
+    threads = [threading.Thread(target=work, args=(Client(port),)) for _ in range(4)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    over.set()
+    for thread in threads:
+        thread.join()
+    rate = len(seconds) / (time.perf_counter() - began)
+    return [*(np.percentile(seconds, [50, 99]) * 1000), rate]
+
+
+def measure(run_dir: Path, items: int, requests: int) -> list[str]:
+    """A row of the table."""
+    rng = np.random.default_rng(1)
+    histories = [rng.integers(0, items, HISTORY).astype(str).tolist() for _ in range(requests)]
+    trained = recbole_pos.Recommender.load(run_dir)
+
+    def call(history: list[str]) -> None:
+        trained.recommend(histories=[history], k=K)
+
+    library = percentiles(call, histories)
+    alone = percentiles(call, histories, time.thread_time)
+    arguments = ["-m", "recbole_pos.cli.main", "serve", str(run_dir), "--port=0"]
+    server = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().split(":")[2].split()[0])
+        server.stdout.readline()  # ready
+        one = percentiles(Client(port).recommend, histories)
+        four = together(port, histories, lambda: time.sleep(requests / 200))
+        reload = together(port, histories, lambda: Client(port).post("/reload", {}))
+    finally:
+        server.terminate()
+        server.wait()
+    pairs = [f"{p50:.1f} / {p99:.1f}" for p50, p99 in (library, alone, one, four[:2], reload[:2])]
+    return [f"{items:,}", *pairs[:4], f"{four[2]:,.0f}", pairs[4]]
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=2_000)
+    given = parser.parse_args()
+    sys.argv = sys.argv[:1]  # RecBole's own configuration reads it
+    head = [
+        *(
+            "items",
+            "`recommend`, ms",
+            "its CPU time, ms",
+            "one client, ms",
+            "four clients, ms",
+            "requests/s",
+        ),
+        "four clients in a reload, ms",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    with tempfile.TemporaryDirectory() as folder:
+        for items in (10_000, 100_000):
+            row = measure(make_run(Path(folder), items), items, given.requests)
+            lines.append("| " + " | ".join(row) + " |")
+    note = f"{given.requests:,} requests, {os.cpu_count()} cores of {platform.machine()}, "
+    load = f"load of the machine {os.getloadavg()[0]:.1f}"
+    replace_section(PAGE, "speed", "\n".join([*lines, "", note + load + "."]))
+
+
+if __name__ == "__main__":
+    main()

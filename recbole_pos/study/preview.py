@@ -1,0 +1,44 @@
+"""What a study would train, said before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from recbole_pos.study.expand import dry_run, dry_run_sentence
+from recbole_pos.study.results import DONE
+from recbole_pos.study.shown import Cell, Shown
+from recbole_pos.study.terminal import Fitted
+from recbole_pos.study.work import CONTINUED, NEW, OPEN, Work
+
+_WORDS = ("row", "model", "options", "search", "after")
+_SPARE = ("after", "trials", "seeds", "search", "model")
+_SAID = {
+    DONE: "{} finished",
+    CONTINUED: "{} to go on from a checkpoint",
+    NEW: "{} to be trained",
+    OPEN: "{} that a search decides first",
+}
+
+
+def preview(work: Work) -> tuple[list[str], Fitted]:
+    """Sentences and a table of the rows that would be trained.
+
+    Data are read only where the study has begun: which runs are its own depends on them.
+    """
+    plan, folder = work.plan, work.folder
+    said, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
+    if folder.runs.is_dir():
+        left = work.left()
+        fits = [(one.row, left[one.name]) for one in work.fits if not one.repeats]
+        counts, by_row = Counter(state for _, state in fits), Counter(fits)
+        parts = [text.format(counts[state]) for state, text in _SAID.items() if counts[state]]
+        said.append(f"In {folder.path}: {', '.join(parts)}")
+        for place, state in enumerate((DONE, CONTINUED)):
+            values = [by_row[row, state] for row in frame["row"]]
+            frame.insert(list(frame.columns).index("fits") + 1 + place, state, values)
+    frame = frame.loc[:, (frame != "").any()]  # no column for what no row has
+    columns = tuple(frame.columns)
+    lines = tuple(tuple(Cell(str(value)) for value in line) for line in frame.to_numpy())
+    words = frozenset(columns.index(name) for name in _WORDS if name in columns)
+    spare = tuple(columns.index(name) for name in _SPARE if name in columns)
+    return said, Fitted(Shown("", columns, lines, (), words, spare), "a wider terminal")
