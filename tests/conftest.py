@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported with the others
 sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest's flags
+
+from own_models import MODULE, REGISTER  # noqa: E402
 
 import recbole_pos  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
@@ -69,6 +72,11 @@ SLOW = (
     *("test_recbole_", "test_checkpoint_damages", "test_presets", "test_session_models"),
     *("test_options", "test_trainer", "test_old_runs", "test_ties", "test_serve_"),
     "test_study_cluster",
+    *("test_tune_s", "test_tune_cluster", "test_pictures", "test_successive"),
+    *("test_broken_weights", "test_atomic", "test_inspect", "test_study_statistics"),
+    *("test_study_report", "test_warm_start", "test_recbole_", "test_checkpoint_damages"),
+    *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
+    *("test_ties", "test_serve_"),
 )
 
 
@@ -140,11 +148,30 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """Models and schemes that a test registers are gone after it."""
-    kept = [(table, dict(table._added)) for table in (ADDED, SCHEMES)]
+    """Models and schemes that a test registers, or imports to do so, are gone after it."""
+    kept, path = [(table, dict(table._added)) for table in (ADDED, SCHEMES)], list(sys.path)
     yield
     for table, added in kept:
         table._added = added
+    sys.path[:] = path
+    for name in ("my_models", "my_package", "my_package.parts"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def mine() -> SimpleNamespace:
+    """The classes of own_models.py, as those of a notebook: nothing can import them."""
+    names: dict = {"__name__": "__main__"}
+    exec(MODULE, names)
+    return SimpleNamespace(**{name: names[name] for name in ("TinyGRU", "Markov", "Recency")})
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with my_models.py in it."""
+    (tmp_path / "my_models.py").write_text(MODULE + REGISTER)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

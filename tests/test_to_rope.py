@@ -1,4 +1,4 @@
-"""TO-RoPE: angles of time and order against the paper's formulas, corners, clocks, banks."""
+"""TO-RoPE: angles of time and order against the paper's formulas, corners, clocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.build import build_schemes
-from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
+from recbole_pos.position.frequencies import FrequencyBank
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 DAY = 86400.0
@@ -260,29 +260,6 @@ def test_a_second_is_seen_after_thirty_years() -> None:
     angle = [float(v) for v in torch.atan2(turned[:, 0, P], turned[:, 0, 0]) - math.pi / 4]
     expected = (2 * math.pi / 60) % (2 * math.pi)
     assert (angle[2] - angle[1]) % (2 * math.pi) == pytest.approx(expected, abs=1e-5)
-
-
-def test_banks() -> None:
-    assert base_form(4, 10000.0, 2.0).tolist() == pytest.approx([2, 0.2, 0.02, 0.002])
-    periods = 2 * math.pi / wavelength_form(4, 1.0, 1000.0)
-    assert periods.tolist() == pytest.approx([1, 10, 100, 1000])
-    assert (2 * math.pi / wavelength_form(1, 1.0, 100.0)).item() == pytest.approx(10)
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_learned_ladder_stays_in_order(scaled: bool) -> None:
-    """Before the scales, which stand outside it."""
-    bank = FrequencyBank(wavelength_form(8, 1.0, 1000.0), "ladder", scaled)
-    with torch.no_grad():
-        for parameter in bank.parameters():
-            parameter += 5 * torch.randn_like(parameter)
-    scales = torch.nn.functional.softplus(bank.raw_scale.double()) if scaled else 1
-    assert ((bank() / scales).diff() < 0).all() and (bank() > 0).all()
-
-
-def test_a_fixed_bank_keeps_its_digits_in_half_precision() -> None:
-    bank = FrequencyBank(wavelength_form(8, 1.0, 1000.0), "fixed", False).half()
-    assert torch.equal(bank(), wavelength_form(8, 1.0, 1000.0))
 
 
 def test_hard_gates_learn() -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,15 @@ import ray
 import torch
 from conftest import write_atomic
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from spy import install_spy, notes
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.tune import Found, search
-from recbole_pos.tune.data import SharedData
 
 FAST = {
     "hidden_size": 16,
@@ -38,45 +37,6 @@ FAST = {
 SPACE = (
     "learning_rate: {loguniform: [1e-3, 1e-1]}\nhidden_dropout_prob: {quniform: [0, 0.4, 0.2]}\n"
 )
-
-
-def install_spy(file: str) -> Callable[[], None]:
-    """A function that makes a process note every reading of files, test rows and threads."""
-
-    def spy() -> None:
-        import os
-
-        import torch
-
-        import recbole_pos  # noqa: F401
-        from recbole_pos.data.dataset import PosSequentialDataset
-        from recbole_pos.data.loaders import TargetLoader
-        from recbole_pos.experiment.trainer import PosTrainer
-
-        def note(*words: Any) -> None:
-            with open(file, "a") as stream:
-                stream.write(" ".join(map(str, (os.getpid(), *words))) + "\n")
-
-        load, collate = PosSequentialDataset._load_inter_feat, TargetLoader.collate_fn
-        epoch = PosTrainer._train_epoch
-
-        def _load_inter_feat(self, *args):
-            note("file", 1)
-            return load(self, *args)
-
-        def collate_fn(self, index):
-            note(self._dataset.phase, len(index))
-            return collate(self, index)
-
-        def _train_epoch(self, *args, **kwargs):
-            note("threads", torch.get_num_threads())
-            return epoch(self, *args, **kwargs)
-
-        PosSequentialDataset._load_inter_feat = _load_inter_feat
-        TargetLoader.collate_fn = collate_fn
-        PosTrainer._train_epoch = _train_epoch
-
-    return spy
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +54,6 @@ def spied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     yield file
     ray.shutdown()
-
-
-def notes(file: Path) -> list[tuple[int, str, int]]:
-    lines = [line.split() for line in file.read_text().splitlines()]
-    return [(int(pid), what, int(count)) for pid, what, count in lines]
 
 
 def tune(
@@ -196,46 +151,6 @@ def test_workers_read_no_files_and_keep_to_their_cores(spied: Path, found: Any) 
     by_workers = notes(spied)
     assert not [note for note in by_workers if note[1] == "file"]
     assert {count for _, what, count in by_workers if what == "threads"} == {1}
-
-
-@pytest.mark.parametrize(
-    "split", [{"LS": "valid_and_test"}, {"RS": [6, 2, 2]}, {"GT": [0.7, 0.85]}, {"ST": [0.6, 0.8]}]
-)
-@pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR", "AttrFormer"])
-def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
-    """And is otherwise the same: rows of training and validation, identity, catalogue."""
-    options = {"data_path": str(tiny), "eval_args": {"split": split}}
-    config = PosConfig(model, "tiny", None, options)
-    whole = prepare(config)
-    assert (whole.dataset.part == TEST).any() and whole.loaders["test"]
-    shared = SharedData(whole.dataset)
-    config = PosConfig(model, "tiny", None, options)
-    part = prepare(config, dataset=shared.dataset(config))
-    assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
-    assert len(part.dataset.log) == (whole.dataset.part != TEST).sum()
-    assert shared.shell.inter_feat is None and shared.shell.config is None
-    for phase in ("train", "valid"):
-        one, two = whole.loaders[phase]._dataset, part.loaders[phase]._dataset
-        assert len(one) == len(two)
-        for name in ("user_id", "item_id", "timestamp"):
-            assert torch.equal(one.inter_feat[name], two.inter_feat[name])
-        if model != "BPR":
-            rows = list(range(len(one)))
-            assert torch.equal(one[rows]["item_id_list"], two[rows]["item_id_list"])
-    assert part.dataset.identity == whole.dataset.identity
-    assert part.dataset.item_num == whole.dataset.item_num
-    scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
-              for e in (whole, part)]  # fmt: skip
-    assert scores[0] == scores[1]
-
-
-def test_histories_may_have_another_length(tiny: Path) -> None:
-    whole = prepare(PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny)}))
-    config = PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 7})
-    part = prepare(config, dataset=SharedData(whole.dataset).dataset(config))
-    row = part.loaders["train"]._dataset[[5]]
-    assert row["item_id_list"].shape == (1, 7) and part.dataset.field2seqlen["item_id_list"] == 7
-    assert whole.dataset.field2seqlen["item_id_list"] == 50
 
 
 def test_asha_stops_what_is_hopeless(spied: Path, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What the processes of a search read, and with how many threads they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def install_spy(file: str) -> Callable[[], None]:
+    """A function that makes a process note every reading of files, test rows and threads."""
+
+    def spy() -> None:
+        import os
+
+        import torch
+
+        import recbole_pos  # noqa: F401
+        from recbole_pos.data.dataset import PosSequentialDataset
+        from recbole_pos.data.loaders import TargetLoader
+        from recbole_pos.experiment.trainer import PosTrainer
+
+        def note(*words: Any) -> None:
+            with open(file, "a") as stream:
+                stream.write(" ".join(map(str, (os.getpid(), *words))) + "\n")
+
+        load, collate = PosSequentialDataset._load_inter_feat, TargetLoader.collate_fn
+        epoch = PosTrainer._train_epoch
+
+        def _load_inter_feat(self, *args):
+            note("file", 1)
+            return load(self, *args)
+
+        def collate_fn(self, index):
+            note(self._dataset.phase, len(index))
+            return collate(self, index)
+
+        def _train_epoch(self, *args, **kwargs):
+            note("threads", torch.get_num_threads())
+            return epoch(self, *args, **kwargs)
+
+        PosSequentialDataset._load_inter_feat = _load_inter_feat
+        TargetLoader.collate_fn = collate_fn
+        PosTrainer._train_epoch = _train_epoch
+
+    return spy
+
+
+def notes(file: Path) -> list[tuple[int, str, int]]:
+    """Process, what it did and how much, in the order of time."""
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return [(int(pid), what, int(count)) for pid, what, count in lines]

@@ -1,0 +1,53 @@
+"""What the trials of a search are given of the data. No Ray here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.splits import TEST
+from recbole_pos.experiment.build import prepare
+from recbole_pos.tune.data import SharedData
+
+
+@pytest.mark.parametrize(
+    "split", [{"LS": "valid_and_test"}, {"RS": [6, 2, 2]}, {"GT": [0.7, 0.85]}, {"ST": [0.6, 0.8]}]
+)
+@pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR", "AttrFormer"])
+def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
+    """And is otherwise the same: rows of training and validation, identity, catalogue."""
+    options = {"data_path": str(tiny), "eval_args": {"split": split}}
+    config = PosConfig(model, "tiny", None, options)
+    whole = prepare(config)
+    assert (whole.dataset.part == TEST).any() and whole.loaders["test"]
+    shared = SharedData(whole.dataset)
+    config = PosConfig(model, "tiny", None, options)
+    part = prepare(config, dataset=shared.dataset(config))
+    assert part.loaders["test"] is None and not (part.dataset.part == TEST).any()
+    assert len(part.dataset.log) == (whole.dataset.part != TEST).sum()
+    assert shared.shell.inter_feat is None and shared.shell.config is None
+    for phase in ("train", "valid"):
+        one, two = whole.loaders[phase]._dataset, part.loaders[phase]._dataset
+        assert len(one) == len(two)
+        for name in ("user_id", "item_id", "timestamp"):
+            assert torch.equal(one.inter_feat[name], two.inter_feat[name])
+        if model != "BPR":
+            rows = list(range(len(one)))
+            assert torch.equal(one[rows]["item_id_list"], two[rows]["item_id_list"])
+    assert part.dataset.identity == whole.dataset.identity
+    assert part.dataset.item_num == whole.dataset.item_num
+    scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
+              for e in (whole, part)]  # fmt: skip
+    assert scores[0] == scores[1]
+
+
+def test_histories_may_have_another_length(tiny: Path) -> None:
+    whole = prepare(PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny)}))
+    config = PosConfig("GRU4Rec", "tiny", None, {"data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 7})
+    part = prepare(config, dataset=SharedData(whole.dataset).dataset(config))
+    row = part.loaders["train"]._dataset[[5]]
+    assert row["item_id_list"].shape == (1, 7) and part.dataset.field2seqlen["item_id_list"] == 7
+    assert whole.dataset.field2seqlen["item_id_list"] == 50
