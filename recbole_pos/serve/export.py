@@ -45,9 +45,6 @@ def export(
     ``vector`` gives the vector of a history, ``recommend`` the k best items and their scores, of
     those allowed. Beside them are names and vectors of items, and a README that uses them all.
 
-    >>> recbole_pos.export("mine", "served", k=50)  # doctest: +SKIP
-    PosixPath('served')
-
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.
         to: a folder that is new or empty.

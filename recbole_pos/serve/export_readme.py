@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from recbole_pos.serve.programs import Encoder
@@ -65,7 +66,7 @@ def readme(
     return _PAGE.format(
         model=model,
         version=__version__,
-        lines="\n".join(_lines(format, timed, names, n, k)),
+        lines="\n".join(lines_of(format, timed, names, n)),
         index="\n".join(_index(format, timed)),
         needs=_OPEN[format][2],
         suffix="onnx" if onnx else "pt2",
@@ -79,17 +80,19 @@ def readme(
     )
 
 
-def _lines(format: str, timed: bool, names: list[Any], n: int, k: int) -> list[str]:
+def lines_of(format: str, timed: bool, names: list[Any], n: int) -> list[str]:
+    """From three names of items to what is recommended after them."""
     importing, opening, _ = _OPEN[format]
-    some = names[1:4]
-    clock = [1.5e9 + 3600 * hour for hour in range(len(some))]
+    some = json.dumps(names[1:4], ensure_ascii=False)
+    clock = [1.5e9 + 3600 * hour for hour in range(len(names[1:4]))]
     lines = [
         "import json",
         importing,
         "import numpy as np",
+        "",
         'names = json.load(open("items.json", encoding="utf-8"))',
         "ids = {name: id for id, name in enumerate(names)}",
-        f"history = [ids[name] for name in {some!r}][-{n}:]  # oldest first",
+        f"history = [ids[name] for name in {some}][-{n}:]  # oldest first",
     ]
     given = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
     if timed:
