@@ -67,16 +67,12 @@ SLOW = (
     *("test_tune_faults", "test_tune.py", "test_study_driver", "test_parallel", "test_wheel"),
     *("test_stops", "test_fuzz", "test_readme", "test_plugins", "test_ranks", "test_tune_parts"),
     *("test_compat", "test_device.py", "test_builtins", "test_dataset_sample", "test_recommend"),
-    *("test_tune_space", "test_pictures", "test_successive", "test_broken_weights", "test_atomic"),
-    *("test_inspect", "test_study_statistics", "test_study_report", "test_warm_start"),
-    *("test_recbole_", "test_checkpoint_damages", "test_presets", "test_session_models"),
-    *("test_options", "test_trainer", "test_old_runs", "test_ties", "test_serve_"),
-    "test_study_cluster",
     *("test_tune_s", "test_tune_cluster", "test_pictures", "test_successive"),
     *("test_broken_weights", "test_atomic", "test_inspect", "test_study_statistics"),
     *("test_study_report", "test_warm_start", "test_recbole_", "test_checkpoint_damages"),
     *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
-    *("test_ties", "test_serve_"),
+    *("test_ties", "test_serve_", "test_study_cluster", "test_update", "test_grown"),
+    *("test_export", "test_ray_token", "test_shop_example", "test_convert"),
 )
 
 
