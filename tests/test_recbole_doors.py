@@ -250,6 +250,17 @@ def test_nothing_of_a_file_is_run(tiny: Path, call: str, place: str) -> None:
     assert not Path(MARK).exists() and torch.load is before
 
 
+@pytest.mark.parametrize("model", ["SASRec", "PARec"])
+def test_nothing_beside_a_file_is_run(tiny: Path, model: str) -> None:
+    """RecBole looks for pickled data where a checkpoint says it was written."""
+    _, file = train(model, tiny, **(SASREC if model == "SASRec" else {**SMALL, "epochs": 1}))
+    for name in ("SequentialDataset", "PosSequentialDataset"):
+        Path("kept", f"tiny-{name}.pth").write_bytes(pickle.dumps(TOUCH))
+    Path("kept", f"tiny-for-{model}-dataloader.pth").write_bytes(pickle.dumps(TOUCH))
+    assert type(load_data_and_model(file)[1]).__name__ == model
+    assert not Path(MARK).exists()
+
+
 def test_classes_of_a_file_are_nobodys(tiny: Path) -> None:
     """What a file says about a class is said about a stand-in, which is gone with it."""
     spoil = Call(

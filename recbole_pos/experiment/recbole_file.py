@@ -96,7 +96,7 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
             does not write (nothing of it is run), or is none of its checkpoints.
     """
     with _told_of(path):
-        return _theirs(_unpickled(path, map_location))
+        return _uncached(_theirs(_unpickled(path, map_location)), path)
 
 
 def read_any(path: str | Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_any(path: str | Path) -> dict[str, Any]:
     with _told_of(path):
         state = _unpickled(path, "cpu")
         if state.get("format") != checkpoint.FORMAT:
-            return _theirs(state)
+            return _uncached(_theirs(state), path)
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = config_in(state, path)
     if not served(config["model"]):
@@ -119,7 +119,14 @@ def read_any(path: str | Path) -> dict[str, Any]:
     weights = state["best_weights"] or state["weights"]
     others = from_plain(weights["other"])
     ours = {"config": config, "state_dict": weights["state_dict"], "other_parameter": others}
-    return {**state, **ours}
+    return _uncached({**state, **ours}, path)
+
+
+def _uncached(state: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """Without what RecBole may have cached where the file says: it would unpickle that freely."""
+    for key in ("dataset_save_path", "dataloaders_save_path"):
+        state["config"][key] = str(Path(path) / "nothing")  # below a file, where nothing can be
+    return state
 
 
 @contextmanager
@@ -176,8 +183,6 @@ def _config(record: Any) -> Config:
             "(recbole_pos.register_model)"
         ) from error
     config.yaml_loader = yaml.FullLoader
-    for pickled in ("dataset_save_path", "dataloaders_save_path"):  # RecBole reads them freely
-        config[pickled] = None
     if not torch.cuda.is_available():
         config["device"] = torch.device("cpu")
     return config
