@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.run import load
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
+from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.serve.topk import Choice, top_items
 from recbole_pos.values import is_number, is_whole, shown, suggest
@@ -145,7 +147,7 @@ class Recommender:
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Histories as people give them, with ids of items.
+        """Histories as people give them, or a table of them, with ids of items.
 
         Raises:
             UsageError: if the model does not score by histories, or one is none.
@@ -155,6 +157,8 @@ class Recommender:
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
+        if isinstance(histories, pa.Table):
+            return read_table(histories, self.items, self.scorer.needs_time)
         return read_histories(histories, self.ids, self.scorer.needs_time)
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
@@ -226,7 +230,7 @@ class Recommender:
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
         many of them are in the history already."""
-        self._require_k(k)
+        self.require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
         for begin in range(0, len(asked), BATCH * POOL):
@@ -248,16 +252,8 @@ class Recommender:
                     "by": np.where(by[order], MODEL, POPULARITY),
                 }
             )
-            again = 0 if exclude_seen else self._taken(asked, pool, row, item)
+            again = 0 if exclude_seen else asked.having(row, item)
             yield table, again
-
-    def _taken(self, asked: Histories, pool: np.ndarray, row: np.ndarray, item: np.ndarray) -> int:
-        """How many of the (row, item) pairs are of items in the history of the row."""
-        past = asked.some(pool)
-        size = len(self.items) + 1
-        return int(
-            np.isin(row * size + item, np.repeat(pool, past.lengths) * size + past.items).sum()
-        )
 
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
@@ -328,7 +324,7 @@ class Recommender:
         for name in names:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
-        k = min(self._require_k(k), len(self.items) - 1)
+        k = min(self.require_k(k), len(self.items) - 1)
         vectors = torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
         ids = torch.tensor([self.ids[name] for name in names])
         barred = torch.arange(len(ids)), ids
@@ -344,7 +340,8 @@ class Recommender:
             }
         )
 
-    def _require_k(self, k: int) -> int:
+    def require_k(self, k: int) -> int:
+        """k; a UsageError if there are not so many items."""
         if not (is_whole(k) and 1 <= k <= len(self.items)):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
