@@ -95,7 +95,8 @@ def main() -> None:
     lines.append(
         f"\nMedian / 99th percentile of {requests} requests, in milliseconds, sides in turn: "
         f"one history of {LENGTH} events to the {K} best of the 1,682 items of ml-100k, default "
-        f"sizes, one thread, {platform.machine()}, torch {torch.__version__}; written by `make bench-export`."
+        f"sizes, one thread, {platform.machine()}, torch {torch.__version__}; written by "
+        "`make bench-export`."
     )
     replace_section(PAGE, "latency", "\n".join(lines))
 

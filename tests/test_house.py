@@ -17,7 +17,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("serve", "inspect", "tune", "study", "cli"),
+    *("inspect", "tune", "serve", "study", "cli"),
 ]
 
 
@@ -92,7 +92,8 @@ def test_data_know_no_model() -> None:
 
 
 def test_ray_stays_in_its_rooms() -> None:
-    assert {_room(name) for name, all_ in GRAPH.items() if "ray" in all_} <= {"tune", "study"}
+    found = {name for name, all_ in GRAPH.items() if "ray" in all_}
+    assert {_room(name) for name in found - {"recbole_pos.serve.on_ray"}} <= {"tune", "study"}
 
 
 def test_no_arrow_runs_upwards() -> None:

@@ -23,7 +23,8 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--histories",
         metavar="FILE",
-        help='json lines {"id": ..., "items": [...], "times": [...]} instead of users',
+        help='json lines {"id": ..., "items": [...], "times": [...]}, or parquet (a file or folder '
+        "with such columns), instead of users",
     )
     recommend.add_argument(
         "--exclude_seen",
@@ -34,7 +35,15 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     recommend.add_argument("--items", metavar="FILE", help="names to choose from, one a line (all)")
     recommend.add_argument("--exclude", metavar="FILE", help="names to leave out, one a line")
     recommend.add_argument(
-        "--out", metavar="FILE", help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv)"
+        "--out",
+        metavar="FILE",
+        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
+    )
+    recommend.add_argument(
+        "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
+    )
+    recommend.add_argument(
+        "--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"
     )
     recommend.set_defaults(command=_recommend)
     similar = commands.add_parser(
@@ -47,10 +56,24 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 
 def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
-    from recbole_pos.serve.recommend import write_recommendations
+    from recbole_pos.errors import UsageError
 
     options = ("run_dir", "users", "k", "exclude_seen", "items", "exclude", "histories", "out")
-    write_recommendations(**{name: getattr(args, name) for name in options})
+    given = {name: getattr(args, name) for name in options}
+    if args.address is None:
+        if args.processes is not None:
+            raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
+        from recbole_pos.serve.recommend import write_recommendations
+
+        write_recommendations(**given)
+        return 0
+    if args.out is None:
+        raise UsageError("--address: give --out, a folder that all machines reach")
+    if args.processes is not None and args.processes < 1:
+        raise UsageError(f"--processes: expected 1 or more, found {args.processes}")
+    from recbole_pos.serve.on_ray import recommend_on_ray
+
+    recommend_on_ray(**given, address=args.address, processes=args.processes)
     return 0
 
 

@@ -221,9 +221,10 @@ class TransformerLayer(nn.Module):
         self.multi_head_attention = MultiHeadAttention(options, position)
         self.feed_forward = FeedForward(options)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
-        return self.feed_forward(self.multi_head_attention(x, ctx))
+    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        x = self.multi_head_attention(x, ctx)
+        return self.feed_forward(x if positions is None else x[positions])
 
 
 class TransformerEncoder(nn.Module):
@@ -246,8 +247,9 @@ class TransformerEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(block(options, position()) for _ in range(n_layers))
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
-        for layer in self.layer:
+    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+        """[m, d] to [m, d], or to [k, d] of some positions, to which the last block keeps."""
+        *first, last = self.layer
+        for layer in first:
             x = layer(x, ctx)
-        return x
+        return last(x, ctx) if positions is None else last(x, ctx, positions)

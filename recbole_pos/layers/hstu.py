@@ -88,9 +88,10 @@ class HSTULayer(nn.Module):
         super().__init__()
         self.multi_head_attention = PointwiseAttention(options, position)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
-        return self.multi_head_attention(x, ctx)
+    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        x = self.multi_head_attention(x, ctx)
+        return x if positions is None else x[positions]
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:

@@ -206,10 +206,11 @@ class RelationLayer(TransformerLayer):
         gate = nn.Parameter(torch.zeros(())) if relations.users and relations.gated else None
         self.register_parameter("user_gate", gate)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
-        x = super().forward(x, ctx)
+    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+        """[m, d] to [m, d], or to [k, d] of some positions alone."""
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
-            return x
+            return super().forward(x, ctx, positions)
+        x = super().forward(x, ctx)
         smooth = ctx.relations.users(x)
-        return smooth if self.user_gate is None else x + self.user_gate * smooth
+        x = smooth if self.user_gate is None else x + self.user_gate * smooth
+        return x if positions is None else x[positions]

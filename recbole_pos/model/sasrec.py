@@ -75,10 +75,20 @@ class PosSASRec(PosRecommender):
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]."""
+        return self._hidden(items, ctx, None)
+
+    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """[k, d] what predicts the event after each of ``positions``; others end at attention."""
+        # not in training, where dropout is drawn for all of them; not for another ``encode``
+        if self.training or type(self).encode is not PosSASRec.encode:
+            return super().states(items, ctx, positions)
+        return self._hidden(items, ctx, positions)
+
+    def _hidden(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         x = self.item_embedding(items)
         if self.scale != 1:
             x = x * self.scale
         x = self.position_embedding(x, ctx)
         if self.pre_norm:
-            return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx))
-        return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx)
+            return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx, positions))
+        return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx, positions)

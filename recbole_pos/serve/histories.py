@@ -40,6 +40,18 @@ class Histories:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Histories]) -> Histories:
+        """One after the other; times only if all parts with an event have them."""
+        timed = all(part.times is not None for part in parts if len(part.items))
+        times = [part.times for part in parts if part.times is not None]
+        items, lengths, unknown = (
+            np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
+            for name in ("items", "lengths", "unknown")
+        )
+        ids = [name for part in parts for name in part.ids]
+        return cls(ids, items, lengths, np.concatenate(times) if timed and times else None, unknown)
+
     def some(self, rows: np.ndarray) -> Histories:
         """Those of the given rows, in that order."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
@@ -52,6 +64,15 @@ class Histories:
             self.unknown[rows],
             None if self.users is None else self.users[rows],
         )
+
+    def having(self, row: np.ndarray, item: np.ndarray) -> int:
+        """How many of some pairs of a history, by its number, and an item are in it."""
+        rows, size = np.unique(row), int(max(item.max(initial=0), self.items.max(initial=0))) + 1
+        some = self.some(rows)
+        pairs = np.sort(row * size + item)  # they are few, and np.isin would sort the events
+        events = np.repeat(rows, some.lengths) * size + some.items
+        place = np.minimum(np.searchsorted(pairs, events), len(pairs) - 1)
+        return len(np.unique(place[pairs[place] == events]))
 
     def newest(self, most: int) -> Histories:
         """With at most the newest events of each."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -17,7 +17,8 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.screen import Screen
-from recbole_pos.serve.histories import lines_of
+from recbole_pos.serve.histories import Histories, lines_of
+from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommender import MODEL, Recommender
 
 _FEW = 30  # recommendations that are shown, too
@@ -56,7 +57,7 @@ def recommend(
         CheckpointError: if the data the model was trained on are not there any more.
     """
     trained = Recommender.load(run_dir)
-    return _named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
+    return named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
 def write_recommendations(
@@ -77,8 +78,8 @@ def write_recommendations(
             evaluated with.
         items: a file of names, one a line, of the items to choose from.
         exclude: such a file of items to leave out.
-        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, instead of
-            the users of the data.
+        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, or of
+            parquet, with such columns, instead of the users of the data.
         out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
             None. A pipe or ``/dev/stdout`` is written to as it is.
 
@@ -90,51 +91,92 @@ def write_recommendations(
     screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
     with _writer(file) as write:  # before the work: it may be that nothing can be written
         names = (
-            None if items is None else _names(items),
-            None if exclude is None else _names(exclude),
+            None if items is None else read_names(items),
+            None if exclude is None else read_names(exclude),
         )
         trained = Recommender.load(run_dir)
-        _tell_growth(trained.growth, screen)
+        tell_growth(trained.growth, screen)
         if trained.changed:
             screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
         choice = trained.choice(*names)
         if histories is not None and users is not None:
             raise UsageError("give users or histories, not both")
-        asked = trained.of_users(users) if histories is None else trained.read(lines_of(histories))
-        rows = seen = 0
-        popular: set[Any] = set()
+        asked = trained.of_users(users) if histories is None else _read(trained, histories)
+        counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
         with screen.task("recommending", len(asked)) as task:
             for part, again in trained.parts(asked, k, exclude_seen, choice):
-                table = part.astype({"id": str}) if histories is not None else _named(part, trained)
+                table = part.astype({"id": str}) if histories is not None else named(part, trained)
                 write(table)
-                rows, seen = rows + len(part), seen + again
-                popular |= set(part["id"][part["by"] != MODEL])
-                task.advance(part["id"].nunique())
-    if rows <= _FEW and (users is not None or histories is not None):
+                task.advance(counts.add(part, again))
+    if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         screen.line(table.to_string(index=False))
-    screen.line(f"{rows:,} recommendations of {trained.config['model']}")
-    if unknown := int(asked.unknown.sum()):
-        screen.line(f"{unknown:,} items of histories are not known to the model: left out")
-    if popular:
-        screen.line(
-            f"{len(popular):,} of {len(asked):,} get the most popular items: nothing in their "
-            "history is known to the model"
-        )
-    if seen and not exclude_seen:
-        screen.line(
-            f"{seen / rows:.0%} of them are in the history already; --exclude_seen leaves these out"
-        )
+    counts.tell(screen, trained.config["model"], exclude_seen)
     screen.line(str(file))
     return file
 
 
-def _named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+@dataclass
+class Counts:
+    """What was recommended.
+
+    Attributes:
+        people: who got something.
+        popular: of them, who got the most popular items.
+        rows: recommendations.
+        seen: of them, those of items in the history already.
+        unknown: items of histories that the model does not know.
+    """
+
+    people: int = 0
+    popular: int = 0
+    rows: int = 0
+    seen: int = 0
+    unknown: int = 0
+
+    def add(self, part: pd.DataFrame, seen: int) -> int:
+        """A table of recommendations; how many people it is for."""
+        first = part["rank"] == 1
+        people = int(first.sum())
+        popular = int((first & (part["by"] != MODEL)).sum())
+        self.sum(Counts(people, popular, len(part), seen))
+        return people
+
+    def sum(self, other: Counts) -> None:
+        """With those of another part."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def tell(self, screen: Screen, model: str, exclude_seen: bool | None) -> None:
+        """The last lines."""
+        screen.line(f"{self.rows:,} recommendations of {model}")
+        if self.unknown:
+            screen.line(f"{self.unknown:,} items of histories are not known to the model: left out")
+        if self.popular:
+            screen.line(
+                f"{self.popular:,} of {self.people:,} get the most popular items: nothing in their "
+                "history is known to the model"
+            )
+        if self.seen and not exclude_seen:
+            screen.line(
+                f"{self.seen / self.rows:.0%} of them are in the history already; --exclude_seen "
+                "leaves these out"
+            )
+
+
+def _read(trained: Recommender, file: str | Path) -> Histories:
+    if is_parquet(file):
+        units = units_of(file, UNIT)
+        return Histories.joined([trained.read(x) for unit in units for x in tables_of(**unit)])
+    return trained.read(lines_of(file))
+
+
+def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     """With the names that the fields have in the data."""
     dataset = trained.dataset
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def _tell_growth(growth: Growth, screen: Screen) -> None:
+def tell_growth(growth: Growth, screen: Screen) -> None:
     if growth.users or growth.events:
         screen.line(
             f"since training: {growth.events:,} events, {growth.users:,} users are new; all of "
@@ -147,7 +189,7 @@ def _tell_growth(growth: Growth, screen: Screen) -> None:
         )
 
 
-def _names(file: str | Path) -> list[str]:
+def read_names(file: str | Path) -> list[str]:
     """Names of a file, one a line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.run import load
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
+from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.serve.topk import Choice, choose, top_items
 from recbole_pos.values import is_whole, shown, suggest
@@ -130,7 +132,7 @@ class Recommender:
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Histories as people give them, with ids of items.
+        """Histories as people give them, or a table of them, with ids of items.
 
         Raises:
             UsageError: if the model does not score by histories, or one is none.
@@ -140,6 +142,8 @@ class Recommender:
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
+        if isinstance(histories, pa.Table):
+            return read_table(histories, self.items, self.scorer.needs_time)
         return read_histories(histories, self.ids, self.scorer.needs_time)
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
@@ -207,7 +211,7 @@ class Recommender:
                     "by": np.where(by, MODEL, POPULARITY),
                 }
             )
-            yield table, 0 if exclude_seen else self._taken(asked, row, item)
+            yield table, 0 if exclude_seen else asked.having(row, item)
 
     @torch.inference_mode()
     def ranked(
@@ -215,7 +219,7 @@ class Recommender:
     ) -> Iterator[tuple[np.ndarray, ...]]:
         """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
         rank, the id of the item, the score, and whether it is the model's."""
-        self._require_k(k)
+        self.require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
         for begin in range(0, len(asked), BATCH * POOL):
@@ -228,14 +232,6 @@ class Recommender:
             row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
             order = np.lexsort((rank, row))
             yield row[order], rank[order], item[order], score[order], by[order]
-
-    def _taken(self, asked: Histories, row: np.ndarray, item: np.ndarray) -> int:
-        """How many of the (row, item) pairs are of items in the history of the row."""
-        rows = np.unique(row)
-        past, size = asked.some(rows), len(self.items) + 1
-        return int(
-            np.isin(row * size + item, np.repeat(rows, past.lengths) * size + past.items).sum()
-        )
 
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
@@ -306,7 +302,7 @@ class Recommender:
         for name in names:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
-        k = min(self._require_k(k), len(self.items) - 1)
+        k = min(self.require_k(k), len(self.items) - 1)
         vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
         barred = torch.arange(len(ids)), ids
         cosine, found = top_items(
@@ -326,7 +322,8 @@ class Recommender:
         """[items + 1, d] vectors of length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
-    def _require_k(self, k: int) -> int:
+    def require_k(self, k: int) -> int:
+        """k; a UsageError if there are not so many items."""
         if not (is_whole(k) and 1 <= k <= len(self.items)):
             raise UsageError(
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"

@@ -1,0 +1,76 @@
+"""What makes recommending to everybody fast gives the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.serve import topk
+from recbole_pos.serve.histories import Histories
+from recbole_pos.serve.topk import Choice, top_items
+
+
+@pytest.mark.parametrize("items", [5, 255, 256, 300, 1000, 3000])
+@pytest.mark.parametrize("k", [1, 7])
+def test_best_items(items: int, k: int, monkeypatch) -> None:
+    """In chunks whose rests are groups of one, of all, and of columns that are left out."""
+    monkeypatch.setattr(topk, "CHUNK", 2100)
+    generator = torch.Generator().manual_seed(items)
+    scores = torch.randn(9, items + 1, generator=generator)
+    barred = torch.randint(9, (4 * items,), generator=generator)
+    of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
+    choice = Choice(torch.arange(1, items + 1))
+    value, item = top_items(lambda some: scores[:, some], 9, choice, k, (barred, of_item))
+    scores[:, 0] = -torch.inf
+    scores[barred, of_item] = -torch.inf
+    want = scores.topk(min(k, items))
+    np.testing.assert_array_equal(value, want[0].numpy())
+    there = value > -np.inf
+    np.testing.assert_array_equal(item[there], want[1].numpy()[there])
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("PosSASRec", {}),
+        ("PosSASRec", {"norm": "post", "position": ["learned"]}),
+        ("PosSASRec", {"block": "hstu", "n_layers": 1}),
+        ("FPARec", {"n_layers": 3}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_the_newest_states_alone(experiment, double, model: str, options: dict) -> None:
+    """The last block makes no others, and those are the same."""
+    made = experiment(model, **options).model.double().eval()
+    lengths = torch.tensor([3, 12, 1, 7])
+    items = torch.randint(1, made.n_items, (int(lengths.sum()),))
+    ctx = SequenceContext.from_lengths(lengths, 12, items=items)
+    want = made.encode(items, ctx)[ctx.last]
+    torch.testing.assert_close(made.states(items, ctx, ctx.last), want, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_another_encode_is_heeded(experiment) -> None:
+    class Doubled(PosSASRec):
+        def encode(self, items: torch.Tensor, ctx: SequenceContext) -> torch.Tensor:
+            return 2 * super().encode(items, ctx)
+
+    made = experiment("PosSASRec").model.eval()
+    lengths, items = torch.tensor([2, 1]), torch.tensor([1, 2, 3])
+    one = made.after(items, lengths)
+    made.__class__ = Doubled
+    torch.testing.assert_close(made.after(items, lengths), 2 * one)
+
+
+def test_pairs_in_histories() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 9, 30)
+    items = rng.integers(1, 12, lengths.sum())
+    asked = Histories(list(range(30)), items, lengths, None, np.zeros(30, np.int64))
+    row, item = (x.reshape(-1) for x in np.meshgrid(rng.permutation(30)[:20], np.arange(1, 20)))
+    events = set(zip(np.repeat(np.arange(30), lengths).tolist(), items.tolist(), strict=True))
+    assert asked.having(row, item) == sum(pair in events for pair in zip(row, item, strict=True))
