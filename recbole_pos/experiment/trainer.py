@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import time
@@ -31,6 +32,7 @@ from recbole_pos.experiment.checkpoint import Progress
 from recbole_pos.experiment.collector import TargetCollector
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
 from recbole_pos.model.training import adapter
@@ -65,7 +67,7 @@ class PosTrainer(Trainer):
             self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
         )
         self.adapter = adapter(config, model)
-        self.optimizer = self._build_optimizer()
+        self.optimizer: Any = self._build_optimizer()
         self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
@@ -172,20 +174,19 @@ class PosTrainer(Trainer):
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
         screen = self.screen or Screen(False)
-        total = weight = 0.0
+        watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
         with screen.task(title, len(train_data), show_progress) as task:
             for number, batch in enumerate(train_data):
-                loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
-                count = self._targets(batch)
-                total, weight = total + loss * count, weight + count
-                task.advance(count)
+                self._step(loss_func, batch.to(self.device), watch, number)
+                task.advance(self._targets(batch))
+            loss = watch.mean()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
-            "loss": total / max(weight, 1),
+            "loss": loss,
             "valid": None,
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
@@ -197,16 +198,17 @@ class PosTrainer(Trainer):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
-    def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> float:
-        """One optimiser step; the loss before it."""
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
+        """One optimiser step, of which nothing is read before later ones are on their way."""
         self.optimizer.zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
-        if not math.isfinite(value):
-            cause = explain_loss(batch, self.model, self.learning_rate)
-            raise TrainingError(
-                f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
-            )
+        if self._skips and isinstance(value, Tensor) and value.device.type != "cpu":
+            # seen too late to stop this step: the device itself leaves the weights as they were
+            self.optimizer.found_inf = (~value.isfinite()).any().float()
+        else:
+            value = float(value)
+        watch.add(value, number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
         self._after_backward()
         if self.clip_grad_norm:
@@ -214,7 +216,17 @@ class PosTrainer(Trainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return value
+
+    @property
+    def _skips(self) -> bool:
+        """Whether the optimiser can leave out a step without asking the device: fused Adam can."""
+        return any(group.get("fused") for group in self.optimizer.param_groups)
+
+    def _refuse(self, epoch: int, step: Step, value: float) -> None:
+        cause = explain_loss(step.batch, self.model, self.learning_rate)
+        raise TrainingError(
+            f"loss is {value} in epoch {epoch}, batch {step.number}. Likely cause: {cause}"
+        )
 
     # What ParallelTrainer does otherwise.
 
@@ -223,8 +235,8 @@ class PosTrainer(Trainer):
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
 
-    def _value(self, loss: Tensor) -> float:
-        return loss.item()
+    def _value(self, loss: Tensor) -> Tensor | float:
+        return loss.detach()
 
     def _after_backward(self) -> None:
         pass
