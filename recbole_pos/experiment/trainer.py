@@ -34,6 +34,7 @@ from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.precision import Precision
 from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
 from recbole_pos.model.training import adapter
 from recbole_pos.screen import Screen, Task
@@ -62,10 +63,8 @@ class PosTrainer(Trainer):
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
-        self.enable_amp = config["enable_amp"]
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
-        )
+        self.precision = Precision.of(config)
+        self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
         self.optimizer: Any = self._build_optimizer()
         self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
@@ -176,7 +175,10 @@ class PosTrainer(Trainer):
         screen = self.screen or Screen(False)
         watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
-        with screen.task(title, len(train_data), show_progress) as task:
+        with (
+            self.precision.steps(),
+            screen.task(title, len(train_data), show_progress) as task,
+        ):
             for number, batch in enumerate(train_data):
                 self._step(loss_func, batch.to(self.device), watch, number)
                 task.advance(self._targets(batch))
@@ -231,7 +233,7 @@ class PosTrainer(Trainer):
     # What ParallelTrainer does otherwise.
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
-        with torch.autocast(self.device.type, enabled=self.enable_amp):
+        with self.precision.forward():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.products import add_product, autocast_type, product
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
@@ -17,7 +18,8 @@ class _CatalogueLoss(torch.autograd.Function):
     """Linear layer and cross-entropy with any targets, in one pass over chunks of positions.
 
     The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
-    nothing of size [m, items] is kept or computed twice: three matrix products in all.
+    nothing of size [m, items] is kept or computed twice: three matrix products in all, of factors
+    that are rounded to ``kind`` (None: as they are). Everything else has the type of the weights.
     """
 
     @staticmethod
@@ -28,6 +30,7 @@ class _CatalogueLoss(torch.autograd.Function):
         targets: Tensor,
         betas: Tensor | None,
         prior: Tensor | None,
+        kind: torch.dtype | None,
     ) -> Tensor:
         m, items = hidden.size(0), weight.size(0)
         one_target = betas is None and prior is None
@@ -37,12 +40,13 @@ class _CatalogueLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         grad_weight = torch.zeros_like(weight) if want_weight else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        rounded, table = (x if kind is None else x.to(kind) for x in (hidden, weight))
         for start in range(0, m, rows):
             part = slice(start, start + rows)
-            chunk, target = hidden[part], targets[part]
+            chunk, target = rounded[part], targets[part]
             beta = hidden.new_ones(target.shape) if betas is None else betas[part]
             probability = buffer[: chunk.size(0)]
-            logits = torch.mm(chunk, weight.t(), out=probability)
+            logits = product(chunk, table.t(), out=probability)
             linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
             scale = beta.sum(1, keepdim=True)
             if prior is not None:
@@ -60,12 +64,16 @@ class _CatalogueLoss(torch.autograd.Function):
                 if prior is not None:
                     probability -= prior
                 probability.scatter_add_(1, target, -beta)
+            if kind is not None:
+                probability = probability.to(kind)
             if grad_hidden is not None:
-                torch.mm(probability, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                grad_weight.addmm_(probability.t(), chunk / m)
+                product(probability, table, out=grad_hidden[part])
+            if grad_weight is not None:  # float16 has no room for what is divided by m
+                add_product(grad_weight, probability.t(), chunk / m if kind is None else chunk)
         if grad_hidden is not None:
             grad_hidden.div_(m)
+        if grad_weight is not None and kind is not None:
+            grad_weight.div_(m)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return (total / m).to(hidden.dtype)
 
@@ -75,7 +83,7 @@ class _CatalogueLoss(torch.autograd.Function):
         grads = ctx.saved_tensors
         if not (grad.device.type == "cpu" and grad.item() == 1):  # spares a copy of the catalogue
             grads = [None if saved is None else saved * grad for saved in grads]
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -101,6 +109,8 @@ def weighted_cross_entropy(
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
+    Under autocast products have factors of its type; they are summed in that of the weights.
+
     Args:
         hidden: [m, d] one vector per position.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
@@ -108,7 +118,8 @@ def weighted_cross_entropy(
         betas: [m, n] weight of each, 0 for none; None for 1, and n is then 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for none.
     """
+    kind = autocast_type(hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
         betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
-        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior)
+        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior, kind)
