@@ -73,7 +73,7 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     indexes = name.startswith("index") and isinstance(args[0], Far)
     if far and near and name not in ("_to_copy", "copy_") and not indexes:
         raise RuntimeError(f"{function}: a tensor of the CPU among those elsewhere")
-    if _refused and far and _reads(name, args, kwargs):
+    if _refused and (_reads(name, args, kwargs) if far else near and _copies(name, kwargs)):
         raise AssertionError(f"{function}: a GPU is waited for")
     goes = bool(far) and not (name == "copy_" and args[0] is not far[0])
     if (device := kwargs.get("device")) is not None:
@@ -97,13 +97,19 @@ def _reads(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
     if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
-        return any(x.dtype in (torch.bool, torch.uint8) for x in args[1] if x is not None)
+        masks = (torch.bool, torch.uint8)
+        return any(x.dtype in masks or type(x) is Tensor for x in args[1] if x is not None)
     return name in READS
+
+
+def _copies(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether memory of the host goes to the device."""
+    return name == "_to_copy" and kwargs.get("device") == ELSEWHERE
 
 
 @contextlib.contextmanager
 def no_reads() -> Iterator[None]:
-    """Within, what waits for the device is an error."""
+    """Within, what waits for the device, or copies to it, is an error."""
     global _refused
     _refused = True
     try:
@@ -122,6 +128,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     adam = sys.modules["torch.optim.adam"]  # torch.optim hides it
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     with _Everything(), sdpa_kernel(SDPBackend.MATH):
         yield

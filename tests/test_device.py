@@ -14,6 +14,7 @@ from shop import RELATIONS, shop_options, tables, write
 
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.loaders import training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.loss_watch import LATE
@@ -110,7 +111,8 @@ def test_a_read_within_a_step_is_found(monkeypatch) -> None:
             *(lambda: x.sum().item(), lambda: bool(x.any()), lambda: x[x > 0], lambda: x.cpu()),
             *(lambda: x.nonzero(), lambda: x.unique(), lambda: torch.equal(x, x)),
             *(lambda: x.masked_select(x > 0), lambda: x.repeat_interleave(x.long())),
-            lambda: torch.zeros(3).copy_(x),
+            *(lambda: torch.zeros(3).copy_(x), lambda: torch.ones(3).to(ELSEWHERE)),
+            lambda: x[torch.tensor([2])],
         )
         for read in reads:
             read()
@@ -118,7 +120,37 @@ def test_a_read_within_a_step_is_found(monkeypatch) -> None:
                 read()
         with no_reads():
             x.sum().to("cpu", non_blocking=True)
-            torch.ones(3).to(ELSEWHERE)
+            x[torch.arange(2, device=x.device)] + torch.zeros_like(x)[:2]
+
+
+@pytest.mark.parametrize("options", [{}, {"train_windows": "sliding"}], ids=str)
+def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dict) -> None:
+    """Nothing goes there after the first batch, and batches are those of the CPU."""
+    model = "TORoPE"  # reads times
+    with elsewhere(monkeypatch):
+        made = there(model, tiny, **options)
+        loader = made.trainer.training_loader(made.loaders["train"])
+        near = list(loader)
+        far = iter(loader.batches_on(ELSEWHERE, "auto"))
+        got = [next(far)]
+        with no_reads():
+            got += far
+        for one, other in zip(near, got, strict=True):
+            for name, want in vars(one).items():
+                found = getattr(other, name)
+                assert isinstance(found, Far) == isinstance(want, torch.Tensor)
+                assert torch.equal(found.cpu(), want) if isinstance(found, Far) else found == want
+        assert any(batch.positions is not None for batch in near) == bool(options)
+        copied = list(loader_of(made).batches_on(ELSEWHERE, "never"))
+        assert [len(batch) for batch in copied] == [len(batch) for batch in near]
+        assert torch.equal(copied[-1].items.cpu(), near[-1].items)
+
+
+def loader_of(made: Experiment) -> Any:
+    """A fresh one, whose log is on the host."""
+    return training_loader(
+        made.config, made.loaders["train"]._dataset, made.trainer.adapter.needs()
+    )
 
 
 def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:

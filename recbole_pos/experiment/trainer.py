@@ -179,8 +179,9 @@ class PosTrainer(Trainer):
             self.precision.steps(),
             screen.task(title, len(train_data), show_progress) as task,
         ):
-            for number, batch in enumerate(train_data):
-                self._step(loss_func, batch.to(self.device), watch, number)
+            batches = train_data.batches_on(self.device, self.config["data_on_device"])
+            for number, batch in enumerate(batches):
+                self._step(loss_func, batch, watch, number)
                 task.advance(self._targets(batch))
             loss = watch.mean()
         seconds = time.perf_counter() - started
