@@ -88,7 +88,7 @@ def _tf32() -> Iterator[None]:
 
 
 def check_precision(config: Options) -> None:
-    """Before a run starts: what its device cannot do is an error, what is slow on it a warning.
+    """Before a run starts: what its device cannot do is an error, what slows it a warning.
 
     Raises:
         UsageError: if float16 is asked of a CPU.
@@ -98,6 +98,10 @@ def check_precision(config: Options) -> None:
         return
     if made.name == "fp16":
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
+    if config["compile"]:
+        logging.getLogger(__name__).warning(
+            "compile: True takes about 1.1 times as long on a CPU, after a minute of compiling"
+        )
     if made.name == "bf16" and not _multiplies_bfloat16():
         logging.getLogger(__name__).warning(
             "precision: bf16 takes about five times as long as fp32 on this CPU, which has no AMX "

@@ -68,6 +68,8 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
         [t, c]. Row i of the result, and of its derivative, depends on rows up to i alone. The
         gradient to the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
     """
+    if torch.compiler.is_compiling():  # one graph for any number of blocks
+        return matrix @ x
     return _TriangularProduct.apply(matrix, x, band)
 
 
