@@ -82,8 +82,18 @@ class _CatalogueLoss(torch.autograd.Function):
     """:func:`_loss_and_gradients`, whose gradients wait for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        loss, *grads = _loss_and_gradients(*given, ctx.needs_input_grad[:2])
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        betas: Tensor | None,
+        prior: Tensor | None,
+        kind: torch.dtype | None,
+    ) -> Tensor:
+        loss, *grads = _loss_and_gradients(
+            hidden, weight, targets, betas, prior, kind, ctx.needs_input_grad[:2]
+        )
         ctx.save_for_backward(*grads)
         return loss
 
