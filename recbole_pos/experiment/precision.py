@@ -39,18 +39,8 @@ class Precision:
 
     @classmethod
     def of(cls, config: Options) -> Precision:
-        """``auto``, where ``enable_amp`` asks for nothing: bf16 on a GPU that has it, else fp32.
-
-        Raises:
-            UsageError: if RecBole's switches say something else than ``precision``.
-        """
+        """``auto``, where ``enable_amp`` asks for nothing: bf16 on a GPU that has it, else fp32."""
         device, name = config["device"].type, config["precision"]
-        if config["enable_amp"] and name not in ("auto", "bf16"):
-            raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
-        if config["enable_scaler"] and name != "fp16":
-            raise UsageError(
-                "enable_scaler: only float16 needs a scaled loss, and precision: fp16 has one"
-            )
         if name == "auto":
             has = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             name = "bf16" if config["enable_amp"] or has else "fp32"
@@ -91,9 +81,16 @@ def check_precision(config: Options) -> None:
     """Before a run starts: what its device cannot do is an error, what slows it a warning.
 
     Raises:
-        UsageError: if float16 is asked of a CPU.
+        UsageError: if float16 is asked of a CPU, or RecBole's switches say something else than
+            ``precision``.
     """
-    made = Precision.of(config)
+    made, name = Precision.of(config), config["precision"]
+    if config["enable_amp"] and name not in ("auto", "bf16"):
+        raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
+    if config["enable_scaler"] and name != "fp16":
+        raise UsageError(
+            "enable_scaler: only float16 needs a scaled loss, and precision: fp16 has one"
+        )
     if made.device != "cpu":
         return
     if made.name == "fp16":

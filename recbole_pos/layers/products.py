@@ -29,7 +29,7 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """
     if a.dtype == out.dtype:
         return torch.mm(a, b, out=out)
-    if a.is_cuda and _MIXED:
+    if a.is_cuda and _MIXED and out.dtype == torch.float32:
         return torch.mm(a, b, out_dtype=out.dtype, out=out)
     return torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
 
