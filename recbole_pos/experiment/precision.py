@@ -97,7 +97,7 @@ def check_precision(config: Options) -> None:
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
     if config["compile"]:
         logging.getLogger(__name__).warning(
-            "compile: True is for GPUs: on a CPU it compiles for minutes, and steps are no faster"
+            "compile: True is for GPUs: on a CPU steps are no faster for it"
         )
     if made.name == "bf16" and not _multiplies_bfloat16():
         logging.getLogger(__name__).warning(
