@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpu_data import Size
 
 from recbole_pos.data.loaders import WindowLoader
+from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.trainer import PosTrainer
 
 WARM = 30  # steps before the clock starts: allocator, kernels and graphs of all sizes
@@ -31,7 +33,7 @@ class Timed:
 
 def timed(trainer: PosTrainer, loader: WindowLoader, seconds: float) -> Timed:
     """Steps to the end of an epoch, or until the time is up, whichever is first."""
-    loss = trainer.adapter.loss(packed=True)
+    loss, watch = trainer.adapter.loss(packed=True), LossWatch(partial(trainer._refuse, 0))
     trainer.model.train()
     loader.set_epoch(0)
     warm = min(WARM, len(loader) // 2)
@@ -43,12 +45,12 @@ def timed(trainer: PosTrainer, loader: WindowLoader, seconds: float) -> Timed:
             if number == warm:
                 synchronise(trainer.device)
                 targets, started = 0, time.perf_counter()
-            trainer._step(loss, batch, 0, number)
+            trainer._step(loss, batch, watch, number)
             targets += len(batch)
             now = time.perf_counter()  # the host is LATE steps ahead at most
             if number >= warm and now - started > seconds:
                 break
-        trainer.watch.mean()
+        watch.mean()
         synchronise(trainer.device)
     return Timed(time.perf_counter() - started, targets, started - begun)
 

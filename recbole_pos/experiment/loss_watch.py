@@ -19,14 +19,13 @@ class Step:
     """One step whose loss is on its way.
 
     Attributes:
-        epoch, number: of the epoch, and of the batch in it.
+        number: of the batch in its epoch.
         batch: what it was computed from, to explain a loss that is no number.
         targets: how many, the weight of the loss in the mean of the epoch.
         loss: scalar of the CPU, or a number; valid once ``ready``.
         ready: an event of the device behind the copy; None where there is nothing to wait for.
     """
 
-    epoch: int
     number: int
     batch: Any
     targets: int
@@ -55,7 +54,7 @@ class LossWatch:
         self.total, self.targets = 0.0, 0
         self._waiting: deque[Step] = deque()
 
-    def add(self, loss: Tensor | float, epoch: int, number: int, batch: Any, targets: int) -> None:
+    def add(self, loss: Tensor | float, number: int, batch: Any, targets: int) -> None:
         """The loss of a step, before its gradient is made."""
         late, ready = 0, None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
@@ -64,7 +63,7 @@ class LossWatch:
             if on_gpu:
                 ready = torch.cuda.Event()
                 ready.record()
-        self._waiting.append(Step(epoch, number, batch, targets, loss, ready))
+        self._waiting.append(Step(number, batch, targets, loss, ready))
         self._read(late)
 
     def mean(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import time
@@ -73,7 +74,7 @@ class PosTrainer(Trainer):
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
-        self.progress, self.watch = Progress(), LossWatch(self._refuse)
+        self.progress = Progress()
         self.screen: Screen | None = None  # where a run is told about; one of its own if None
         self.task = Task("evaluation")  # the one that runs
         self.best_weights: dict[str, Any] | None = None
@@ -172,7 +173,7 @@ class PosTrainer(Trainer):
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
         screen = self.screen or Screen(False)
-        self.watch = LossWatch(self._refuse)
+        watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.steps(),
@@ -180,9 +181,9 @@ class PosTrainer(Trainer):
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
-                self._step(loss_func, batch, epoch_idx, number)
+                self._step(loss_func, batch, watch, number)
                 task.advance(self._targets(batch))
-            loss = self.watch.mean()
+            loss = watch.mean()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
@@ -200,8 +201,8 @@ class PosTrainer(Trainer):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
-    def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> Tensor | float:
-        """One optimiser step; the loss before it, which on a device nobody has read yet."""
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
+        """One optimiser step, of which nothing is read before later ones are on their way."""
         self.optimizer.zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
@@ -210,7 +211,7 @@ class PosTrainer(Trainer):
             self.optimizer.found_inf = (~value.isfinite()).any().float()
         else:
             value = float(value)
-        self.watch.add(value, epoch, number, batch, self._targets(batch))
+        watch.add(value, number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
         self._after_backward()
         if self.clip_grad_norm:
@@ -218,17 +219,16 @@ class PosTrainer(Trainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return value
 
     @property
     def _skips(self) -> bool:
         """Whether the optimiser can leave out a step without asking the device: fused Adam can."""
         return any(group.get("fused") for group in self.optimizer.param_groups)
 
-    def _refuse(self, step: Step, value: float) -> None:
+    def _refuse(self, epoch: int, step: Step, value: float) -> None:
         cause = explain_loss(step.batch, self.model, self.learning_rate)
         raise TrainingError(
-            f"loss is {value} in epoch {step.epoch}, batch {step.number}. Likely cause: {cause}"
+            f"loss is {value} in epoch {epoch}, batch {step.number}. Likely cause: {cause}"
         )
 
     # What ParallelTrainer does otherwise.
