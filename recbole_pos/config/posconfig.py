@@ -17,7 +17,8 @@ from recbole_pos.config.defaults import (
     starts_from_runs,
     with_time_field,
 )
-from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
+from recbole_pos.config.option import IGNORED
+from recbole_pos.config.options import OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.location import name_and_folder

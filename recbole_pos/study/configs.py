@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from recbole_pos.config.options import DATA, rule
+from recbole_pos.config.option import DATA
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
