@@ -21,6 +21,7 @@ from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
+from recbole_pos.data.counts import FILTERS
 from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
@@ -89,6 +90,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
     ) -> None:
         self.asked = name_of(model) if isinstance(model, type) else model
+        self.public: dict[str, Any] = {}  # what the yaml of a public log says
         self.asked_for: set[str] = set()  # options that were read, and that nobody gives
         try:
             super().__init__(self.asked, dataset, config_file_list, config_dict)
@@ -196,7 +198,9 @@ class PosConfig(Config):
         folder = Path(str(self._options_for(model).get("data_path", "dataset/"))) / dataset
         file = folder / f"{dataset}.yaml"
         if file.is_file():
-            self.files.insert(0, (file, read_yaml(file)))
+            content = read_yaml(file)
+            self.public = {**(content.pop("public", None) or {}), **content}
+            self.files.insert(0, (file, content))
             if PLUGINS in self.files[0][1]:
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
         schemes = positions(self._options_for(model).get("position"), model)
@@ -292,6 +296,16 @@ class PosConfig(Config):
             self._check_value(where, key, value)
             if isinstance(default, float) and isinstance(value, int):
                 given[key] = float(value)  # RecBole's models raise tensors of integers to powers
+
+    @property
+    def expected_counts(self) -> dict[str, int]:
+        """Users, items, events that data of this name have, if a public log has it.
+
+        Nothing where they are filtered in another way than its yaml says.
+        """
+        default = self.internal_config_dict
+        own = all(self[key] == self.public.get(key, default.get(key)) for key in FILTERS)
+        return self.public.get("counts", {}) if own else {}
 
     def _check_value(self, where: str, key: str, value: Any) -> None:
         check = check_own if key in self.free else check_value
