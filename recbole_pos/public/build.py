@@ -53,10 +53,14 @@ def build(
         paths = _written(tables, Path(made))
         user, item, time = tables.events.columns[:3]
         convert(
-            paths.pop("events"),
+            paths["events"],
             name=name,
-            **paths,
-            **{"user": user, "item": item, "time": time, "date_format": "s"},
+            items=paths.get("items"),
+            users=paths.get("users"),
+            user=user,
+            item=item,
+            time=time,
+            date_format="s",
             types=_kinds(tables),
             rename={user: user},
             tables=dict.fromkeys(tables.events.columns[3:], "inter"),
