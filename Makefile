@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -63,6 +63,9 @@ bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--d
 bench-export: $(VENV)/installed  ## one request to each model and its exported programs; writes the table of docs/export.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
 	$(BIN)/python benchmarks/export.py $(ARGS)
+
+bench-gpu: $(VENV)/installed  ## training on this machine's GPU, nine minutes; writes results/gpu.md
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench-positions: $(VENV)/installed  ## cost of the position schemes; writes results/speed_positions.md
 	$(BIN)/python benchmarks/positions.py $(ARGS)

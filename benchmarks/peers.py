@@ -101,11 +101,13 @@ NOTES = """\
 """
 
 
-def worker(python: Path, module: str, job: Path, flags: tuple[str, ...], threads: int) -> dict:
+def worker(python: Path, module: str, file: Path, flags: tuple[str, ...], job: Job) -> dict:
     """Run one worker to its end; its result."""
-    environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [str(python), "-m", f"peer_workers.{module}", str(job), *flags]
+    environment = os.environ | {name: str(job.threads) for name in THREAD_VARIABLES}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    if job.accelerator == "cpu":
+        environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    command = [str(python), "-m", f"peer_workers.{module}", str(file), *flags]
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
@@ -127,10 +129,10 @@ def find_python(venv: Path, name: str) -> Path:
 
 def run_pair(pair: Pair, job_file: Path, python: Path, repeats: int) -> None:
     """Ours, peer, ours, peer, ... for one case."""
-    threads = pair.job.threads
+    job = pair.job
     for turn in range(repeats):
-        pair.ours.append(worker(Path(sys.executable), "ours_worker", job_file, (), threads))
-        pair.theirs.append(worker(python, pair.peer.module, job_file, pair.peer.flags, threads))
+        pair.ours.append(worker(Path(sys.executable), "ours_worker", job_file, (), job))
+        pair.theirs.append(worker(python, pair.peer.module, job_file, pair.peer.flags, job))
         ours, theirs = pair.ours[-1], pair.theirs[-1]
         if ours["items"] != theirs["items"]:
             sys.exit(f"{ours['items']} items here, {theirs['items']} in {pair.peer.title}")
@@ -247,6 +249,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--venv-replay", type=Path, default=Path(".venv-replay"))
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side")
     parser.add_argument("--threads", type=int, default=Job.threads)
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default=Job.accelerator)
     parser.add_argument("--dropout", type=float, default=Job.dropout)
     parser.add_argument("--attention-dropout", type=float, default=Job.attention_dropout)
     parser.add_argument("--inner-size", type=int, default=Job.inner_size, help="not RecTools'")

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from data import short_histories, write_atomic
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import prepare
 from recbole_pos.model.training import adapter
@@ -176,9 +178,9 @@ def bert4rec(data: str, length: int, batches: int, recboles: bool) -> dict[str, 
         made = prepare(PosConfig("BERT4Rec", name, None, {**options, **SAME}))
     trainer, model, train = made.trainer, made.model.train(), made.loaders["train"]
     loss = model.calculate_loss if recboles else adapter(made.config, model).loss(packed=False)
-    rows, started = 0, time.perf_counter()
+    rows, started, watch = 0, time.perf_counter(), LossWatch(partial(trainer._refuse, 0))
     for number, batch in zip(range(batches + 1), train):  # noqa: B905
-        trainer._step(loss, batch, 0, number)
+        trainer._step(loss, batch, watch, number)
         if number == 0:  # warms up
             started, rows = time.perf_counter(), -len(batch)
         rows += len(batch)

@@ -20,6 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 ELSEWHERE = torch.device("meta")
 
+# Operations for whose result, or its shape, the host must wait.
+READS = {
+    *("_local_scalar_dense", "equal", "is_nonzero", "item", "nonzero", "nonzero_numpy", "argwhere"),
+    *("masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"),
+}
+_refused = False  # whether one is an error now
+
 
 class Far(Tensor):
     """A tensor elsewhere."""
@@ -66,6 +73,8 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     indexes = name.startswith("index") and isinstance(args[0], Far)
     if far and near and name not in ("_to_copy", "copy_") and not indexes:
         raise RuntimeError(f"{function}: a tensor of the CPU among those elsewhere")
+    if _refused and (_reads(name, args, kwargs) if far else near and _copies(name, kwargs)):
+        raise AssertionError(f"{function}: a GPU is waited for")
     goes = bool(far) and not (name == "copy_" and args[0] is not far[0])
     if (device := kwargs.get("device")) is not None:
         goes, kwargs = device == ELSEWHERE, {**kwargs, "device": torch.device("cpu")}
@@ -79,6 +88,36 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return tree_map(lambda x: Far(x) if isinstance(x, Tensor) else x, found)
 
 
+def _reads(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a GPU would be waited for."""
+    if name in ("_to_copy", "copy_"):
+        here = kwargs.get("device", ELSEWHERE) if name == "_to_copy" else args[0].device
+        waits = not (kwargs.get("non_blocking") or (name == "copy_" and any(args[2:])))
+        return waits and torch.device(here).type == "cpu"
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+        masks = (torch.bool, torch.uint8)
+        return any(x.dtype in masks or type(x) is Tensor for x in args[1] if x is not None)
+    return name in READS
+
+
+def _copies(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether memory of the host goes to the device."""
+    return name == "_to_copy" and kwargs.get("device") == ELSEWHERE
+
+
+@contextlib.contextmanager
+def no_reads() -> Iterator[None]:
+    """Within, what waits for the device, or copies to it, is an error."""
+    global _refused
+    _refused = True
+    try:
+        yield
+    finally:
+        _refused = False
+
+
 def _show(x: Any) -> Any:
     return x.near if isinstance(x, Far) else x
 
@@ -89,6 +128,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     adam = sys.modules["torch.optim.adam"]  # torch.optim hides it
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     with _Everything(), sdpa_kernel(SDPBackend.MATH):
         yield

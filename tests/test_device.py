@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from elsewhere import ELSEWHERE, Far, elsewhere
+from elsewhere import ELSEWHERE, Far, elsewhere, no_reads
 from shop import RELATIONS, shop_options, tables, write
 
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.loaders import training_loader
+from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.loss_watch import LATE
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.encoding import learned_encodings, session_vectors
@@ -54,14 +57,100 @@ def there(model: str, folder: Path, **options: Any) -> Experiment:
     return experiment
 
 
+# What a step may wait for: sizes that only the values of its batch tell.
+WAITING = {
+    "rows of RecBole's": ("SPop", "SessionKNN", "EncodedSTAMP", "EncodedSASRec"),
+    "nodes and edges of a graph": ("PosRec", "FGNN", "AnchoredSRGNN", "AnchoredGCSAN"),
+    "who is related to whom": ("AttrFormer",),
+}
+WAITING_OPTIONS = [{"loss_type": "SCE"}, {"augmentation": "prefix"}]
+
+
+def waits(model: str, options: dict[str, Any]) -> bool:
+    return any(model in some for some in WAITING.values()) or options in WAITING_OPTIONS
+
+
 @pytest.mark.parametrize(("model", "options"), CASES, ids=str)
 def test_trains_and_predicts(tiny: Path, monkeypatch, model: str, options: dict) -> None:
+    """Nothing stays on the CPU; and within a step nothing is read from where the model is."""
     with elsewhere(monkeypatch):
         made = there(model, tiny, **options)
         trainer, loaders = made.trainer, made.loaders
+        if not waits(model, options):
+            monkeypatch.setattr(trainer, "_step", no_reads()(trainer._step))
         line = trainer._train_epoch(trainer.training_loader(loaders["train"]), 0)
         found = trainer.evaluate(loaders["valid"], load_best_model=False)
     assert line["loss"] >= 0 and 0 <= found["hit@10"] <= 1
+
+
+@pytest.mark.parametrize("wrong", [0, 2, 5])
+def test_a_loss_that_is_no_number_is_found_a_few_steps_later(
+    tiny: Path, monkeypatch, wrong: int
+) -> None:
+    """It is named, and neither it nor the steps behind it have touched the weights with it."""
+    with elsewhere(monkeypatch):
+        made = there("FPARec", tiny, train_batch_size=4)
+        trainer, model = made.trainer, made.model
+        honest, calls = model.window_loss, []
+
+        def loss(batch: Any) -> torch.Tensor:
+            calls.append(batch)
+            return honest(batch) * (torch.nan if len(calls) == wrong + 1 else 1.0)
+
+        with pytest.raises(TrainingError, match=f"loss is nan in epoch 0, batch {wrong}") as told:
+            trainer._train_epoch(trainer.training_loader(made.loaders["train"]), 0, loss)
+        assert "weights and data are finite" in str(told.value)
+        assert len(calls) <= wrong + 1 + LATE
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_read_within_a_step_is_found(monkeypatch) -> None:
+    with elsewhere(monkeypatch):
+        x = torch.ones(3).to(ELSEWHERE)
+        reads = (
+            *(lambda: x.sum().item(), lambda: bool(x.any()), lambda: x[x > 0], lambda: x.cpu()),
+            *(lambda: x.nonzero(), lambda: x.unique(), lambda: torch.equal(x, x)),
+            *(lambda: x.masked_select(x > 0), lambda: x.repeat_interleave(x.long())),
+            *(lambda: torch.zeros(3).copy_(x), lambda: torch.ones(3).to(ELSEWHERE)),
+            lambda: x[torch.tensor([2])],
+        )
+        for read in reads:
+            read()
+            with no_reads(), pytest.raises(AssertionError, match="waited for"):
+                read()
+        with no_reads():
+            x.sum().to("cpu", non_blocking=True)
+            x[torch.arange(2, device=x.device)] + torch.zeros_like(x)[:2]
+
+
+@pytest.mark.parametrize("options", [{}, {"train_windows": "sliding"}], ids=str)
+def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dict) -> None:
+    """Nothing goes there after the first batch, and batches are those of the CPU."""
+    model = "TORoPE"  # reads times
+    with elsewhere(monkeypatch):
+        made = there(model, tiny, **options)
+        loader = made.trainer.training_loader(made.loaders["train"])
+        near = list(loader)
+        far = iter(loader.batches_on(ELSEWHERE, "auto"))
+        got = [next(far)]
+        with no_reads():
+            got += far
+        for one, other in zip(near, got, strict=True):
+            for name, want in vars(one).items():
+                found = getattr(other, name)
+                assert isinstance(found, Far) == isinstance(want, torch.Tensor)
+                assert torch.equal(found.cpu(), want) if isinstance(found, Far) else found == want
+        assert any(batch.positions is not None for batch in near) == bool(options)
+        copied = list(loader_of(made).batches_on(ELSEWHERE, "never"))
+        assert [len(batch) for batch in copied] == [len(batch) for batch in near]
+        assert torch.equal(copied[-1].items.cpu(), near[-1].items)
+
+
+def loader_of(made: Experiment) -> Any:
+    """A fresh one, whose log is on the host."""
+    return training_loader(
+        made.config, made.loaders["train"]._dataset, made.trainer.adapter.needs()
+    )
 
 
 def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import reference
 import torch
 from torch import Tensor
+
+from recbole_pos.layers import triangular
+from recbole_pos.position import positional_attention
+from recbole_pos.position.positional_attention import BLOCKS
 
 
 def forward(model, items: Tensor, n: int) -> Tensor:
@@ -61,3 +66,34 @@ def test_attention_of_the_yaml_has_the_parameters_of_table_1(experiment) -> None
         layer = experiment(name).model.trm_encoder.layer[0].multi_head_attention
         norm = sum(p.numel() for p in layer.LayerNorm.parameters())
         assert sum(p.numel() for p in layer.parameters()) - norm == want
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(
+    "options", [{}, {"positional_mask": "after_softmax"}, {"position": ["average"]}], ids=str
+)
+def test_products_without_the_zeros(
+    experiment, monkeypatch, n_heads: int, size: int, options: dict
+) -> None:
+    """Loss and gradients of long histories, in blocks of rows, are those of full squares."""
+    given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "n_heads": n_heads}
+    made = experiment("FPARec", **given, **options)
+    model = made.model.double()
+    batch = max(made.trainer.training_loader(made.loaders["train"]), key=lambda b: b.width)
+    found, products = [], []
+
+    def counted(*given: Any) -> Tensor:
+        products.append(given)
+        return triangular.triangular_product(*given)
+
+    monkeypatch.setattr(positional_attention, "triangular_product", counted)
+    for block in (10**6, size):
+        monkeypatch.setitem(triangular.BLOCK, "cpu", block)
+        loss = model.window_loss(batch)
+        found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+        used = block == size and batch.width >= BLOCKS * size
+        heads = 1 if "position" in options else n_heads
+        assert len(products) == used * heads * len(model.trm_encoder.layer)
+    for full, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, full, rtol=1e-9, atol=1e-12)

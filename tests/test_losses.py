@@ -49,13 +49,55 @@ def test_full_cross_entropy_holds_no_positions_by_items_tensor() -> None:
     assert largest < m * items * 4 / 8
 
 
-def test_full_cross_entropy_under_autocast() -> None:
-    hidden, weight = torch.randn(8, 4), torch.randn(5, 4)
-    targets = torch.randint(1, 5, (8,))
+@pytest.mark.parametrize("chunk", [64, 2**20])
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int, spread: float) -> None:
+    """Value and gradients are as far from float64 as rounding the factors of products allows.
+
+    With u = 2^-8 a factor is off by u of itself, so a logit by D = (2 u + u^2) |h| |w| at most; a
+    loss by 2 max D, since log-sum-exp moves by no more than its largest logit; a probability by
+    exp(2 max D) - 1 of itself; and their products by 2 u + u^2 of what they add up.
+    """
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
+    torch.manual_seed(0)
+    m, items, d = 150, 23, 16
+    hidden = (spread * torch.randn(m, d)).requires_grad_()
+    weight = (spread * torch.randn(items, d)).requires_grad_()
+    targets = torch.randint(1, items, (m,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = losses.full_cross_entropy(hidden.bfloat16(), weight, targets)
-    want = losses.full_cross_entropy(hidden.bfloat16().float(), weight, targets)
-    torch.testing.assert_close(loss, want)
+        loss = losses.full_cross_entropy(hidden, weight, targets)
+    got = torch.autograd.grad(loss, (hidden, weight))
+    assert loss.dtype == got[0].dtype == got[1].dtype == torch.float32
+
+    h, w = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    want = reference.cross_entropy(h, w, targets)
+    exact = torch.autograd.grad(want, (h, w))
+    h, w = h.detach(), w.detach()
+    two = 2 * 2**-8 + 2**-16
+    off = 2 * two * (h.abs() @ w[1:].abs().T).amax(1, keepdim=True)  # [m, 1] of logits, twice
+    slack = 1e-5  # of float32, with 16 terms each
+    assert 0 < abs(loss.item() - want.item()) < off.mean() + slack
+    p = (h @ w[1:].T).softmax(1)
+    residual = p.clone()
+    residual[torch.arange(m), targets - 1] -= 1
+    moved = (p * off.expm1() + two * (residual.abs() + p * off.expm1())) / m  # [m, items - 1]
+    for g, e, bound in (
+        (got[0], exact[0], moved @ w[1:].abs()),
+        (got[1][1:], exact[1][1:], moved.T @ h.abs()),
+    ):
+        assert ((g - e).abs() <= bound + slack / m).all() and not torch.equal(g, e.float())
+
+
+def test_sums_of_bfloat16_products_have_all_digits_of_float32() -> None:
+    """The loss is that of the rounded factors: neither logits nor log-sum-exp are rounded."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 32), torch.randn(50, 32)
+    targets = torch.randint(1, 50, (64,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = losses.full_cross_entropy(hidden, weight, targets)
+    rounded = (x.bfloat16().double() for x in (hidden, weight))
+    want = reference.cross_entropy(*rounded, targets)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
 
 
 def test_a_small_dropout_is_not_none() -> None:

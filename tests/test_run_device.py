@@ -15,6 +15,7 @@ from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device, device_line, require_device
+from recbole_pos.experiment.precision import Precision, check_precision
 
 
 @pytest.fixture
@@ -78,8 +79,58 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
     assert device_line(told) in capsys.readouterr().out.splitlines()[0]
 
 
-def test_precision(tiny: Path, no_gpu) -> None:
-    told = describe_device(config(tiny, enable_amp=True))
-    assert told["precision"] == "bfloat16 where autocast allows"
+@pytest.mark.parametrize(
+    ("options", "has", "found"),
+    [
+        ({}, True, "bf16"),
+        ({}, False, "fp32"),
+        ({"enable_amp": True}, False, "bf16"),
+        *(({"precision": name}, True, name) for name in ("fp32", "tf32", "bf16", "fp16")),
+    ],
+    ids=str,
+)
+def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, has, found) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has)
+    made = Precision.of(config(tiny, **options))
+    assert (made.name, made.device) == (found, "cuda")
+    before = torch.get_float32_matmul_precision()
+    with made.steps():
+        inside = torch.get_float32_matmul_precision()
+    assert inside == ("highest" if found == "fp32" else "high")
+    assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:
+    for options, found in (({}, "fp32"), ({"precision": "tf32"}, "fp32")):
+        assert Precision.of(config(tiny, **options)).name == found
+    half = config(tiny, enable_amp=True)
+    assert describe_device(half)["precision"] == "float32 with bfloat16 products"
+    for amx, warnings in ((True, 0), (False, 1)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        check_precision(half)
+        assert len(caplog.records) == warnings
+    assert "five times as long" in caplog.text
+    for options, message in (
+        ({"precision": "fp16"}, "fp16 needs a GPU"),
+        ({"enable_amp": True, "precision": "fp32"}, "enable_amp: True is precision: bf16, found"),
+        ({"enable_amp": True, "enable_scaler": True}, "enable_scaler: .* precision: fp16"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_precision(config(tiny, **options))
     told = {"name": "cpu", "threads": 1, "precision": "float32"}
     assert device_line(told) == "cpu with 1 thread in float32"
+
+
+def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
+    """Products alone: weights, gradients and the optimiser keep float32, and the loss is near."""
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        made = experiment("PosSASRec", precision=precision)
+        trainer = made.trainer
+        losses[precision] = trainer._train_epoch(trainer.training_loader(made.loaders["train"]), 0)
+        states = [v for state in trainer.optimizer.state.values() for v in state.values()]
+        tensors = [*trainer.model.parameters(), *(p.grad for p in trainer.model.parameters())]
+        assert {x.dtype for x in (*tensors, *states)} == {torch.float32}
+    near, far = losses["fp32"]["loss"], losses["bf16"]["loss"]
+    assert near != far == pytest.approx(near, rel=0.01)

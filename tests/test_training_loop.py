@@ -14,6 +14,7 @@ import recbole_pos
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loss_watch import LossWatch
 
 
 def fit(made: Any, **given: Any) -> Any:
@@ -72,9 +73,9 @@ def test_the_loss_of_an_epoch_is_a_mean_over_targets(experiment, monkeypatch) ->
     made = experiment("FPARec", epochs=1, train_batch_size=4)
     seen = []
 
-    def step(_: Any, batch: Any, *__: Any) -> float:
+    def step(_: Any, batch: Any, watch: LossWatch, number: int) -> None:
         seen.append((len(batch), float(len(seen))))
-        return seen[-1][1]
+        watch.add(seen[-1][1], number, batch, len(batch))
 
     monkeypatch.setattr(made.trainer, "_step", step)
     line = made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)

@@ -32,6 +32,7 @@ class Job:
     attention_dropout: float = 0.2
     learning_rate: float = 1e-3
     threads: int = 2
+    accelerator: str = "cpu"  # or gpu
     seed: int = 2024
     warmup_seconds: float = 30.0
     min_seconds: float = 10.0

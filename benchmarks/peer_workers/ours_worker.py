@@ -34,7 +34,8 @@ def main() -> None:
                 "attn_dropout_prob": job.attention_dropout,
                 "learner": "adam",
                 "learning_rate": job.learning_rate,
-                "use_gpu": False,
+                "use_gpu": job.accelerator == "gpu",
+                "precision": "fp32",
                 "seed": job.seed,
             },
         )

@@ -44,10 +44,10 @@ def main() -> None:
     events[Columns.Weight] = 1.0
 
     def trainer() -> Trainer:
-        # RecTools' own trainer, but without an end and on the CPU
+        # RecTools' own trainer, but without an end and where the job says
         return Trainer(
             max_epochs=-1,
-            accelerator="cpu",
+            accelerator=job.accelerator,
             devices=1,
             callbacks=[Timing(job)],
             logger=False,

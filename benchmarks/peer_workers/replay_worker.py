@@ -102,7 +102,7 @@ def main() -> None:
         trainer = lightning.Trainer(
             max_epochs=-1,
             limit_val_batches=0,  # there is no validation part
-            accelerator="cpu",
+            accelerator=job.accelerator,
             devices=1,
             callbacks=[timing],
             logger=False,

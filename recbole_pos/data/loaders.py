@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
@@ -79,6 +81,7 @@ class WindowLoader:
         self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
+        self._gatherer = self._gatherer_on(torch.device("cpu"))
         self._made: tuple[int, list[np.ndarray]] | None = None
 
     @property
@@ -140,28 +143,46 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.end - self.windows.first
-        for batch in self._batches():
-            yield self.gather(self.share.of(batch, targets[batch]))
+        batches = self._batches()
+        index: Iterator[Tensor | None] = itertools.repeat(None)
+        if self._gatherer.device.type != "cpu" and self.share.alone:  # the whole epoch's at once
+            order = torch.from_numpy(np.concatenate(batches)).to(self._gatherer.device)
+            index = iter(order.split([len(batch) for batch in batches]))
+        for batch, there in zip(batches, index, strict=False):
+            yield self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+
+    def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
+        """The batches of an epoch where the model is.
+
+        Args:
+            device: of the model.
+            wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always``
+                in any case, ``never`` copies batch by batch, each made while the one before it is
+                computed with.
+
+        Raises:
+            UsageError: if the log must be there and does not fit.
+        """
+        if self._gatherer.device != device and lies_on(device, wanted, self.log, self.windows):
+            self._gatherer = self._gatherer_on(device)
+        if self._gatherer.device == device:
+            yield from self
+            return
+        batches: Iterator[SequenceBatch] = iter(self)
+        if device.type == "cuda":
+            batches = (batch.pin_memory() for batch in batches)
+        if self.share.alone:  # or its numbers would be those of the next batch
+            batches = one_ahead(batches)
+        for batch in batches:
+            yield batch.to(device)
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
         """The given windows as one packed batch."""
-        start, end = self.windows.start[batch], self.windows.end[batch]
-        first, lengths = self.windows.first[batch], end - start
-        places = gather_index(start, lengths)
-        positions = None
-        if (first > start).any():
-            positions = torch.from_numpy(np.flatnonzero(places >= np.repeat(first, lengths)))
-        event = torch.from_numpy(places)
-        targets = event + 1 if positions is None else event[positions] + 1
-        return SequenceBatch(
-            items=self.log.items[event],
-            lengths=torch.from_numpy(lengths),
-            width=int(lengths.max()),
-            targets=self.log.items[targets],
-            positions=positions,
-            times=self.log.times[event] if self.needs.times else None,
-            events=event if self.needs.events else None,
-        )
+        return self._gatherer.gather(batch)
+
+    def _gatherer_on(self, device: torch.device) -> WindowGatherer:
+        needs = self.needs
+        return WindowGatherer(self.log, self.windows, needs.times, needs.events, device)
 
 
 class RowLoader(TrainDataLoader):
@@ -175,6 +196,11 @@ class RowLoader(TrainDataLoader):
     def targets(self) -> int:
         """Targets in one epoch."""
         return self.sample_size
+
+    def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
+        """The batches of an epoch where the model is; rows are made on the host alone."""
+        for batch in self:
+            yield batch.to(device)
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: torch's generator, which checkpoints keep, makes the order."""

@@ -9,6 +9,7 @@ import torch
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.precision import Precision
 from recbole_pos.values import Options
 
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
@@ -36,11 +37,10 @@ def describe_device(config: Options) -> dict[str, Any]:
     """``name`` (that of a GPU, or cpu), ``threads`` of this process and ``precision``."""
     device = config["device"]
     on_gpu = device.type == "cuda"
-    kind = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
     return {
         "name": torch.cuda.get_device_name(device) if on_gpu else device.type,
         "threads": torch.get_num_threads(),
-        "precision": f"{kind} where autocast allows" if config["enable_amp"] else "float32",
+        "precision": Precision.of(config).words,
     }
 
 

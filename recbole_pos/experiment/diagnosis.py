@@ -122,5 +122,5 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
         )
     return (
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "
-        f"(now {learning_rate}) or switch enable_amp off"
+        f"(now {learning_rate}) or set precision: fp32"
     )

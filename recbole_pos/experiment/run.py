@@ -22,6 +22,7 @@ from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.device import require_device
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.precision import check_precision
 from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.experiment.state import config_in, load_best
@@ -81,6 +82,7 @@ def run(
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
+        check_precision(config)
         folder = None
     screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)

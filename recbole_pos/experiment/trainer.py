@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import time
@@ -29,7 +30,9 @@ from recbole_pos.experiment.collector import TargetCollector
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.evaluating import EvaluatingTrainer
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.precision import Precision
 from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
 from recbole_pos.model.training import adapter
 from recbole_pos.screen import Screen
@@ -58,12 +61,10 @@ class PosTrainer(EvaluatingTrainer):
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
-        self.enable_amp = config["enable_amp"]
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=torch.cuda.is_available() and config["enable_scaler"]
-        )
+        self.precision = Precision.of(config)
+        self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
-        self.optimizer = self._build_optimizer()
+        self.optimizer: Any = self._build_optimizer()
         self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
@@ -169,20 +170,23 @@ class PosTrainer(EvaluatingTrainer):
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
         screen = self.screen or Screen(False)
-        total = weight = 0.0
+        watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
-        with screen.task(title, len(train_data), show_progress) as task:
-            for number, batch in enumerate(train_data):
-                loss = self._step(loss_func, batch.to(self.device), epoch_idx, number)
-                count = self._targets(batch)
-                total, weight = total + loss * count, weight + count
-                task.advance(count)
+        with (
+            self.precision.steps(),
+            screen.task(title, len(train_data), show_progress) as task,
+        ):
+            batches = train_data.batches_on(self.device, self.config["data_on_device"])
+            for number, batch in enumerate(batches):
+                self._step(loss_func, batch, watch, number)
+                task.advance(self._targets(batch))
+            loss = watch.mean()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
-            "loss": total / max(weight, 1),
+            "loss": loss,
             "valid": None,
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
@@ -194,16 +198,17 @@ class PosTrainer(EvaluatingTrainer):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
-    def _step(self, loss_func: Any, batch: Any, epoch: int, number: int) -> float:
-        """One optimiser step; the loss before it."""
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
+        """One optimiser step, of which nothing is read before later ones are on their way."""
         self.optimizer.zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
-        if not math.isfinite(value):
-            cause = explain_loss(batch, self.model, self.learning_rate)
-            raise TrainingError(
-                f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
-            )
+        if self._skips and isinstance(value, Tensor) and value.device.type != "cpu":
+            # seen too late to stop this step: the device itself leaves the weights as they were
+            self.optimizer.found_inf = (~value.isfinite()).any().float()
+        else:
+            value = float(value)
+        watch.add(value, number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
         self._after_backward()
         if self.clip_grad_norm:
@@ -211,17 +216,27 @@ class PosTrainer(EvaluatingTrainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return value
+
+    @property
+    def _skips(self) -> bool:
+        """Whether the optimiser can leave out a step without asking the device: fused Adam can."""
+        return any(group.get("fused") for group in self.optimizer.param_groups)
+
+    def _refuse(self, epoch: int, step: Step, value: float) -> None:
+        cause = explain_loss(step.batch, self.model, self.learning_rate)
+        raise TrainingError(
+            f"loss is {value} in epoch {epoch}, batch {step.number}. Likely cause: {cause}"
+        )
 
     # What ParallelTrainer does otherwise.
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
-        with torch.autocast(self.device.type, enabled=self.enable_amp):
+        with self.precision.forward():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
 
-    def _value(self, loss: Tensor) -> float:
-        return loss.item()
+    def _value(self, loss: Tensor) -> Tensor | float:
+        return loss.detach()
 
     def _after_backward(self) -> None:
         pass

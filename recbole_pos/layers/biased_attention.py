@@ -61,7 +61,8 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     Returns:
         [b, h, t, e].
     """
-    if q.size(0) * bias.numel() <= chunk_elements(q.device):  # one chunk: torch's own is faster
+    whole = torch.compiler.is_compiling()  # one graph for any number of sequences
+    if whole or q.size(0) * bias.numel() <= chunk_elements(q.device):  # torch's own is faster
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     with torch.autocast(q.device.type, enabled=False):
         return _BiasedAttention.apply(*(x.to(v.dtype) for x in (q, k, v, bias)))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,6 +25,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Alignment = Literal["start", "end"]
+
+
+class remembered:  # noqa: N801  (as ``property`` is written)
+    """``functools.cached_property`` without its lock, which a compiler of graphs cannot enter."""
+
+    def __init__(self, make: Callable[[Any], Tensor]) -> None:
+        self.make, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        found = instance.__dict__[self.name] = self.make(instance)
+        return found
 
 
 @dataclass(frozen=True)
@@ -77,32 +92,32 @@ class SequenceContext:
         """True when all sequences have the same length: then a block holds no padding."""
         return self.row.numel() == self.batch_size * self.width
 
-    @cached_property
+    @remembered
     def first(self) -> Tensor:
         """[b] where the oldest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - self.lengths
 
-    @cached_property
+    @remembered
     def last(self) -> Tensor:
         """[b] where the newest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - 1
 
-    @cached_property
+    @remembered
     def follows(self) -> Tensor:
         """[m] boolean, whether an event has an older one in its sequence, the one packed before."""
         return self.index > 0
 
-    @cached_property
+    @remembered
     def age(self) -> Tensor:
         """[m] how many events of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
-    @cached_property
+    @remembered
     def padding(self) -> Tensor:
         """[b, t] boolean, True at the padding of a block aligned at the start."""
         return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
 
-    @cached_property
+    @remembered
     def elapsed(self) -> Tensor:
         """[m] float64, seconds since the oldest event of the sequence, which no event is before.
 

@@ -13,7 +13,7 @@ class Dropout(nn.Module):
     ``torch.nn.Dropout`` draws a Bernoulli variable per element, 13-23% of a training step. Eight
     bytes of one draw serve eight elements instead, so on CPU the probability is rounded to a
     multiple of 1/256, at least one; the scale 1 / (1 - p) uses the rounded value, so the
-    expectation is exact.
+    expectation is exact. A compiled graph, which cannot hold that draw, has torch's own dropout.
 
     Args:
         p: probability of zeroing an element, in [0, 1).
@@ -30,7 +30,7 @@ class Dropout(nn.Module):
         """x with elements zeroed in training mode; x itself in evaluation mode."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
         return x * self.mask(x)
 

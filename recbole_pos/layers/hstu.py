@@ -61,7 +61,8 @@ class PointwiseAttention(MultiHeadAttention):
         """[m, d] to [m, d]."""
         query, key, value, gate = self._parts(x)
         q, k, v, bias = self._places(query, key, value, ctx)
-        if self.training and self.attn_dropout.p > 0:
+        whole = torch.compiler.is_compiling()  # one graph for any number of sequences
+        if whole or (self.training and self.attn_dropout.p > 0):
             out = self.attn_dropout(_weights(q, k, bias, ctx.max_length)) @ v
         else:
             out = pointwise_attention(q, k, v, bias, ctx.max_length)

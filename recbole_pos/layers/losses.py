@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,16 +10,76 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.products import add_product, autocast_type, product
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
 
-class _CatalogueLoss(torch.autograd.Function):
+def _loss_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    betas: Tensor | None,
+    prior: Tensor | None,
+    kind: torch.dtype | None,
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Linear layer and cross-entropy with any targets, in one pass over chunks of positions.
 
     The gradient is made in the forward pass, while the probabilities of a chunk are at hand, so
-    nothing of size [m, items] is kept or computed twice: three matrix products in all.
+    nothing of size [m, items] is kept or computed twice: three matrix products in all, of factors
+    that are rounded to ``kind`` (None: as they are). Everything else has the type of the weights.
+
+    Returns:
+        The loss, and its gradients to ``hidden`` and ``weight`` where these are ``wanted``.
     """
+    m, items = hidden.size(0), weight.size(0)
+    one_target = betas is None and prior is None
+    want_hidden, want_weight = wanted
+    rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
+    buffer = hidden.new_empty(min(rows, m), items)
+    grad_hidden = torch.empty_like(hidden) if want_hidden else None
+    grad_weight = torch.zeros_like(weight) if want_weight else None
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    rounded, table = (x if kind is None else x.to(kind) for x in (hidden, weight))
+    for start in range(0, m, rows):
+        part = slice(start, start + rows)
+        chunk, target = rounded[part], targets[part]
+        beta = hidden.new_ones(target.shape) if betas is None else betas[part]
+        probability = buffer[: chunk.size(0)]
+        logits = product(chunk, table.t(), out=probability)
+        linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
+        scale = beta.sum(1, keepdim=True)
+        if prior is not None:
+            linear += logits @ prior[:, None]
+            scale += prior.sum()
+        logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
+        highest = logits.amax(1, keepdim=True)
+        torch.softmax(logits, 1, out=probability)
+        # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
+        log_sum_exp = highest - probability.amax(1, keepdim=True).log()
+        total += (scale * log_sum_exp - linear).sum(dtype=torch.float64)
+        if want_hidden or want_weight:
+            if not one_target:
+                probability *= scale
+            if prior is not None:
+                probability -= prior
+            probability.scatter_add_(1, target, -beta)
+        if kind is not None:
+            probability = probability.to(kind)
+        if grad_hidden is not None:
+            product(probability, table, out=grad_hidden[part])
+        if grad_weight is not None:  # float16 has no room for what is divided by m
+            add_product(grad_weight, probability.t(), chunk / m if kind is None else chunk)
+    if grad_hidden is not None:
+        grad_hidden.div_(m)
+    if grad_weight is not None and kind is not None:
+        grad_weight.div_(m)
+    return (total / m).to(hidden.dtype), grad_hidden, grad_weight
+
+
+class _CatalogueLoss(torch.autograd.Function):
+    """:func:`_loss_and_gradients`, whose gradients wait for the backward pass."""
 
     @staticmethod
     def forward(
@@ -28,54 +89,54 @@ class _CatalogueLoss(torch.autograd.Function):
         targets: Tensor,
         betas: Tensor | None,
         prior: Tensor | None,
+        kind: torch.dtype | None,
     ) -> Tensor:
-        m, items = hidden.size(0), weight.size(0)
-        one_target = betas is None and prior is None
-        want_hidden, want_weight = ctx.needs_input_grad[:2]
-        rows = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // items))
-        buffer = hidden.new_empty(min(rows, m), items)
-        grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight) if want_weight else None
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for start in range(0, m, rows):
-            part = slice(start, start + rows)
-            chunk, target = hidden[part], targets[part]
-            beta = hidden.new_ones(target.shape) if betas is None else betas[part]
-            probability = buffer[: chunk.size(0)]
-            logits = torch.mm(chunk, weight.t(), out=probability)
-            linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
-            scale = beta.sum(1, keepdim=True)
-            if prior is not None:
-                linear += logits @ prior[:, None]
-                scale += prior.sum()
-            logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
-            highest = logits.amax(1, keepdim=True)
-            torch.softmax(logits, 1, out=probability)
-            # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
-            log_sum_exp = highest - probability.amax(1, keepdim=True).log()
-            total += (scale * log_sum_exp - linear).sum(dtype=torch.float64)
-            if want_hidden or want_weight:
-                if not one_target:
-                    probability *= scale
-                if prior is not None:
-                    probability -= prior
-                probability.scatter_add_(1, target, -beta)
-            if grad_hidden is not None:
-                torch.mm(probability, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                grad_weight.addmm_(probability.t(), chunk / m)
-        if grad_hidden is not None:
-            grad_hidden.div_(m)
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        return (total / m).to(hidden.dtype)
+        loss, *grads = _loss_and_gradients(
+            hidden, weight, targets, betas, prior, kind, ctx.needs_input_grad[:2]
+        )
+        ctx.save_for_backward(*grads)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
-        if not (grad.device.type == "cpu" and grad.item() == 1):  # spares a copy of the catalogue
+        if not is_one(grad):  # spares a copy of the catalogue
             grads = [None if saved is None else saved * grad for saved in grads]
-        return *grads, None, None, None
+        return *grads, None, None, None, None
+
+
+# The same as one operation of a compiled graph, which would write the loop over chunks out, and
+# once more for each number of chunks.
+_SCHEMA = (
+    "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, ScalarType? kind)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_compiled_loss = torch.library.custom_op(
+    "recbole_pos::catalogue_loss", _loss_and_gradients, mutates_args=(), schema=_SCHEMA
+)
+
+
+@_compiled_loss.register_fake
+def _shapes(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return hidden.new_empty(()), torch.empty_like(hidden), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+
+
+def _give(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None
+
+
+_compiled_loss.register_autograd(_give, setup_context=_keep)
+
+
+def is_one(grad: Tensor) -> bool:
+    """Whether a scalar is known to be 1: on the CPU, where looking costs nothing."""
+    here = grad.device.type == "cpu" and not torch.compiler.is_compiling()
+    return here and grad.item() == 1
 
 
 def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -101,6 +162,8 @@ def weighted_cross_entropy(
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
+    Under autocast products have factors of its type; they are summed in that of the weights.
+
     Args:
         hidden: [m, d] one vector per position.
         weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
@@ -108,7 +171,11 @@ def weighted_cross_entropy(
         betas: [m, n] weight of each, 0 for none; None for 1, and n is then 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for none.
     """
+    kind = autocast_type(hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         hidden = hidden.to(weight.dtype)
         betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
-        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior)
+        given = hidden, weight, targets, betas, prior, kind
+        if torch.compiler.is_compiling():
+            return _compiled_loss(*given)[0]
+        return _CatalogueLoss.apply(*given)

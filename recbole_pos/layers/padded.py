@@ -6,13 +6,12 @@ of a [b, t] block is an event, padding too: it is computed like any other and ne
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.context import Alignment, SequenceContext
+from recbole_pos.layers.context import Alignment, SequenceContext, remembered
 
 
 class PaddedContext(SequenceContext):
@@ -49,25 +48,25 @@ class PaddedContext(SequenceContext):
     def is_full(self) -> bool:
         return False  # a graph is the same for all
 
-    @cached_property
+    @remembered
     def first(self) -> Tensor:
         return torch.arange(self.batch_size, device=self.lengths.device) * self.width
 
-    @cached_property
+    @remembered
     def last(self) -> Tensor:
         return self.first + self.lengths - 1
 
-    @cached_property
+    @remembered
     def age(self) -> Tensor:
         """As packed; 0 at padding."""
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
-    @cached_property
+    @remembered
     def real(self) -> Tensor:
         """[m] boolean, False at padding."""
         return ~self.padding.reshape(-1)
 
-    @cached_property
+    @remembered
     def follows(self) -> Tensor:
         return (self.index > 0) & self.real
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.losses import is_one
 
 GROUP = 16  # products whose largest decides whether any of them is looked at
 
@@ -170,7 +171,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
-        if grad.device.type != "cpu" or grad.item() != 1:  # spares a copy of the catalogue
+        if not is_one(grad):  # spares a copy of the catalogue
             grads = [None if g is None else g * grad for g in grads]
         return *grads, None, None, None
 

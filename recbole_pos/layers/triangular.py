@@ -33,18 +33,24 @@ class _TriangularProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix, x = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_matrix = torch.zeros_like(matrix)
+        grad_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[0] else None
         grad_x = torch.empty_like(x)
         for rows, columns in _blocks(matrix, ctx.band):
-            torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
+            if grad_matrix is not None:
+                torch.mm(grad[rows], x[columns].t(), out=grad_matrix[rows, columns])
             reached = slice(rows.start, min(rows.stop + ctx.band - 1, len(matrix)))
             torch.mm(matrix[reached, rows].t(), grad[reached], out=grad_x[rows])
         return grad_matrix, grad_x, None
 
 
+def block_rows(device: torch.device) -> int:
+    """Rows of a block on a device."""
+    return BLOCK.get(device.type, BLOCK["cuda"])
+
+
 def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
     """Row blocks, each with the columns that may be other than zero in it."""
-    t, size = len(matrix), BLOCK.get(matrix.device.type, BLOCK["cuda"])
+    t, size = len(matrix), block_rows(matrix.device)
     for start in range(0, t, size):
         end = min(start + size, t)
         yield slice(start, end), slice(max(start - band + 1, 0), end)
@@ -62,6 +68,8 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
         [t, c]. Row i of the result, and of its derivative, depends on rows up to i alone. The
         gradient to the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
     """
+    if torch.compiler.is_compiling():  # one graph for any number of blocks
+        return matrix @ x
     return _TriangularProduct.apply(matrix, x, band)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 
 
@@ -25,13 +25,13 @@ def every_state(model: Any, batch: SequenceBatch) -> Tensor:
         model: one of ``CAUSAL_BUILTINS``.
         batch: k targets among the events of its windows.
     """
-    width = torch.arange(int(batch.lengths.max()), device=batch.items.device)
-    real = width < batch.lengths[:, None]
-    items = batch.items.new_zeros(real.shape)  # padded on the right, as RecBole's histories
-    items[real] = batch.items
+    ctx = SequenceContext.from_lengths(
+        batch.lengths, batch.width, items=batch.items, width=batch.width
+    )
+    items = ctx.pad(batch.items, "start")  # padded on the right, as RecBole's histories
 
     def gather_all(output: Tensor, _newest: Tensor) -> Tensor:
-        states = output[real]
+        states = ctx.unpad(output, "start")
         return states if batch.positions is None else states[batch.positions]
 
     model.gather_indexes = gather_all  # of this object, in front of its class's

@@ -6,9 +6,11 @@ is, so that neither asks for a model's name or the kind of a batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recbole_pos.data.loaders import Needs
@@ -21,10 +23,23 @@ from recbole_pos.values import Options
 
 
 class Rows:
-    """Any model of RecBole: rows, by its own loss."""
+    """Any model of RecBole: rows, by its own loss.
+
+    Raises:
+        UsageError: if the loss must be compiled and cannot be.
+    """
 
     def __init__(self, config: Options, model: Any) -> None:
         self.config, self.model = config, model
+        if config["compile"] and not self.compiles():
+            raise UsageError(
+                f"compile: {config['model']} has no graph of fixed form; causal models of the "
+                "plugin's own have, with augmentation: all_positions and loss_type: CE"
+            )
+
+    def compiles(self) -> bool:
+        """Whether a step is one graph: nothing in it depends on what the values of a batch are."""
+        return False
 
     def needs(self) -> Needs:
         """What batches must be like."""
@@ -42,8 +57,19 @@ class Own(Rows):
         model = self.model
         return Needs(True, model.causal, model.needs_time, model.needs_events, model.linked)
 
+    def compiles(self) -> bool:
+        model, config = self.model, self.config
+        packed = config["augmentation"] == "all_positions" and config["loss_type"] == "CE"
+        return packed and model.causal and not model.needs_events
+
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
-        return self.model.window_loss if packed else self.model.calculate_loss
+        return self._window_loss if packed else self.model.calculate_loss
+
+    @functools.cached_property
+    def _window_loss(self) -> Callable[[Any], Tensor]:
+        """Compiled for all sizes of batches at once, as a function of them."""
+        loss = self.model.window_loss
+        return torch.compile(loss, dynamic=True) if self.config["compile"] else loss
 
 
 class EveryPosition(Rows):

@@ -5,9 +5,10 @@ padding mask m, the normalised attention over real events is
 
     out = (A (m * V)) / (A m)
 
-which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Blocks are
-aligned at the end, so the newest event always stands in the last row of the position matrix and a
-batch whose longest sequence has t events uses the last t rows and columns.
+which is one product of [t, t] with [t, b * e] per head, without the zeros from a few blocks of rows
+on; no [b, t, t] tensor exists. Blocks are aligned at the end, so the newest event always stands in
+the last row of the position matrix and a batch whose longest sequence has t events uses the last t
+rows and columns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.triangular import block_rows, triangular_product
+
+BLOCKS = 3  # of rows: from so many on, leaving out the zeros pays for the smaller products
 
 
 class PositionalAttention(AttentionPosition):
@@ -57,6 +61,13 @@ class PositionalAttention(AttentionPosition):
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
         """[h or 1, t, t] times [t, b, h, e] along the sequence, per head."""
         t, b, h, e = block.shape
+        if t >= BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
+            heads = block.flatten(2) if len(weights) == 1 else block.permute(2, 0, 1, 3)
+            flat = heads.reshape(len(weights), t, -1)
+            mixed = [triangular_product(w, x, t) for w, x in zip(weights, flat, strict=True)]
+            if len(mixed) == 1:
+                return mixed[0].view(block.shape)
+            return torch.stack(mixed, 1).view(t, h, b, e).transpose(1, 2)
         if weights.size(0) == 1:
             return (weights[0] @ block.view(t, b * h * e)).view(block.shape)
         per_head = weights @ block.permute(2, 0, 1, 3).reshape(h, t, b * e)

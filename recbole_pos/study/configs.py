@@ -20,9 +20,10 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
 _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins"),
+    *("log_wandb", "wandb_project", "plugins", "data_on_device"),
 )
-_SINCE_1 = ("update_from", "new_items")  # options that runs named before do not have
+# Options that runs named before do not have, with what they did.
+_SINCE_1 = {"update_from": None, "new_items": None, "precision": "auto", "compile": False}
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
@@ -67,7 +68,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     plain = {
         key: value
         for key, value in config.plain.items()
-        if key not in _INDIFFERENT and not (key in _SINCE_1 and value is None)
+        if key not in _INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
     }
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 

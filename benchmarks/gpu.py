@@ -1,0 +1,276 @@
+"""``make bench-gpu``: what training costs on this GPU, in nine minutes; writes ``results/gpu.md``.
+
+Every section is a process of its own with a limit in seconds, so that memory is its own and one
+that fails or hangs leaves the others. Data are generated, but for ml-100k. On a machine without a
+GPU ``--tiny`` runs all of it in small sizes: the numbers then say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_data import Size, trainer_of
+from gpu_timing import epoch_flops, peak_flops, peak_memory, reset_peak, synchronise, timed
+from torch import nn
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import prepare
+from recbole_pos.layers.losses import full_cross_entropy
+
+ROOT = Path(__file__).resolve().parents[1]
+ML_20M = Size(138_000, 27_000, 20_000_000, length=200, d=256, layers=4, batch=256)
+ML_1M = Size(6_040, 3_700, 1_000_000, length=200, d=64, layers=2, batch=128)
+TINY = Size(60, 40, 900, length=20, d=16, layers=1, batch=8)
+PRECISIONS = ("fp32", "tf32", "bf16")
+TINY_OPTIONS = {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "MAX_ITEM_LIST_LENGTH": 10}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its title, how long it may take, what it is about."""
+
+    title: str
+    seconds: int
+    about: str
+
+
+SECTIONS = {
+    "ml-20m": Section(
+        "ml-20m sizes",
+        140,
+        "138,000 users, 27,000 items, 20 million events, d = 256, 4 layers, L = 200, all items in "
+        "the loss. Goal: 10 s an epoch on one H200.",
+    ),
+    "ml-1m": Section(
+        "ml-1m sizes",
+        40,
+        "6,040 users, 3,700 items, a million events, d = 64, 2 layers, L = 200. Goal: 1 s an epoch "
+        "on one H200.",
+    ),
+    "compile": Section(
+        "compile: True",
+        110,
+        "Seconds of an epoch beside those without; the first steps, which compile, stand apart.",
+    ),
+    "million": Section(
+        "A million items",
+        30,
+        "Exact cross-entropy of 4,096 positions, d = 128. Goal: 8 GB beside weights, gradients and "
+        "optimiser.",
+    ),
+    "precision": Section(
+        "Precision",
+        130,
+        "PosSASRec on ml-100k, ten epochs: test NDCG@10, and seconds of training without "
+        "validation.",
+    ),
+    "peers": Section(
+        "Other libraries",
+        80,
+        "Real targets a second on ml-100k, L = 200, on the same GPU, as in `speed_peers.md`; all "
+        "in float32.",
+    ),
+}
+
+
+def epoch(size: Size, seconds: float, **options: Any) -> dict[str, Any]:
+    """Seconds and FLOPs of an epoch; of one that is cut off after ``seconds``, in proportion."""
+    trainer, loader = trainer_of(size, **options)
+    reset_peak(trainer.device)
+    found = timed(trainer, loader, seconds)
+    each = loader.targets / found.targets * found.seconds
+    kind = {"bf16": torch.bfloat16}.get(trainer.precision.name, torch.float32)
+    with trainer.precision.steps():
+        peak = peak_flops(trainer.device, kind)
+    return {
+        "precision": trainer.precision.name,
+        "seconds": each,
+        "warm_seconds": found.warm_seconds,
+        "part": found.targets / loader.targets,
+        "targets_per_second": loader.targets / each,
+        "tflops": epoch_flops(loader, size) / each / 1e12,
+        "peak_tflops": peak / 1e12,
+        "memory_gb": peak_memory(trainer.device),
+    }
+
+
+def epochs(size: Size, budget: float) -> Iterator[list[str]]:
+    """A row for each precision."""
+    yield ["precision", "s an epoch", "measured", "targets/s", "TFLOP/s", "of a product", "GB"]
+    for precision in PRECISIONS[::-1]:
+        found = epoch(size, budget / 5, precision=precision)
+        share = found["tflops"] / found["peak_tflops"]
+        yield [
+            found["precision"],
+            f"{found['seconds']:.2f}",
+            f"{found['part']:.0%}",
+            f"{found['targets_per_second']:,.0f}",
+            f"{found['tflops']:.1f}",
+            f"{share:.0%} of {found['peak_tflops']:.0f}",
+            f"{found['memory_gb']:.1f}",
+        ]
+
+
+def compiled(sizes: tuple[Size, ...], budget: float) -> Iterator[list[str]]:
+    """On and off, for each size; a CPU, which would compile for a minute, has it off alone."""
+    yield ["d, layers", "compile", "s an epoch", "first steps, s", "GB"]
+    for one in sizes:
+        for on in (False, True) if torch.cuda.is_available() else (False,):
+            found = epoch(one, budget / 12, compile=on)
+            yield [
+                f"{one.d}, {one.layers}",
+                str(on),
+                f"{found['seconds']:.2f}",
+                f"{found['warm_seconds']:.1f}",
+                f"{found['memory_gb']:.1f}",
+            ]
+
+
+def million(items: int, positions: int, d: int, steps: int = 3) -> Iterator[list[str]]:
+    """Memory of the catalogue loss beside what stays, and its time."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
+    for kind in (torch.float32, torch.bfloat16):
+        weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
+        optimizer = torch.optim.Adam([weight], fused=True)
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        hidden = torch.randn(positions, d, device=device, requires_grad=True)
+        targets = torch.randint(1, items + 1, (positions,), device=device)
+        synchronise(device)
+        before = reset_peak(device)
+        for step in range(steps + 1):
+            if step == 1:  # the first warms up
+                synchronise(device)
+                started = time.perf_counter()
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
+                loss = full_cross_entropy(hidden, weight, targets)
+            loss.backward()
+            optimizer.step()
+        synchronise(device)
+        spent = (time.perf_counter() - started) / steps
+        of_all = positions * items * 4 / 2**30
+        beside = peak_memory(device) - before - weight.numel() * 4 / 2**30  # its gradient
+        name = str(kind).removeprefix("torch.")
+        yield [name, f"{beside:.2f}", f"{of_all:.2f}", f"{1e3 * spent:.1f}"]
+        del weight, optimizer, hidden, loss
+
+
+def precisions(seeds: int, options: dict[str, Any]) -> Iterator[list[str]]:
+    """Quality and time on ml-100k, a seed after the other."""
+    yield ["seed", "precision", "NDCG@10", "s of training"]
+    for seed in range(seeds):
+        for name in PRECISIONS:
+            given = {"precision": name, "seed": seed, "show_progress": False, **options}
+            made = prepare(PosConfig("PosSASRec", "ml-100k", config_dict=given))
+            made.trainer.fit(made.loaders["train"], made.loaders["valid"], False, saved=False)
+            score = made.trainer.evaluate(made.loaders["test"])["ndcg@10"]
+            seconds = made.trainer.progress.training_seconds
+            yield [str(seed), name, f"{score:.4f}", f"{seconds:.1f}"]
+
+
+def peers(tiny: bool) -> Iterator[list[str]]:
+    """The table of ``peers.py``, for those whose environments are there."""
+    there = [name for name in ("rectools", "replay") if (ROOT / f".venv-{name}").is_dir()]
+    if tiny or not there:
+        yield ["no environment of a peer: `make bench-peers` makes them"]
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "peers.md"
+        command = "benchmarks/peers.py --accelerator gpu --cases ml-100k-200 --repeats 1".split()
+        command += ["--warmup-seconds", "5", "--min-seconds", "5", "--max-seconds", "8"]
+        command += ["--output", str(output), "--peers", *there]
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        lines = [line for line in output.read_text().splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    yield rows[0]
+    yield from rows[2 : 2 + len(there)]
+
+
+def measure(name: str, tiny: bool) -> Iterator[list[str]]:
+    """One section in this process: the rows of a table, its head first."""
+    budget = 1.0 if tiny else 0.8 * SECTIONS[name].seconds
+    large, small = (TINY, replace(TINY, d=8)) if tiny else (ML_20M, ML_1M)
+    if name in ("ml-20m", "ml-1m"):
+        return epochs(large if name == "ml-20m" else small, budget)
+    if name == "compile":
+        return compiled((large, small), budget)
+    if name == "million":
+        return million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))
+    if name == "peers":
+        return peers(tiny)
+    options = {**TINY_OPTIONS, "epochs": 1} if tiny else {"epochs": 10}
+    return precisions(1 if tiny else 3, options)
+
+
+def in_a_process(name: str, tiny: bool) -> tuple[list[list[str]], str]:
+    """The rows of a section, and what went wrong."""
+    command = [sys.executable, __file__, "--section", name, *["--tiny"] * tiny]
+    limit, wrong = SECTIONS[name].seconds, ""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as told:
+        try:
+            if subprocess.run(command, stdout=out, stderr=told, timeout=limit).returncode:
+                told.seek(0)
+                wrong = f"Failed: {(told.read().strip().splitlines() or ['?'])[-1]}"
+        except subprocess.TimeoutExpired:
+            wrong = f"The rest was not done within {limit} s."
+        out.seek(0)
+        rows = [json.loads(line) for line in out if line.startswith("[")]
+    return rows, wrong
+
+
+def page(found: dict[str, tuple[list[list[str]], str]], tiny: bool) -> str:
+    """Markdown of everything that was measured."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    parts = [
+        "# Speed on a GPU",
+        f"{gpu}; Python {platform.python_version()}, torch {torch.__version__}. By `make "
+        "bench-gpu`; data are generated, but for ml-100k. Epochs are whole or, where the time is "
+        "up, a part in proportion (*measured*); a product is one of 8,192 rows and columns in the "
+        "same precision.",
+    ]
+    if tiny:
+        parts.append("**Tiny sizes, to see that it runs: the numbers say nothing.**")
+    for name, (rows, wrong) in found.items():
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        lines[1:1] = ["|" + "---|" * len(row) for row in rows[:1]]
+        parts += [f"## {SECTIONS[name].title}", SECTIONS[name].about, "\n".join(lines), wrong]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def main() -> None:
+    """All sections to the page, or one of them as lines of json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on any machine")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu.md")
+    parser.add_argument("--section", choices=SECTIONS, help="one of them, as json")
+    given = parser.parse_args()
+    sys.argv = sys.argv[:1]  # which RecBole's Config reads
+    if given.section:
+        for row in measure(given.section, given.tiny):
+            print(json.dumps(row), flush=True)
+        return
+    if not (given.tiny or torch.cuda.is_available()):
+        sys.exit("no GPU; --tiny runs it in small sizes, to see that it does")
+    found: dict[str, tuple[list[list[str]], str]] = {}
+    for name in SECTIONS:
+        found[name] = in_a_process(name, given.tiny)
+        text = page(found, given.tiny)
+        given.out.write_text(text, encoding="utf-8")  # what there is so far
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Windows to batches: against loops; where the log lies; batches made one ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recbole_pos.data import gathering
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
+from recbole_pos.data.windows import Windows, training_windows
+from recbole_pos.errors import UsageError
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def example(sizes: list[int], longest: int, stride: int) -> tuple[EventLog, Windows]:
+    user = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    fields = {
+        "user": user,
+        "item": torch.randint(1, 99, (len(user),), generator=torch.Generator().manual_seed(0)),
+        "time": torch.arange(len(user), dtype=torch.float64) + 1.5e9,
+    }
+    log = EventLog.build(fields, len(sizes), "user", "item", "time")
+    mode = "sliding" if stride <= longest else "chunk"
+    given_stride = stride if mode == "sliding" else None
+    windows = training_windows(log.offsets[:-1], log.offsets[1:], longest, mode, given_stride)
+    return log, windows
+
+
+@given(
+    st.lists(st.integers(2, 12), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, data) -> None:
+    log, windows = example(sizes, longest, stride)
+    places = st.integers(0, len(windows.start) - 1)
+    batch = np.array(data.draw(st.lists(places, min_size=1, max_size=8)))
+    found = WindowGatherer(log, windows, True, True, CPU).gather(batch)
+    events, lengths, positions, targets = [], [], [], []
+    for w in batch:
+        for event in range(windows.start[w], windows.end[w]):
+            if event >= windows.first[w]:
+                positions.append(len(events))
+                targets.append(log.items[event + 1].item())
+            events.append(event)
+        lengths.append(int(windows.end[w] - windows.start[w]))
+    assert found.events.tolist() == events and found.lengths.tolist() == lengths
+    assert found.width == max(lengths) and found.targets.tolist() == targets
+    assert torch.equal(found.items, log.items[events]) and len(found) == len(targets)
+    assert torch.equal(found.times, log.times[events])
+    everything = found.positions is None
+    assert everything == (len(positions) == len(events))
+    assert everything or found.positions.tolist() == positions
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "free", "there"),
+    [
+        (CPU, "always", 10**9, False),
+        (GPU, "auto", 10**9, True),
+        (GPU, "auto", 200, False),
+        (GPU, "always", 200, True),
+        (GPU, "always", 100, None),
+        (GPU, "never", 10**9, False),
+        (torch.device("meta"), "auto", 0, True),
+    ],
+    ids=str,
+)
+def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, there) -> None:
+    log, windows = example([6], 5, 9)
+    size = 6 * 16 + 3 * 8 * len(windows.start)
+    assert 100 < size < 200 < 2 * size
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
+    if there is None:
+        with pytest.raises(UsageError, match="data_on_device: always: items and times take"):
+            lies_on(device, wanted, log, windows)
+    else:
+        assert lies_on(device, wanted, log, windows) == there
+    assert gathering.ROOM == 0.5
+
+
+def test_one_ahead_is_one_and_in_order() -> None:
+    made, threads = [], set()
+
+    def numbers() -> Iterator[int]:
+        for number in range(6):
+            made.append(number)
+            threads.add(threading.get_ident())
+            yield number
+
+    seen = []
+    for number in one_ahead(numbers()):
+        seen.append(number)
+        assert len(made) <= number + 2
+    assert seen == made == list(range(6)) and threading.get_ident() not in threads
+
+
+def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise MemoryError("of the host")
+
+    with pytest.raises(MemoryError, match="of the host"):
+        list(one_ahead(failing()))
+    before = threading.active_count()
+    for _ in one_ahead(iter(range(5))):
+        break
+    assert threading.active_count() == before
