@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass
@@ -48,19 +51,54 @@ def this_share() -> Share:
     return Share(dist.get_rank(), dist.get_world_size()) if joined else Share()
 
 
-def sum_gradients(model: nn.Module) -> None:
-    """Replace every gradient by the sum over all processes, in one message."""
-    gradients: list[Tensor] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:  # not used in this process's part of the batch
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    sums = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, summed in zip(gradients, sums, strict=True):
-        gradient.copy_(summed.view_as(gradient))
+class SharedLoss:
+    """A loss whose gradients are summed over all processes while they are made.
+
+    torch's DistributedDataParallel sends buckets of gradients as soon as they are complete, while
+    those of earlier layers are still computed. As parameters may be unused in a step, its buckets
+    stay what they are in the first: a run that goes on adds in the same order, to the same bits.
+
+    Args:
+        model: which has the parameters; those that are frozen are left alone.
+        loss: of a batch, by the model: a tensor, or several.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        self.model = model
+        with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
+            warnings.simplefilter("ignore", FutureWarning)
+            self.parallel = DistributedDataParallel(
+                _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
+            )
+        self.parallel.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
+
+    def __call__(self, batch: Any) -> Any:
+        """Of this process's part; its ``backward`` leaves the sums."""
+        return self.parallel(batch)
+
+    def same_buffers(self) -> None:
+        """Those of process 0 in all: what a model keeps of its batches, it evaluates with."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+class _Loss(nn.Module):
+    """A model with its loss as ``forward``, the one function of which torch knows the end."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        device = next(model.parameters()).device
+        self.unused = nn.Parameter(torch.zeros((), device=device))  # torch warns where there is none
+
+    def forward(self, batch: Any) -> Any:
+        return self.loss(batch)
+
+
+def _sum(gradients: Tensor) -> Any:
+    """A future; instead of torch's mean, since losses have their weights already."""
+    summed = dist.all_reduce(gradients, async_op=True).get_future()
+    return summed.then(lambda done: done.value()[0])
 
 
 def total(value: float, device: torch.device) -> float:

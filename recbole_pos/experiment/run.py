@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,9 @@ from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint, processes
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.device import require_device
+from recbole_pos.experiment.environment import meeting_here, member_here
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.meeting import Meeting, Member, from_first, joined
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
@@ -57,10 +60,12 @@ def run(
             folder of an interrupted run, with which only ``epochs`` in ``config_dict`` may be
             given; ``verbose``, ``as_json``, ``log``: what is told; ``nproc``, ``world_size``,
             ``ip``, ``port``, ``group_offset``: processes that train together, each with a part of
-            every batch, as RecBole has them.
+            every batch, as RecBole has them; ``max_restarts``, ``join_timeout``: when one of them
+            is lost, or missing. Processes that torchrun, mpirun or srun have started are one run.
 
     Returns:
-        What was found; None on a machine that does not run process 0.
+        What was found; None on a machine that does not run process 0, and in the other processes
+        that torchrun, mpirun or srun have started.
 
     Raises:
         UsageError: if something given is wrong.
@@ -70,6 +75,9 @@ def run(
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
     told = arguments(settings or RunArguments(), given)
+    member = member_here(os.environ, told)
+    if member is not None:  # torch then asks for GPUs without beginning to use one
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
@@ -83,9 +91,12 @@ def run(
         require_device(config)
         folder = None
     screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
+    if member is not None:
+        return _run_as_member(member, config, run_dir, resume, screen, told.join_timeout)
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
-        return _run_in_parallel(plan, config, run_dir, resume, screen)
+        patience = told.max_restarts, told.join_timeout
+        return _run_in_parallel(plan, config, run_dir, resume, screen, patience)
     return train(config, folder, run_dir, Screen(**screen))
 
 
@@ -95,7 +106,9 @@ def _run_in_parallel(
     run_dir: str | Path | None,
     resume: str | Path | None,
     told: dict[str, Any],
+    patience: tuple[int, float],
 ) -> Result | None:
+    """Start the processes of this machine; the first of all of them writes and prints."""
     gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
     packed = pack(config["model"])
     if resume is None and plan.offset == 0:
@@ -104,15 +117,15 @@ def _run_in_parallel(
     path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
     try:
         processes.launch(
-            plan, _member, (config.plain, path, resume is not None, told, packed), gpus
+            plan, _member, (config.plain, path, resume is not None, told, packed), gpus, *patience
         )
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
             raise Interrupted(str(path)) from None
         raise  # nothing to continue, or not on this machine
     except UsageError:
-        if path and resume is None and not any(path.iterdir()):
-            path.rmdir()  # wrong options leave no folder behind
+        if resume is None:
+            _remove_if_empty(path)
         raise
     if plan.offset or path is None:
         return None
@@ -120,6 +133,8 @@ def _run_in_parallel(
 
 
 def _member(
+    meeting: Meeting,
+    member: Member,
     plain: dict[str, Any],
     path: Path | None,
     resumed: bool,
@@ -127,13 +142,65 @@ def _member(
     packed: bytes,
     gpu: str,
 ) -> None:
-    """What each process of a group runs; the first one writes and prints."""
+    """What each process of a group that was launched here runs."""
     unpack(packed)
+    _train_in_group(meeting, member, plain, path, resumed, told, gpu)
+
+
+def _run_as_member(
+    member: Member,
+    config: PosConfig,
+    run_dir: str | Path | None,
+    resume: str | Path | None,
+    told: dict[str, Any],
+    timeout: float,
+) -> Result | None:
+    """Be one of the processes that another program has started."""
+    gpu = processes.gpu_here(config.plain["gpu_id"], member) if config["use_gpu"] else ""
+    processes.use(gpu, member.local_size)
+    given = run_dir if resume is None else resume
+    path = None if given is None else Path(given)
+    meeting = meeting_here(member, timeout)
+    with joined(meeting, member, bool(gpu)):
+        plain = config.plain
+        return _train_in_group(meeting, member, plain, path, resume is not None, told, gpu)
+
+
+def _train_in_group(
+    meeting: Meeting,
+    member: Member,
+    plain: dict[str, Any],
+    path: Path | None,
+    resumed: bool,
+    told: dict[str, Any],
+    gpu: str,
+) -> Result | None:
+    """Train with the others, from the last checkpoint where all were started again."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
-    first = this_share().rank == 0
+
+    def begin() -> tuple[Path, bool]:
+        begun = meeting.folder  # by an earlier attempt
+        if begun is None:
+            begun = str(RunFolder.create(path, config["dataset"], config["model"]).path)
+            meeting.folder = begun
+        return Path(begun), RunFolder(begun).checkpoint.is_file()
+
+    if not resumed:
+        path, resumed = from_first(member, begin)
     folder = RunFolder(path) if resumed and path else None
-    train(config, folder, path, Screen(**told) if first else Screen(False))
+    try:
+        return train(config, folder, path, Screen(**told) if member.rank == 0 else Screen(False))
+    except UsageError:
+        if member.rank == 0 and not resumed:
+            _remove_if_empty(path)
+        raise
+
+
+def _remove_if_empty(path: Path | None) -> None:
+    """Wrong options leave no folder behind."""
+    if path and path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
 
 
 def train(

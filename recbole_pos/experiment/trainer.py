@@ -208,7 +208,6 @@ class PosTrainer(Trainer):
                 f"loss is {value} in epoch {epoch}, batch {number}. Likely cause: {cause}"
             )
         self.scaler.scale(loss).backward()
-        self._after_backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
@@ -225,9 +224,6 @@ class PosTrainer(Trainer):
 
     def _value(self, loss: Tensor) -> float:
         return loss.item()
-
-    def _after_backward(self) -> None:
-        pass
 
     def _targets(self, batch: Any) -> int:
         return len(batch)
