@@ -89,7 +89,7 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
         device = next(model.parameters()).device
-        self.unused = nn.Parameter(torch.zeros((), device=device))  # torch warns where there is none
+        self.unused = nn.Parameter(torch.zeros((), device=device))  # or torch warns
 
     def forward(self, batch: Any) -> Any:
         return self.loss(batch)
@@ -99,6 +99,61 @@ def _sum(gradients: Tensor) -> Any:
     """A future; instead of torch's mean, since losses have their weights already."""
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
+
+
+def over_whole_batch(loss: Callable[..., Tensor], share: Share) -> Callable[..., Tensor]:
+    """A loss in which the targets of a batch meet each other, as that of the whole batch.
+
+    The states of all processes are gathered, and every process computes the same loss with the same
+    draws; gradients are those of its own states.
+
+    Args:
+        loss: of states [m, d], item embeddings and targets [m], all of one batch.
+        share: this process's part; the result is to be weighted with it, as other losses are.
+    """
+
+    def of_all(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        seed = int(torch.randint(2**62, ()))  # that of the first process is for all
+        own = torch.tensor([len(states) if share.own else 0, seed], device=states.device)
+        told = [torch.empty_like(own) for _ in range(share.size)]
+        dist.all_gather(told, own)
+        sizes = [int(one[0]) for one in told]
+        gathered = _GatheredRows.apply(states, sizes, share.rank, share.weight)
+        of_targets = torch.cat(_gather(targets, sizes))
+        devices = [states.device] if states.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(told[0][1]))
+            return loss(gathered, items, of_targets)
+
+    return of_all
+
+
+class _GatheredRows(torch.autograd.Function):
+    """Rows of all processes; the gradient goes to those of this one."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
+        ctx.begin, ctx.size, ctx.weight = sum(sizes[:rank]), sizes[rank], weight
+        ctx.lent = len(rows)
+        return torch.cat(_gather(rows, sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.size:  # a row that was lent
+            return grad.new_zeros(ctx.lent, grad.size(1)), None, None, None
+        # nobody else has a part of it, so it is not to be weighted
+        own = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
+        return own, None, None, None
+
+
+def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
+    """``sizes`` rows of each process; gloo sends equal numbers alone."""
+    longest = max(sizes)
+    sent = rows.new_zeros(longest, *rows.shape[1:])
+    sent[: len(rows)].copy_(rows[:longest])
+    parts = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(parts, sent)
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
 def total(value: float, device: torch.device) -> float:

@@ -35,6 +35,8 @@ class ParallelTrainer(PosTrainer):
             )
         super().__init__(config, model, run)
         self.share = distributed.this_share()
+        if getattr(model, "targets_meet", False):
+            model.loss = distributed.over_whole_batch(model.loss, self.share)
         self.evaluator = _Gathered(self.evaluator)
         self.shared: distributed.SharedLoss | None = None  # from the first epoch on
 
@@ -60,7 +62,9 @@ class ParallelTrainer(PosTrainer):
         if self.shared is None:
             loss = loss_func or self.adapter.loss(train_data.packed)
             self.shared = distributed.SharedLoss(self.model, loss)
-        line = super()._train_epoch(train_data, epoch_idx, self.shared, show_progress)
+        line = super()._train_epoch(
+            train_data, epoch_idx, loss_func=self.shared, show_progress=show_progress
+        )
         self.shared.same_buffers()
         return line
 

@@ -1,0 +1,39 @@
+"""What processes of a group share: gradients, buffers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from group_worker import in_group, sampled_loss, summed_gradients
+
+
+def test_gradients_are_sums_over_all_processes(tmp_path: Path) -> None:
+    """Parameters may be frozen, sparse, never used, or used in some processes of some steps."""
+    found = in_group(2, summed_gradients, tmp_path)
+    assert len(found) == 2
+    for step in range(3):
+        own = [one["own"][step] for one in found]
+        for name in own[0]:
+            parts = [part[name] for part in own if part[name] is not None]
+            for one in found:
+                shared = one["shared"][step][name]
+                if parts:
+                    torch.testing.assert_close(shared, sum(parts), msg=f"{name}, step {step}")
+                else:
+                    assert shared is None or not shared.any(), (name, step)
+        assert any(part["sometimes.weight"] is None for part in own) is (step > 0)
+    for name, buffer in found[0]["before"].items():
+        assert all(torch.equal(one["buffers"][name], buffer) for one in found)
+    assert not torch.equal(found[0]["before"]["norm.running_mean"],
+                           found[1]["before"]["norm.running_mean"])  # fmt: skip
+
+
+def test_a_sampled_loss_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    """Its buckets take positions of all processes; a process may have a row that is only lent."""
+    found = in_group(2, sampled_loss, tmp_path)
+    for name in found[0]:
+        value = sum(one[name]["value"] for one in found)
+        torch.testing.assert_close(value, found[0][name]["expected value"])
+        for one in found:
+            torch.testing.assert_close(one[name]["gradients"], found[0][name]["expected"])
