@@ -21,7 +21,7 @@ from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.location import name_and_folder
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -279,10 +279,11 @@ class PosConfig(Config):
                 )
             if key not in known:
                 declare = f"; what it reads of its own stands in its defaults ({_DEFAULTS})"
-                raise UsageError(
+                raise UnknownKey(
                     f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
-                    f"{declare if self.model in ADDED else ''}"
+                    f"{declare if self.model in ADDED else ''}",
+                    key,
                 )
             default = self.internal_config_dict.get(key)
             if rule(key).role == IGNORED and value != default:
