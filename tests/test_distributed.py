@@ -1,17 +1,23 @@
-"""What processes of a group share: gradients, buffers."""
+"""What processes of a group share: gradients, buffers, the states that a loss compares."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from group_worker import in_group, sampled_loss, summed_gradients
+from group_worker import everything, in_group
 
 
-def test_gradients_are_sums_over_all_processes(tmp_path: Path) -> None:
-    """Parameters may be frozen, sparse, never used, or used in some processes of some steps."""
-    found = in_group(2, summed_gradients, tmp_path)
+def test_what_two_processes_share(tmp_path: Path) -> None:
+    found = in_group(2, everything, tmp_path)
     assert len(found) == 2
+    gradients_are_sums_over_all_processes([one["gradients"] for one in found])
+    a_sampled_loss_is_that_of_the_whole_batch([one["sampled"] for one in found])
+
+
+def gradients_are_sums_over_all_processes(found: list[dict[str, Any]]) -> None:
+    """Parameters may be frozen, sparse, never used, or used in some processes of some steps."""
     for step in range(3):
         own = [one["own"][step] for one in found]
         for name in own[0]:
@@ -25,13 +31,12 @@ def test_gradients_are_sums_over_all_processes(tmp_path: Path) -> None:
         assert any(part["sometimes.weight"] is None for part in own) is (step > 0)
     for name, buffer in found[0]["before"].items():
         assert all(torch.equal(one["buffers"][name], buffer) for one in found)
-    assert not torch.equal(found[0]["before"]["norm.running_mean"],
-                           found[1]["before"]["norm.running_mean"])  # fmt: skip
+    means = [one["before"]["norm.running_mean"] for one in found]
+    assert not torch.equal(*means)  # each would have gone its own way
 
 
-def test_a_sampled_loss_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+def a_sampled_loss_is_that_of_the_whole_batch(found: list[dict[str, Any]]) -> None:
     """Its buckets take positions of all processes; a process may have a row that is only lent."""
-    found = in_group(2, sampled_loss, tmp_path)
     for name in found[0]:
         value = sum(one[name]["value"] for one in found)
         torch.testing.assert_close(value, found[0][name]["expected value"])

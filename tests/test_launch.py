@@ -241,6 +241,12 @@ def test_gpus_of_an_environment(monkeypatch) -> None:
 # --- who is missing ---
 
 
+@pytest.mark.parametrize("given", [{"max_restarts": -1}, {"join_timeout": float("nan")}])
+def test_no_patience(given: dict) -> None:
+    with pytest.raises(UsageError, match=f"--{next(iter(given))}: expected"):
+        recbole_pos.run("FPARec", "tiny", **given)
+
+
 @pytest.mark.parametrize(
     ("offset", "said"),
     [

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
-from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig, fitted
-from recbole_pos.data.known import Known
-from recbole_pos.data.targets import describe
-from recbole_pos.distributed import this_share
-from recbole_pos.errors import Interrupted, StorageError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint, processes
-from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.device import require_device
-from recbole_pos.experiment.environment import meeting_here, member_here
+from recbole_pos.experiment.environment import member_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.meeting import Meeting, Member, from_first, joined
-from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.ranks import ranks_of_test
-from recbole_pos.experiment.result import Result, headline, make_result, start_facts
+from recbole_pos.experiment.group import run_as_member, run_in_parallel
+from recbole_pos.experiment.result import Result
 from recbole_pos.experiment.state import config_in, load_best
+from recbole_pos.experiment.train import dataset_of, train
 from recbole_pos.screen import Screen
 from recbole_pos.yaml_files import read_yaml
 
@@ -75,6 +67,7 @@ def run(
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
     told = arguments(settings or RunArguments(), given)
+    _require_patience(told)
     member = member_here(os.environ, told)
     if member is not None:  # torch then asks for GPUs without beginning to use one
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -92,207 +85,21 @@ def run(
         folder = None
     screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
     if member is not None:
-        return _run_as_member(member, config, run_dir, resume, screen, told.join_timeout)
+        return run_as_member(member, config, run_dir, resume, screen, told.join_timeout)
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
         patience = told.max_restarts, told.join_timeout
-        return _run_in_parallel(plan, config, run_dir, resume, screen, patience)
+        return run_in_parallel(plan, config, run_dir, resume, screen, patience)
     return train(config, folder, run_dir, Screen(**screen))
 
 
-def _run_in_parallel(
-    plan: processes.Plan,
-    config: PosConfig,
-    run_dir: str | Path | None,
-    resume: str | Path | None,
-    told: dict[str, Any],
-    patience: tuple[int, float],
-) -> Result | None:
-    """Start the processes of this machine; the first of all of them writes and prints."""
-    gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
-    packed = pack(config["model"])
-    if resume is None and plan.offset == 0:
-        run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    given = run_dir if resume is None else resume
-    path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
-    try:
-        processes.launch(
-            plan, _member, (config.plain, path, resume is not None, told, packed), gpus, *patience
+def _require_patience(told: RunArguments) -> None:
+    if not (isinstance(told.max_restarts, int) and told.max_restarts >= 0):
+        raise UsageError(
+            f"--max_restarts: expected a whole number of at least 0, found {told.max_restarts}"
         )
-    except KeyboardInterrupt:
-        if path and RunFolder(path).checkpoint.is_file():
-            raise Interrupted(str(path)) from None
-        raise  # nothing to continue, or not on this machine
-    except UsageError:
-        if resume is None:
-            _remove_if_empty(path)
-        raise
-    if plan.offset or path is None:
-        return None
-    return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
-
-
-def _member(
-    meeting: Meeting,
-    member: Member,
-    plain: dict[str, Any],
-    path: Path | None,
-    resumed: bool,
-    told: dict[str, Any],
-    packed: bytes,
-    gpu: str,
-) -> None:
-    """What each process of a group that was launched here runs."""
-    unpack(packed)
-    _train_in_group(meeting, member, plain, path, resumed, told, gpu)
-
-
-def _run_as_member(
-    member: Member,
-    config: PosConfig,
-    run_dir: str | Path | None,
-    resume: str | Path | None,
-    told: dict[str, Any],
-    timeout: float,
-) -> Result | None:
-    """Be one of the processes that another program has started."""
-    gpu = processes.gpu_here(config.plain["gpu_id"], member) if config["use_gpu"] else ""
-    processes.use(gpu, member.local_size)
-    given = run_dir if resume is None else resume
-    path = None if given is None else Path(given)
-    meeting = meeting_here(member, timeout)
-    with joined(meeting, member, bool(gpu)):
-        plain = config.plain
-        return _train_in_group(meeting, member, plain, path, resume is not None, told, gpu)
-
-
-def _train_in_group(
-    meeting: Meeting,
-    member: Member,
-    plain: dict[str, Any],
-    path: Path | None,
-    resumed: bool,
-    told: dict[str, Any],
-    gpu: str,
-) -> Result | None:
-    """Train with the others, from the last checkpoint where all were started again."""
-    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
-    config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
-
-    def begin() -> tuple[Path, bool]:
-        begun = meeting.folder  # by an earlier attempt
-        if begun is None:
-            begun = str(RunFolder.create(path, config["dataset"], config["model"]).path)
-            meeting.folder = begun
-        return Path(begun), RunFolder(begun).checkpoint.is_file()
-
-    if not resumed:
-        path, resumed = from_first(member, begin)
-    folder = RunFolder(path) if resumed and path else None
-    try:
-        return train(config, folder, path, Screen(**told) if member.rank == 0 else Screen(False))
-    except UsageError:
-        if member.rank == 0 and not resumed:
-            _remove_if_empty(path)
-        raise
-
-
-def _remove_if_empty(path: Path | None) -> None:
-    """Wrong options leave no folder behind."""
-    if path and path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-
-
-def train(
-    config: PosConfig,
-    folder: RunFolder | None,
-    run_dir: str | Path | None,
-    screen: Screen,
-    dataset: Any = None,
-) -> Result | None:
-    """One experiment in this process.
-
-    Args:
-        config: of the run.
-        folder: of an interrupted run, which goes on; None for a new one.
-        run_dir: where a new one writes.
-        screen: where it is told about.
-        dataset: prepared before, for this configuration; read from files when None.
-    """
-    first = this_share().rank == 0
-    keep_freed_memory()
-    with ExitStack() as locks:
-        if folder is not None and first:  # before the checkpoint is read
-            locks.enter_context(folder.held())
-        with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
-            if folder is not None and dataset is None:
-                dataset = _dataset_of(folder, config)
-            experiment = prepare(config, fresh=folder is None, dataset=dataset)
-        trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.screen = screen
-        resumed = None if folder is None else str(folder.checkpoint)
-        if not first:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
-            trainer.fit(loaders["train"], loaders["valid"])
-            trainer.evaluate(loaders["test"])
-            return None
-        if folder is None:  # wrong options have left no folder behind
-            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            locks.enter_context(folder.held())
-            folder.require_unused()  # another process may have been faster
-        trainer.use_folder(folder)
-        try:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
-            return _to_result(experiment, folder, screen)
-        except KeyboardInterrupt:
-            if not folder.checkpoint.is_file():
-                raise  # nothing to continue
-            raise Interrupted(str(folder.path)) from None
-        except StorageError as error:
-            raise StorageError(f"{error}; {_what_is_left(folder)}") from error
-
-
-def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Result:
-    """Train, test, write."""
-    config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
-    folder.write_config(config.plain)  # on resume too: epochs may have changed
-    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
-    screen.line(headline(experiment, folder))
-    screen.event("start", start_facts(experiment, folder))
-    if split := describe(experiment.dataset.split.summary):
-        screen.line(split)
-    if not loaders["valid"] or not config["eval_step"]:
-        end = "the last one is tested" if loaders["test"] else "the last one is kept"
-        screen.line(f"no validation: every epoch is trained and {end}")
-    if not loaders["test"]:
-        screen.line("no test targets in this split: nothing will be tested")
-    shown = config["show_progress"]
-    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
-    started = time.perf_counter()
-    test = trainer.evaluate(loaders["test"], show_progress=shown)
-    if loaders["test"]:
-        part, unit = loaders["test"]._dataset, config["timestamp_unit"]
-        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
-            folder.write_ranks(ranks)
-    result = make_result(experiment, folder, test, time.perf_counter() - started)
-    folder.write_result(asdict(result))
-    title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
-    screen.results(title, {"valid": result.best_valid, "test": result.test})
-    screen.line(f"{folder.path}/result.json")
-    screen.event("result", asdict(result))
-    return result
-
-
-def _what_is_left(folder: RunFolder) -> str:
-    """Of a run that could not go on writing."""
-    if not folder.checkpoint.is_file():
-        return "no epoch was kept; make room and start again"
-    return (
-        f"the last checkpoint in {folder.path} is whole: make room and continue with "
-        f"`recbole-pos run --resume {folder.path}`"
-    )
+    if not 0 < told.join_timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {told.join_timeout}")
 
 
 def load(
@@ -322,7 +129,7 @@ def load(
         file, config = folder.checkpoint, _config_of(folder)
     dataset = None
     if view is not None or grown or config["update_from"]:
-        dataset = _dataset_of(folder, config, alone=grown)
+        dataset = dataset_of(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
@@ -330,11 +137,6 @@ def load(
     experiment.changed = load_best(experiment.model, file, identity, grown)
     experiment.model.eval()
     return experiment
-
-
-def _dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """The data of a run that exists, names with the ids that they have there."""
-    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
 
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
