@@ -79,7 +79,8 @@ class SharedLoss:
     def same_buffers(self) -> None:
         """Those of process 0 in all: what a model keeps of its batches, it evaluates with."""
         for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
+            if not buffer.is_sparse and buffer.is_contiguous():  # others were made once
+                dist.broadcast(buffer, 0)
 
 
 class _Loss(nn.Module):

@@ -23,7 +23,7 @@ from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint, processes
 from recbole_pos.experiment.environment import member_here
-from recbole_pos.experiment.meeting import Meeting, _ranges
+from recbole_pos.experiment.meeting import Meeting, _ranges, open_store
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 EPOCHS = 30
@@ -159,16 +159,35 @@ def mpirun(tiny: Path, folder: Path) -> list[subprocess.Popen]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("begin", [launchers, mpirun])
+@pytest.mark.parametrize(("begin", "again"), [(launchers, 1), (mpirun, 0)])
 def test_two_programs_are_one_run(
-    tiny: Path, tmp_path: Path, whole: Callable, begin: Callable
+    tiny: Path, tmp_path: Path, whole: Callable, begin: Callable, again: int
 ) -> None:
-    """Two launchers as on two machines; two processes of an mpirun."""
+    """Two launchers as on two machines, one of which loses a process; two processes of mpirun."""
     ends = begin(tiny, tmp_path / "run")
+    if again:
+        kill_one(ends[0], tmp_path / "run", "spawn_main")
     errors = [process.communicate()[1] for process in ends]
     assert [process.returncode for process in ends] == [0, 0], errors
+    assert [error.count("a process was lost") for error in errors] == [again, again]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert_same(tmp_path / "run", whole(2))
+
+
+@pytest.mark.long
+def test_from_a_notebook_and_from_a_script_without_a_guard(tiny: Path, tmp_path: Path) -> None:
+    """What has no file need not be imported again; a script is told what it lacks, once."""
+    given = {**OPTIONS, "data_path": str(tiny), "epochs": 1}
+    code = f"""import recbole_pos
+found = recbole_pos.run("FPARec", "tiny", None, {given!r}, "run", nproc=2, verbose=False)
+print(found.epochs)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) == "1\n"
+    (tmp_path / "script.py").write_text(code.replace('"run"', '"other"'))
+    process = start("script.py", cwd=tmp_path)
+    error = process.communicate()[1]
+    assert process.returncode == 1
+    assert error.count("recbole_pos.run must stand under `if __name__") == 1
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
@@ -303,3 +322,14 @@ def test_what_was_said_first() -> None:
     other = Meeting(meeting.store, "", 0.1, "another run")
     other.say(ValueError("x"))
     assert type(other.said()) is TrainingError and str(other.said()) == "ValueError: x"
+
+
+def test_who_keeps_the_store_is_gone() -> None:
+    port = free_port()
+    kept = open_store("localhost", port, True, 1)
+    meeting = Meeting.at("localhost", port, False, 1)
+    del kept
+    with pytest.raises(TrainingError, match=f"the process that kept localhost:{port} is gone"):
+        meeting.gather("x", {0: ""}, 2)
+    with pytest.raises(TrainingError, match="is gone"):
+        meeting.said()

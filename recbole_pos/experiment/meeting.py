@@ -120,11 +120,16 @@ class Meeting:
 
         Raises:
             UsageError: naming those who are missing.
+            TrainingError: if the store is gone.
         """
-        for rank, told in own.items():
-            self.store.set(f"{place}/{rank}", told)
-        keys = [f"{place}/{rank}" for rank in range(size)]
-        until = time.monotonic() + self.timeout
+        with self._reached():
+            for rank, told in own.items():
+                self.store.set(f"{place}/{rank}", told)
+            self._wait([f"{place}/{rank}" for rank in range(size)])
+            return [self.store.get(f"{place}/{rank}").decode() for rank in range(size)]
+
+    def _wait(self, keys: list[str]) -> None:
+        until, size = time.monotonic() + self.timeout, len(keys)
         while not self.store.check(keys):
             if time.monotonic() > until:
                 missing = [rank for rank in range(size) if not self.store.check([keys[rank]])]
@@ -136,18 +141,26 @@ class Meeting:
                     f"--group_offset {missing[0]}); --join_timeout waits longer"
                 )
             time.sleep(_POLL)
-        return [self.store.get(key).decode() for key in keys]
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise TrainingError(f"the process that kept {self.address} is gone") from error
 
     def say(self, error: BaseException) -> None:
         """Tell of an error that would come again, so that nothing is started again."""
         text = str(error) if isinstance(error, PosError) else f"{type(error).__name__}: {error}"
-        self.store.compare_set("said", "", json.dumps([type(error).__name__, text]))
+        with self._reached():
+            self.store.compare_set("said", "", json.dumps([type(error).__name__, text]))
 
     def said(self) -> PosError | None:
         """The first error that was told, if any."""
-        if not self.store.check(["said"]):
-            return None
-        name, text = json.loads(self.store.get("said"))
+        with self._reached():
+            if not self.store.check(["said"]):
+                return None
+            name, text = json.loads(self.store.get("said"))
         known = {kind.__name__: kind for kind in (UsageError, CheckpointError, StorageError)}
         return known.get(name, TrainingError)(text)
 

@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,9 +170,9 @@ def launch(
         agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=os.devnull))
         result = agent.run()
     if result.is_failed():
-        raise rendezvous.said() or _too_often(
-            {rank: failure.exitcode for rank, failure in result.failures.items()}, max_restarts
-        )
+        codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        said = rendezvous.meeting.said() if rendezvous.meeting else None
+        raise said or _too_often(codes, max_restarts)
 
 
 def _too_often(codes: dict[int, int], max_restarts: int) -> TrainingError:
@@ -220,25 +220,19 @@ class Rendezvous(RendezvousHandler):
     def _require_loss(self) -> None:
         """Go on only where a process was lost that had begun: what fails otherwise fails again."""
         assert self.meeting is not None
-        if said := self.said():
+        if said := self.meeting.said():
             raise said
         if not self.meeting.store.check([met(self.attempt - 1)]):
             raise TrainingError(
-                "a process of the group ended before all had met; in a script, what calls "
-                'recbole_pos.run must stand under `if __name__ == "__main__":`'
+                "a process of the group ended before all had met. In a script, what calls "
+                'recbole_pos.run must stand under `if __name__ == "__main__":`; else memory may '
+                "have run out"
             )
         logging.getLogger(__name__).warning(
             "a process was lost; all go on from the last checkpoint (restart %d of %d)",
             self.attempt,
             self.max_restarts,
         )
-
-    def said(self) -> Exception | None:
-        """What a process of any machine said before it ended."""
-        try:
-            return None if self.meeting is None else self.meeting.said()
-        except RuntimeError:  # the machine that kept the store is gone
-            return TrainingError(f"the launcher at {self.plan.ip}:{self.plan.port} is gone")
 
     # Members never change: who was lost is started again by its own agent.
 
@@ -325,5 +319,6 @@ def _member(target: Any, arguments: Sequence[Any], gpus: list[str], timeout: flo
         os._exit(130)
     except BaseException as error:
         if meeting is not None and not isinstance(error, PeerLost):
-            meeting.say(error)
+            with suppress(TrainingError):  # who keeps the store is gone, too
+                meeting.say(error)
         os._exit(1)  # at once: others may hold on to the group
