@@ -108,7 +108,8 @@ def test_one_of_three_is_killed(tiny: Path, tmp_path: Path, whole: Callable) -> 
     kill_one(process, folder, "spawn_main")
     error = process.communicate()[1]
     assert process.returncode == 0, error
-    assert error == "a process was lost; all go on from the last checkpoint (restart 1 of 3)\n"
+    said = "a process was lost; all go on from the last checkpoint (restart 1 of 3)\n"
+    assert error.count(said) == 1 and "Traceback" not in error
     assert_same(folder, whole(3))
 
 

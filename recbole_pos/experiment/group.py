@@ -35,7 +35,7 @@ def run_in_parallel(
     path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
     try:
         processes.launch(
-            plan, _member, (config.plain, path, resume is not None, told, packed), gpus, *patience
+            plan, _member, (packed, config.plain, path, resume is not None, told), gpus, *patience
         )
     except KeyboardInterrupt:
         if path and RunFolder(path).checkpoint.is_file():
@@ -50,19 +50,10 @@ def run_in_parallel(
     return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
 
 
-def _member(
-    meeting: Meeting,
-    member: Member,
-    plain: dict[str, Any],
-    path: Path | None,
-    resumed: bool,
-    told: dict[str, Any],
-    packed: bytes,
-    gpu: str,
-) -> None:
+def _member(meeting: Meeting, member: Member, packed: bytes, *given: Any, gpu: str) -> None:
     """What each process of a group that was launched here runs."""
     unpack(packed)
-    _train_in_group(meeting, member, plain, path, resumed, told, gpu)
+    _train_in_group(meeting, member, gpu, *given)
 
 
 def run_as_member(
@@ -76,22 +67,22 @@ def run_as_member(
     """Be one of the processes that another program has started."""
     gpu = processes.gpu_here(config.plain["gpu_id"], member) if config["use_gpu"] else ""
     processes.use(gpu, member.local_size)
-    given = run_dir if resume is None else resume
-    path = None if given is None else Path(given)
+    where = run_dir if resume is None else resume
+    path = None if where is None else Path(where)
     meeting = meeting_here(member, timeout)
     with joined(meeting, member, bool(gpu)):
-        plain = config.plain
-        return _train_in_group(meeting, member, plain, path, resume is not None, told, gpu)
+        given = config.plain, path, resume is not None, told
+        return _train_in_group(meeting, member, gpu, *given)
 
 
 def _train_in_group(
     meeting: Meeting,
     member: Member,
+    gpu: str,
     plain: dict[str, Any],
     path: Path | None,
     resumed: bool,
     told: dict[str, Any],
-    gpu: str,
 ) -> Result | None:
     """Train with the others, from the last checkpoint where all were started again."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
