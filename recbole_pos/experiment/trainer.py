@@ -210,7 +210,6 @@ class PosTrainer(EvaluatingTrainer):
             value = float(value)
         watch.add(value, number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
-        self._after_backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
@@ -237,9 +236,6 @@ class PosTrainer(EvaluatingTrainer):
 
     def _value(self, loss: Tensor) -> Tensor | float:
         return loss.detach()
-
-    def _after_backward(self) -> None:
-        pass
 
     def _targets(self, batch: Any) -> int:
         return len(batch)

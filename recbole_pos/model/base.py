@@ -55,6 +55,8 @@ class PosRecommender(SequentialRecommender):
         self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
         self.loss = loss_function(config)
+        # whether the loss of a target depends on the others of its batch
+        self.targets_meet = config["loss_type"] == "SCE"
         self.item_embedding = nn.Embedding(self.n_items, config["hidden_size"], padding_idx=0)
 
     def init_weights(self) -> None:
