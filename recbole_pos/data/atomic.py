@@ -63,8 +63,8 @@ class AtomicFile:
         """The named columns of every line; once, since it goes through the file.
 
         Returns:
-            one row a line: str or nan (token), float64 (float, nan if missing), arrays (token_seq
-            and float_seq, empty if missing).
+            one row a line: categories of str (token, nan if missing), float64 (float, nan if
+            missing), arrays (token_seq and float_seq, empty if missing).
 
         Raises:
             UsageError: for the first line that has not a cell for every column, whose quotes do not
@@ -305,13 +305,13 @@ class AtomicFile:
         return numbers
 
     def _joined(self, name: str, parts: list[Any]) -> Any:
-        """A column of all blocks; of tokens, [rows] object: str, and nan where there is none."""
+        """A column of all blocks; of tokens, int32 codes and each name once."""
         if isinstance(parts[0], list):
             return pd.Series([value for part in parts for value in part], dtype=object)
         if isinstance(parts[0], np.ndarray):
             return np.concatenate(parts)
         tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
-        names = tokens.dictionary.to_pylist()  # each a string once, however many rows have it
+        names = tokens.dictionary.to_pylist()
         longest = max(names, key=len, default="")
         if 4 * len(longest) * len(names) > _TOKENS_LIMIT:
             raise UsageError(
@@ -319,5 +319,6 @@ class AtomicFile:
                 f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
                 "are kept at the length of the longest. Shorten it, or leave the column out"
             )
-        table = np.array([*names, np.nan], dtype=object)
-        return table[tokens.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+        codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        kinds = pd.CategoricalDtype(pd.Index(names, dtype=object))
+        return pd.Categorical.from_codes(codes, dtype=kinds, validate=False)

@@ -12,16 +12,15 @@ import pandas as pd
 import torch
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
-from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
 from recbole_pos.data.known import Known
-from recbole_pos.data.loading import AtomicTables
-from recbole_pos.data.sessions import filter_sessions, read_session_filter
+from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.ties import read_ties, shuffled
@@ -32,7 +31,7 @@ from recbole_pos.values import Options
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
 
-class _ExactTimeMixin(AtomicTables):
+class _ExactTimeMixin(FilteredTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
     Args:
@@ -51,7 +50,6 @@ class _ExactTimeMixin(AtomicTables):
 
     split: Split
     phase: str | None = None
-    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     later: Later | None = None
     events_of_users: np.ndarray
 
@@ -59,34 +57,12 @@ class _ExactTimeMixin(AtomicTables):
         self.known, self.alone = known, alone
         super().__init__(config)
 
-    def _data_filtering(self) -> None:
-        try:
-            super()._data_filtering()
-        except UsageError:
-            raise
-        except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
-            raise UsageError(
-                f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
-                "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
-            ) from error
-
     def _filter_by_inter_num(self) -> None:
-        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none.
-
-        Filters count events, so grown data would pass otherwise than those that were known.
-        """
+        """Filters count events, so grown data would pass otherwise than those that were known."""
         if self.known is not None and self.alone:
             self._keep_known(self.known)
-            return
-        least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
-        if max(least) > 1:
-            self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
-            for name, field in (("user_feat", self.uid_field), ("item_feat", self.iid_field)):
-                feat = getattr(self, name)
-                if feat is not None:
-                    dropped = set(before[field]) - set(self.inter_feat[field])
-                    setattr(self, name, feat[~feat[field].isin(dropped)])
-        super()._filter_by_inter_num()
+        else:
+            super()._filter_by_inter_num()
 
     def _keep_known(self, known: Known) -> None:
         uid, iid = self.uid_field, self.iid_field
@@ -96,21 +72,19 @@ class _ExactTimeMixin(AtomicTables):
                 setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's; names that were known keep their ids."""
-        field = remap_list[0][1] if remap_list else None
-        if self.known is not None and field in self.known.tokens:
-            names = pd.DataFrame({field: self.known.tokens[field][1:]})
-            remap_list = [(names, field, FeatureType.TOKEN), *remap_list]
-        super()._remap(remap_list)
-
-    def _remove_duplication(self) -> None:
-        """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
-        keep = self.config["rm_dup_inter"]
-        if keep is None:
+        """RecBole's ids of fields that share them; names that were known keep theirs."""
+        if not remap_list:
             return
-        in_time = self.inter_feat.sort_values(self.time_field, kind="stable")
-        kept = in_time.drop_duplicates([self.uid_field, self.iid_field], keep=keep)
-        self.inter_feat = kept.sort_index()
+        columns = [feat[field] for feat, field, _ in remap_list]
+        first = remap_list[0][1]
+        if self.known is not None and first in self.known.tokens:
+            columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
+        names, numbered = number(columns)
+        ids = {name: i for i, name in enumerate(names.tolist())}
+        for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
+            if field not in self.field2id_token:
+                self.field2id_token[field], self.field2token_id[field] = names, ids
+            feat[field] = column
 
     def _fill_nan(self) -> None:
         self.missing: dict[str, np.ndarray] = {}

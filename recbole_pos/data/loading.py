@@ -119,6 +119,8 @@ class AtomicTables(Dataset):
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
         table = file.read(wanted)
+        if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
+            table = table.astype({name: object for name in table.select_dtypes("category")})
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
             self._require_one_line_each(file, table, ids[source])
@@ -140,7 +142,7 @@ class AtomicTables(Dataset):
     def _require_one_line_each(self, file: AtomicFile, table: pd.DataFrame, key: str) -> None:
         """RecBole keeps the first line of a user or item, whatever the others say."""
         twice = table[table[key].duplicated(keep=False)]
-        for name, lines in twice.groupby(key, sort=False):
+        for name, lines in twice.groupby(key, sort=False, observed=True):
             for field in table.columns:
                 values = list(dict.fromkeys(str(value) for value in lines[field]))
                 if len(values) > 1:
