@@ -161,6 +161,7 @@ _TABLE = (
     Option("worker", 0, 2 * cores(), unit="processes"),
     Option("show_progress", role=SCHEDULE),
     Option("tensorboard", role=SCHEDULE),
+    Option("cache", role=SCHEDULE),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events"),
     Option("augmentation", choices=("prefix", "none", "all_positions"), role=TRAINING),

@@ -12,6 +12,7 @@ from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
 from recbole_pos.data.location import require_dataset
+from recbole_pos.data.naming import spelled_out
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
@@ -29,6 +30,11 @@ NAMING_FIELDS = {
 
 class AtomicTables(Dataset):
     """RecBole's Dataset, reading files in its own way."""
+
+    def _files(self) -> list[Path]:
+        """The atomic files of the dataset, some of which may not be there."""
+        suffixes = ["inter", "user", "item", *(self.config["additional_feat_suffix"] or [])]
+        return [Path(self.dataset_path) / f"{self.dataset_name}.{suffix}" for suffix in suffixes]
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []
@@ -120,7 +126,7 @@ class AtomicTables(Dataset):
             return None
         table = file.read(wanted)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
-            table = table.astype({name: object for name in table.select_dtypes("category")})
+            table = spelled_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
             self._require_one_line_each(file, table, ids[source])

@@ -8,6 +8,11 @@ import numpy as np
 import pandas as pd
 
 
+def spelled_out(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns of categories are of the names themselves."""
+    return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
+
+
 def number(columns: list[pd.Series]) -> tuple[np.ndarray, list[Any]]:
     """Number the names of columns that share ids, in the order of the columns and their lines.
 
@@ -24,15 +29,14 @@ def number(columns: list[pd.Series]) -> tuple[np.ndarray, list[Any]]:
 
 
 def _numbered(column: pd.Series, ids: dict[str, int]) -> Any:
-    cells = column.to_numpy() if column.dtype == object else None
-    lists = cells is not None and len(cells) and isinstance(cells[0], np.ndarray)
-    codes, names = _codes(np.concatenate(cells).astype(object) if lists else column)
+    lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
+    codes, names = _codes(np.concatenate(column.to_list()).astype(object) if lists else column)
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
     table = np.zeros(len(names) + 1, dtype=np.int64)  # the last for -1: no name
     table[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
     found = table[codes]
-    return np.split(found, np.cumsum([len(cell) for cell in cells])[:-1]) if lists else found
+    return np.split(found, np.cumsum(column.map(len))[:-1]) if lists else found
 
 
 def _codes(column: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
 _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins"),
+    *("log_wandb", "wandb_project", "plugins", "cache"),
 )
 _SINCE_1 = ("update_from", "new_items")  # options that runs named before do not have
 # A study's runs are told about by the study.
