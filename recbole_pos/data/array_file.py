@@ -39,8 +39,7 @@ def write(file: BinaryIO, arrays: dict[str, np.ndarray], about: Any) -> None:
     for name, array in arrays.items():
         put(bytes(-place % _ALIGN))
         index[name] = (array.dtype.str, array.shape, place)
-        if array.size:  # memoryview casts neither empty arrays nor text
-            put(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     described = json.dumps({"arrays": index, "about": about}).encode()
     put(described)
     put(len(described).to_bytes(8, "little"))
@@ -63,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], Any]:
     content = np.memmap(path, dtype=np.uint8, mode="c")
     end = len(content) - _TAIL
     signed = content[: end + 8]
-    if bytes(content[: len(_MAGIC)]) != _MAGIC or _DIGEST(signed).digest() != bytes(
+    if bytes(content[: len(_MAGIC)]) != _MAGIC or _DIGEST(signed.data).digest() != bytes(
         content[end + 8 :]
     ):
         raise BrokenFile(f"{path} is damaged")

@@ -40,7 +40,6 @@ _LATER = frozenset(
         *("mask_history", "repeatable", "LIST_SUFFIX", "ITEM_LIST_LENGTH_FIELD", "NEG_PREFIX"),
     )
 )
-_LINE = "%s are not kept for the next start: %s"
 
 
 class Cache:
@@ -89,9 +88,7 @@ class Cache:
     def save(self, arrays: dict[str, np.ndarray], about: Any) -> None:
         """Keep what was prepared from the files that ``load`` looked at, if they can be written."""
         if self._states() != self.looked:
-            logging.getLogger().info(
-                _LINE, self.folder.parent, "a file has changed while it was read"
-            )
+            self._tell("a file has changed while it was read")
             return
         try:
             self.folder.mkdir(exist_ok=True)
@@ -104,7 +101,11 @@ class Cache:
                 begun.unlink(missing_ok=True)
             self._tidy()
         except OSError as error:
-            logging.getLogger().info(_LINE, self.folder.parent, error.strerror or error)
+            self._tell(error.strerror or error)
+
+    def _tell(self, why: object) -> None:
+        text = "prepared data of %s are not kept for the next start: %s"
+        logging.getLogger().info(text, self.folder.parent, why)
 
     def _states(self) -> list[tuple[int, ...]]:
         stats = [file.stat() for file in self.files]
