@@ -88,9 +88,9 @@ class AtomicFile:
                 f"{self.path} has a first line with the names of its columns, but no line of data; "
                 "fill it; a .user or .item file may also be removed"
             )
-        return pd.DataFrame(
-            {name: self._joined(name, parts.pop(name)) for name in kinds}, copy=False
-        )
+        columns = {name: self._joined(name, parts.pop(name)) for name in kinds}
+        pa.default_memory_pool().release_unused()  # of a large file, hundreds of megabytes
+        return pd.DataFrame(columns, copy=False)
 
     def _fail(self, line: int, text: str) -> UsageError:
         return UsageError(f"{self.path}, line {line}: {text}")
