@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import recbole
+from recbole.utils.argument_list import dataset_arguments
 
-from recbole_pos.config.options import DATA, of_role
 from recbole_pos.data import array_file
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
@@ -32,14 +32,11 @@ FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of atomic files: smaller ones are read in less than a second
 MOST = 4  # caches of a dataset
 _ABANDONED = 3600  # seconds after which a file that is being written is not
-# Of the options about data, those that name where they are or what is made of them later.
-_LATER = frozenset(
-    (
-        *("model", "dataset", "plugins", "data_path", "init_from", "update_from", "cache"),
-        *("metrics", "topk", "valid_metric", "valid_metric_bigger", "metric_decimal_place"),
-        *("mask_history", "repeatable", "LIST_SUFFIX", "ITEM_LIST_LENGTH_FIELD", "NEG_PREFIX"),
-    )
-)
+# The options that preparing reads; a test holds that there are no others.
+_LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
+_OWN = {"discretization", "encoding", "eval_args", "numerical_features"}
+_OWN |= {"session_filter", "train_fraction"}
+READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 
 
 class Cache:
@@ -54,7 +51,7 @@ class Cache:
     def __init__(self, config: Options, folder: Path, files: Iterable[Path]) -> None:
         self.files = sorted(files)
         self.folder = folder / FOLDER
-        read = {name: config[name] for name in sorted(set(of_role(DATA)) - _LATER)}
+        read = {name: config[name] for name in READ}
         self.options = json.loads(json.dumps(read, default=str))
         digest = hashlib.sha256(json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.arrays"
