@@ -98,6 +98,7 @@ _TABLE = (
     Option("encoding", role=DATA),
     Option("field_separator", role=DATA),
     Option("seq_separator", role=DATA),
+    Option("column_types", example={"user_id": "token"}, role=DATA),
     Option("USER_ID_FIELD", role=DATA),
     Option("ITEM_ID_FIELD", role=DATA),
     Option("RATING_FIELD", role=DATA),

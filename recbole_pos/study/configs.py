@@ -21,7 +21,11 @@ _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("log_wandb", "wandb_project", "plugins", "cache"),
 )
-_SINCE_1 = ("update_from", "new_items")  # options that runs named before do not have
+_SINCE_1 = (
+    "update_from",
+    "new_items",
+    "column_types",
+)  # options that runs named before do not have
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
