@@ -55,6 +55,8 @@ class Cache:
         self.options = json.loads(json.dumps(read, default=str))
         digest = hashlib.sha256(json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.arrays"
+        self.looked: list[tuple[int, ...]] | None = None
+        self.about: dict[str, Any] = {}
 
     @classmethod
     def of(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
@@ -66,15 +68,16 @@ class Cache:
 
     def load(self) -> tuple[dict[str, np.ndarray], Any] | None:
         """Arrays and description as they were saved; None if there are none to be believed."""
-        self.looked = self._states()
-        self.about = {
-            "versions": [FORMAT, __version__, recbole.__version__],
-            "options": self.options,
-            "files": {file.name: _digest(file) for file in self.files},
-        }
         try:
+            states = self._states()
+            self.about = {
+                "versions": [FORMAT, __version__, recbole.__version__],
+                "options": self.options,
+                "files": {file.name: _digest(file) for file in self.files},
+            }
+            self.looked = states
             arrays, about = array_file.read(self.path)
-        except (OSError, array_file.BrokenFile):
+        except (OSError, array_file.BrokenFile):  # who reads the text tells of files that cannot be
             return None
         if about["of"] != self.about:
             return None

@@ -56,14 +56,13 @@ class EventLog:
         order = torch.argsort(user.to(torch.int32), stable=True)
         order = order if by_time is None else by_time[order]
         del user, time, by_time
-        columns = {name: order for name in fields}  # in the order of the file
-        for name in columns:
+        columns = {}
+        for name in list(fields):
             column = fields.pop(name)
-            columns[name] = (
-                torch.repeat_interleave(torch.from_numpy(counts))
-                if name == user_field
-                else column.index_select(0, order)
-            )
+            if name == user_field:  # sorted, it is known without looking
+                columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
+            else:
+                columns[name] = column.index_select(0, order)
         offsets = np.concatenate(([0], np.cumsum(counts)))
         return cls(columns, offsets, user_field, item_field, time_field)
 

@@ -100,14 +100,12 @@ class FilteredTables(AtomicTables):
             sides.append(_Side.of(self.inter_feat[field], names, intervals))
         if all(side.intervals is None for side in sides):
             return
-        events = np.arange(len(self.inter_feat))
+        kept = np.ones(len(self.inter_feat), dtype=bool)
         while any([side.find() for side in sides]):
             dropped = sides[0].wrong_events | sides[1].wrong_events
-            events = events[~dropped]
+            kept[kept] = ~dropped
             for side in sides:
                 side.leave_out(dropped)
-        kept = np.zeros(len(self.inter_feat), dtype=bool)
-        kept[events] = True
         self._keep("inter", kept)
         for side, table in zip(sides, ("user", "item"), strict=True):
             if side.rows is not None:

@@ -119,14 +119,20 @@ def _instead(name: str, folder: Path) -> str:
 
 def _raw(given: Path, folder: Path) -> Path | None:
     """What was given, if it is a table, or a folder of tables and not of datasets."""
-    if given.suffix.lower() in _TABLES:
+    if _kind(given) in _TABLES:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
         near = [file for pattern in ("*", "*/*") for file in place.glob(pattern)]
-        suffixes = {file.suffix.lower() for file in near}
+        suffixes = {_kind(file) for file in near}
         if suffixes & set(_RAW) and ".inter" not in suffixes:
             return place
     return None
+
+
+def _kind(file: Path) -> str:
+    """The end of a name; of an atomic table, also as parquet, that of the table."""
+    inner = Path(file.name.removesuffix(PARQUET)).suffix
+    return inner if inner in _ATOMIC else file.suffix.lower()
 
 
 def _datasets(folder: Path) -> list[str]:
