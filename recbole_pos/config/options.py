@@ -58,6 +58,7 @@ _TABLE = (
     Option("encoding", role=DATA),
     Option("field_separator", role=DATA),
     Option("seq_separator", role=DATA),
+    Option("column_types", example={"user_id": "token"}, role=DATA),
     Option("USER_ID_FIELD", role=DATA),
     Option("ITEM_ID_FIELD", role=DATA),
     Option("RATING_FIELD", role=DATA),
@@ -124,6 +125,7 @@ _TABLE = (
     Option("worker", 0, 2 * cores(), unit="processes"),
     Option("show_progress", role=SCHEDULE),
     Option("tensorboard", role=SCHEDULE),
+    Option("cache", role=SCHEDULE),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events"),
     Option("augmentation", choices=("prefix", "none", "all_positions"), role=TRAINING),

@@ -22,7 +22,7 @@ from recbole_pos.config.options import OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
-from recbole_pos.data.location import name_and_folder
+from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
@@ -259,10 +259,9 @@ class PosConfig(Config):
     def _set_default_parameters(self) -> None:
         base = Path(str(self.final_config_dict["data_path"]))
         super()._set_default_parameters()
-        inter = f"{self.dataset}.inter"
-        folder = base / self.dataset
-        in_wheel = WHEEL_DATASETS / self.dataset
-        if not (folder / inter).is_file() and (in_wheel / inter).is_file():
+        folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
+        here, there = (atomic_file(place, self.dataset, "inter") for place in (folder, in_wheel))
+        if not here.is_file() and there.is_file():
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole asks gpu_id alone where to compute

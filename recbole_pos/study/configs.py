@@ -20,10 +20,13 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
 _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins", "data_on_device"),
+    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
 )
 # Options that runs named before do not have, with what they did.
-_SINCE_1 = {"update_from": None, "new_items": None, "precision": "auto", "compile": False}
+_SINCE_1 = {
+    **dict.fromkeys(("update_from", "new_items", "column_types")),
+    **{"precision": "auto", "compile": False},
+}
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
