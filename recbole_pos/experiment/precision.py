@@ -97,12 +97,11 @@ def check_precision(config: Options) -> None:
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
     if config["compile"]:
         logging.getLogger(__name__).warning(
-            "compile: True takes about 1.1 times as long on a CPU, after a minute of compiling"
+            "compile: True is for GPUs: on a CPU it compiles for minutes, and steps are no faster"
         )
     if made.name == "bf16" and not _multiplies_bfloat16():
         logging.getLogger(__name__).warning(
-            "precision: bf16 takes about five times as long as fp32 on this CPU, which has no AMX "
-            "to multiply bfloat16 with"
+            "precision: bf16 is slower than fp32 on this CPU, which has no AMX to multiply with"
         )
 
 
