@@ -73,7 +73,7 @@ def both(config: dict[str, Any], log: list, users: Any, items: Any) -> tuple[Our
     return Ours(config, **made), Theirs(config, **made)
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(logs, ids, ids, st.sampled_from(INTERVALS), st.sampled_from(INTERVALS), st.booleans())
 def test_counts_of_events_as_recbole(
     log: list, users: Any, items: Any, of_users: str | None, of_items: str | None, known: bool
@@ -91,6 +91,7 @@ def test_counts_of_events_as_recbole(
     assert ours.lines() == theirs.lines()
 
 
+@settings(deadline=None)
 @given(logs, st.sampled_from(["first", "last"]))
 def test_an_item_once_a_user(log: list, keep: str) -> None:
     """The oldest or newest event of each pair; of events at one time, by their lines."""
@@ -122,6 +123,7 @@ def test_lines_without_a_user_or_an_item(caplog: pytest.LogCaptureFixture) -> No
 cells = st.lists(st.sampled_from(["a", "b", "c", "dd", None]), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(cells, cells, st.lists(st.lists(st.sampled_from("abxy"), max_size=3), min_size=1))
 def test_ids_by_first_appearance(one: list, other: list, lists: list[list[str]]) -> None:
     """Across columns that share ids, whatever order their categories have."""
