@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-gpu
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -45,6 +45,9 @@ bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  
 bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pandas (ARGS="--events 20000000")
 	$(BIN)/python benchmarks/convert.py $(ARGS)
 
+bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds and memory (ARGS="--events 20000000"); writes results/reading.md
+	$(BIN)/python benchmarks/reading.py $(ARGS)
+
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
 	$(BIN)/python benchmarks/sce.py
 
@@ -53,6 +56,9 @@ bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--da
 
 bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
 	$(BIN)/python benchmarks/serve.py $(ARGS)
+
+bench-recommend: $(VENV)/installed  ## users a second, and memory at a million items; writes results/recommend.md
+	$(BIN)/python benchmarks/recommend.py $(ARGS)
 
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass
@@ -48,19 +51,110 @@ def this_share() -> Share:
     return Share(dist.get_rank(), dist.get_world_size()) if joined else Share()
 
 
-def sum_gradients(model: nn.Module) -> None:
-    """Replace every gradient by the sum over all processes, in one message."""
-    gradients: list[Tensor] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:  # not used in this process's part of the batch
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    sums = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, summed in zip(gradients, sums, strict=True):
-        gradient.copy_(summed.view_as(gradient))
+class SharedLoss:
+    """A loss whose gradients are summed over all processes while they are made.
+
+    torch's DistributedDataParallel sends buckets of gradients as soon as they are complete, while
+    those of earlier layers are still computed. As parameters may be unused in a step, its buckets
+    stay what they are in the first: a run that goes on adds in the same order, to the same bits.
+
+    Args:
+        model: which has the parameters; those that are frozen are left alone.
+        loss: of a batch, by the model: a tensor, or several.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        self.model = model
+        with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
+            warnings.simplefilter("ignore", FutureWarning)
+            self.parallel = DistributedDataParallel(
+                _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
+            )
+        self.parallel.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
+
+    def __call__(self, batch: Any) -> Any:
+        """Of this process's part; its ``backward`` leaves the sums."""
+        return self.parallel(batch)
+
+    def same_buffers(self) -> None:
+        """Those of process 0 in all: what a model keeps of its batches, it evaluates with."""
+        for buffer in self.model.buffers():
+            if not buffer.is_sparse and buffer.is_contiguous():  # others were made once
+                dist.broadcast(buffer, 0)
+
+
+class _Loss(nn.Module):
+    """A model with its loss as ``forward``, the one function of which torch knows the end."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        device = next(model.parameters()).device
+        self.unused = nn.Parameter(torch.zeros((), device=device))  # or torch warns
+
+    def forward(self, batch: Any) -> Any:
+        return self.loss(batch)
+
+
+def _sum(gradients: Tensor) -> Any:
+    """A future; instead of torch's mean, since losses have their weights already."""
+    summed = dist.all_reduce(gradients, async_op=True).get_future()
+    return summed.then(lambda done: done.value()[0])
+
+
+def over_whole_batch(loss: Callable[..., Tensor], share: Share) -> Callable[..., Tensor]:
+    """A loss in which the targets of a batch meet each other, as that of the whole batch.
+
+    The states of all processes are gathered, and every process computes the same loss with the same
+    draws; gradients are those of its own states.
+
+    Args:
+        loss: of states [m, d], item embeddings and targets [m], all of one batch.
+        share: this process's part; the result is to be weighted with it, as other losses are.
+    """
+
+    def of_all(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        seed = int(torch.randint(2**62, ()))  # that of the first process is for all
+        own = torch.tensor([len(states) if share.own else 0, seed], device=states.device)
+        told = [torch.empty_like(own) for _ in range(share.size)]
+        dist.all_gather(told, own)
+        sizes = [int(one[0]) for one in told]
+        gathered = _GatheredRows.apply(states, sizes, share.rank, share.weight)
+        of_targets = torch.cat(_gather(targets, sizes))
+        devices = [states.device] if states.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(told[0][1]))
+            return loss(gathered, items, of_targets)
+
+    return of_all
+
+
+class _GatheredRows(torch.autograd.Function):
+    """Rows of all processes; the gradient goes to those of this one."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
+        ctx.begin, ctx.size, ctx.weight = sum(sizes[:rank]), sizes[rank], weight
+        ctx.lent = len(rows)
+        return torch.cat(_gather(rows, sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.size:  # a row that was lent
+            return grad.new_zeros(ctx.lent, grad.size(1)), None, None, None
+        # nobody else has a part of it, so it is not to be weighted
+        own = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
+        return own, None, None, None
+
+
+def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
+    """``sizes`` rows of each process; gloo sends equal numbers alone."""
+    longest = max(sizes)
+    sent = rows.new_zeros(longest, *rows.shape[1:])
+    sent[: len(rows)].copy_(rows[:longest])
+    parts = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(parts, sent)
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
 def total(value: float, device: torch.device) -> float:

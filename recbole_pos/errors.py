@@ -15,6 +15,14 @@ class UsageError(PosError, ValueError):
     exit_code = 2
 
 
+class UnknownKey(UsageError):
+    """An option that nobody reads; carries its name."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class TrainingError(PosError, RuntimeError):
     """Training cannot go on, for example because the loss is no longer a number."""
 

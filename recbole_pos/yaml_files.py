@@ -17,6 +17,11 @@ ROOT = next(
     (p for p in (_PACKAGE / "_properties", _PACKAGE.parent / "properties") if p.is_dir()),
     _PACKAGE / "_properties",
 )
+# The same of the descriptions of datasets.
+DATASETS = next(
+    (p for p in (_PACKAGE / "_dataset", _PACKAGE.parent / "dataset") if p.is_dir()),
+    _PACKAGE / "_dataset",
+)
 
 
 class YamlLoader(yaml.SafeLoader):

@@ -11,6 +11,7 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource
 
 from recbole_pos.data.loading import AtomicTables
+from recbole_pos.data.naming import spelled_out
 
 DEFAULTS = dict.fromkeys(("load_col", "unload_col", "seq_len", "encoding"))
 DEFAULTS |= {"field_separator": "\t", "seq_separator": " "}
@@ -37,6 +38,7 @@ class Reader(AtomicTables):
 
 def same_tables(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
     assert list(ours) == list(theirs) and ours.index.equals(theirs.index)
+    ours = spelled_out(ours)
     for name in ours:
         one, other = ours[name], theirs[name]
         assert one.dtype == other.dtype, name

@@ -73,6 +73,7 @@ SLOW = (
     *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
     *("test_ties", "test_serve_", "test_study_cluster", "test_update", "test_grown"),
     *("test_export", "test_ray_token", "test_shop_example", "test_convert"),
+    *("test_launch", "test_distributed", "test_cache"),
 )
 
 

@@ -89,7 +89,8 @@ class _Trials:
         return ("trained", "") if math.isfinite(loss) else ("failed", f"loss {loss}")
 
     def _train(self, model: str, options: dict[str, Any], changed: str) -> float:
-        from recbole_pos.config.options import DATA, rule
+        from recbole_pos.config.option import DATA
+        from recbole_pos.config.options import rule
         from recbole_pos.config.posconfig import PosConfig
         from recbole_pos.experiment.build import prepare, read_dataset
 

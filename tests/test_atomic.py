@@ -15,7 +15,7 @@ from pandas._libs.parsers import STR_NA_VALUES
 from recbole.utils import FeatureSource
 
 from recbole_pos.config.posconfig import WHEEL_DATASETS
-from recbole_pos.data import atomic
+from recbole_pos.data import atomic, blocks
 from recbole_pos.data.atomic import MISSING, AtomicFile
 from recbole_pos.errors import UsageError
 
@@ -325,7 +325,7 @@ def test_a_file_is_opened_once(tmp_path: Path, monkeypatch) -> None:
 
 def test_tokens_that_would_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
     """RecBole keeps the names of a column in an array as wide as the longest."""
-    monkeypatch.setattr(atomic, "_TOKENS_LIMIT", 4 * 7 * 1000)
+    monkeypatch.setattr(blocks, "_TOKENS_LIMIT", 4 * 7 * 1000)
     for length, wrong in ((1000, False), (1001, True)):
         text = "\n".join(LINES).replace("u3", "x" * length)
         (tmp_path / "x.inter").write_text(text)

@@ -10,6 +10,7 @@ import reference
 import reference_relations
 import torch
 from shop import all_windows, find, open_shop, places, shaken, tables, train, write
+from steps import learn
 from torch import Tensor
 
 import recbole_pos
@@ -243,7 +244,7 @@ def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) ->
     made.model.window_loss(batch).backward()
     for name, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(200)]
+    losses = learn(made.trainer, made.model.window_loss, batch, 200)
     assert losses[-1] < 0.2 < 2 < losses[0]
 
 
@@ -253,10 +254,10 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
 
     step, stop_at = PosTrainer._step, None
 
-    def stopping(self, loss_func, batch, epoch: int, number: int):
-        if stop_at == (epoch, number):
+    def stopping(self, loss_func, batch, watch, number: int):
+        if stop_at == (self.progress.next_epoch, number):
             raise KeyboardInterrupt
-        return step(self, loss_func, batch, epoch, number)
+        return step(self, loss_func, batch, watch, number)
 
     monkeypatch.setattr(PosTrainer, "_step", stopping)
     whole = train(folder, tmp_path / "whole", hidden_dropout_prob=0.2)

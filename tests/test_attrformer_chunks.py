@@ -80,12 +80,12 @@ def test_relations_reach_from_chunk_to_chunk(folder: Path, double) -> None:
         long = np.flatnonzero(target.numpy() - lookup.offsets[users] >= 6)
         rows = made.loaders["test"]._dataset[long]
         with torch.inference_mode():
-            want = model._last(rows)
+            want = model.states_of(rows)
             for n in range(len(rows)):  # everything older than the newest window
                 event = int(rows[TARGET_EVENT][n])
                 old = slice(int(lookup.offsets[lookup.users[event]]), event - 3)
                 lookup.items[old] = 1 + lookup.items[old] % (model.n_items - 1)
-            got = model._last(rows)
+            got = model.states_of(rows)
         changed[chunking] = int((got != want).any(1).sum())
         assert len(rows) > 3
     assert changed[False] == 0 < changed[True]

@@ -165,7 +165,7 @@ def test_predictions_read_training_events_of_others_alone(
     bank = lookup.bank(np.arange(len(lookup.offsets) - 1))
     assert lookup.trained[bank.events].all() and bank.source.all() and len(bank.events) > 20
     with torch.inference_mode():
-        want = model._last(rows)
+        want = model.states_of(rows)
         for place in range(0, len(rows), 3):
             user = lookup.users[rows[TARGET_EVENT][place]]
             other = torch.from_numpy((part != TRAIN) & (lookup.users != user))
@@ -173,7 +173,7 @@ def test_predictions_read_training_events_of_others_alone(
             later &= torch.from_numpy(lookup.users == user)
             kept = lookup.items.clone()
             lookup.items[other | later] = 1 + lookup.items[other | later] % (model.n_items - 1)
-            got = model._last(rows)
+            got = model.states_of(rows)
             lookup.items.copy_(kept)
             assert torch.equal(got[place], want[place])
 
@@ -187,14 +187,14 @@ def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others
     model, lookup = shaken(made), made.model.lookup
     rows = made.loaders["test"]._dataset[np.arange(len(made.loaders["test"]._dataset))]
     with torch.inference_mode():
-        together = model._last(rows)
-        again = model._last(rows)
-        alone = torch.cat([model._last(rows[i : i + 1]) for i in range(len(rows))])
+        together = model.states_of(rows)
+        again = model.states_of(rows)
+        alone = torch.cat([model.states_of(rows[i : i + 1]) for i in range(len(rows))])
         kept = lookup.items.clone()
         user = int(lookup.users[rows[TARGET_EVENT][0]])
         other = torch.from_numpy(lookup.users != user)
         lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
-        changed = model._last(rows[0:1] if inference == "training_bank" else rows)
+        changed = model.states_of(rows[0:1] if inference == "training_bank" else rows)
         lookup.items.copy_(kept)
     assert torch.equal(together, again)
     assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
@@ -209,12 +209,12 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     """
     items, moved = model.lookup.items, 0
     with torch.inference_mode():
-        want = model._last(rows)
+        want = model.states_of(rows)
         for place in places:
             events = torch.from_numpy(later(int(rows[TARGET_EVENT][place])))
             kept = items.clone()
             items[events] = 1 + items[events] % (model.n_items - 1)
-            got = model._last(rows)
+            got = model.states_of(rows)
             items.copy_(kept)
             assert torch.equal(got[place], want[place])
             moved += int(not torch.equal(got, want))

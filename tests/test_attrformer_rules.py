@@ -181,9 +181,9 @@ def test_long_histories_are_predicted_part_by_part(
     monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
     rows = made.loaders["test"]._dataset[list(range(6))]
     with torch.no_grad():
-        whole = model._last(rows)
+        whole = model.states_of(rows)
         monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
-        parts = model._last(rows)
+        parts = model.states_of(rows)
     asked = [int(r.lengths[r.last].sum()) for r in seen]
     assert len(asked) > 3 and asked[0] == sum(asked[1:])
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
@@ -258,7 +258,7 @@ def test_rows_of_training_and_test_together(folder: Path) -> None:
         """Of the first row, under several draws of the clock."""
         found = []
         for model.seed in range(20):
-            found.append(model._last(rows)[0])
+            found.append(model.states_of(rows)[0])
         return found
 
     before = states()
@@ -288,7 +288,7 @@ def test_predictions_where_some_users_have_no_training_events(folder: Path, doub
         user = lookup.users[row[TARGET_EVENT].numpy()]
         alone += int((lookup.train_end[user] == lookup.offsets[user]).all())
         with torch.inference_mode():
-            assert model._last(row).isfinite().all()
+            assert model.states_of(row).isfinite().all()
     assert 0 < alone < len(data)
 
 

@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 import torch
 
+from recbole_pos.layers import catalogue
+from recbole_pos.layers.catalogue import Choice
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.serve import topk
 from recbole_pos.serve.histories import Histories
-from recbole_pos.serve.topk import Choice, top_items
+from recbole_pos.serve.topk import top_items
 
 
 @pytest.mark.parametrize("items", [5, 255, 256, 300, 1000, 3000])
 @pytest.mark.parametrize("k", [1, 7])
 def test_best_items(items: int, k: int, monkeypatch) -> None:
     """In chunks whose rests are groups of one, of all, and of columns that are left out."""
-    monkeypatch.setattr(topk, "CHUNK", 2100)
+    monkeypatch.setattr(catalogue, "PART", 2100)
     generator = torch.Generator().manual_seed(items)
     scores = torch.randn(9, items + 1, generator=generator)
     barred = torch.randint(9, (4 * items,), generator=generator)
     of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
     choice = Choice(torch.arange(1, items + 1))
-    value, item = top_items(lambda some: scores[:, some], 9, choice, k, (barred, of_item))
+    value, item = top_items(lambda some: scores[:, some], choice, k, (barred, of_item))
     scores[:, 0] = -torch.inf
     scores[barred, of_item] = -torch.inf
     want = scores.topk(min(k, items))

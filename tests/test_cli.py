@@ -181,9 +181,12 @@ def test_what_only_tells_imports_nothing_heavy(line: str) -> None:
         "except SystemExit: pass\n"
         "print('\\n', time.process_time(), *sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True
-    )
-    seconds, *modules = done.stderr.split()
-    assert not HEAVY & set(modules) and len(done.stdout) > 10
-    assert float(seconds) < 0.5, seconds
+    command = [sys.executable, "-c", code, *line.split()]
+    least = 9.0
+    for _ in range(5):  # a busy machine makes the same work cost more
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, *modules = done.stderr.split()
+        assert not HEAVY & set(modules) and len(done.stdout) > 10
+        if (least := min(least, float(seconds))) < 0.5:
+            break
+    assert least < 0.5

@@ -221,7 +221,7 @@ def test_lazy_rows_do_not_grow_with_the_window(tmp_path: Path) -> None:
         rows = (
             PosSequentialDataset(PosConfig("SASRec", "tiny", None, options)).build()[0].inter_feat
         )
-        tensors = [rows.start, rows.target, *rows.log.fields.values()]
+        tensors = [rows.target, *rows.log.fields.values()]
         others = [v for v in vars(rows).values() if isinstance(v, torch.Tensor)]
         return sum(t.numel() for t in tensors + others)
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("inspect", "tune", "serve", "study", "cli"),
+    *("inspect", "tune", "serve", "public", "study", "cli"),
 ]
 
 

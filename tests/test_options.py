@@ -16,7 +16,8 @@ from recbole.data.interaction import Interaction
 from recbole_pos.cli.arguments import parse_overrides
 from recbole_pos.cli.main import main
 from recbole_pos.config.checks import _check_kind
-from recbole_pos.config.options import IGNORED, OPTIONS, Option, cores, of_role, rule
+from recbole_pos.config.option import IGNORED, Option
+from recbole_pos.config.options import OPTIONS, cores, of_role, rule
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare

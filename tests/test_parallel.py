@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,9 +85,12 @@ def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int
         loader = part.trainer.training_loader(part.loaders["train"])
         share = Share(rank, size)
         if model == "FPARec":
-            loader.share = share
-            gather = loader.gather
-            loader.gather = lambda b, g=gather, s=share: (_count(seen, b, s), g(b))[1]
+            loader.share, gatherer = share, loader._gatherer
+            gatherer = SimpleNamespace(
+                device=gatherer.device,
+                gather=lambda b, there, g=gatherer, s=share: (_count(seen, b, s), g.gather(b))[1],
+            )
+            loader._gatherer = gatherer
         else:
             collate = loader.collate_fn
             loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]

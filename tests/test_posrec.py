@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import reference_graph as reference
 import torch
+from steps import learn
 
 import recbole_pos
 from recbole_pos.errors import UsageError
@@ -177,7 +178,7 @@ def test_one_batch_is_learnt_and_gradients_are_finite(experiment) -> None:
     made.model.window_loss(batch).backward()
     for name, p in made.model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(200)]
+    losses = learn(made.trainer, made.model.window_loss, batch, 200)
     assert losses[-1] < 0.1 < 3 < losses[0]
 
 
@@ -211,11 +212,12 @@ def test_runs_and_resumes_with_the_learning_rate_of_the_epoch(
     rates: list[tuple[int, float]] = []
     step = PosTrainer._step
 
-    def watched(self, loss_func, batch, epoch: int, number: int):
+    def watched(self, loss_func, batch, watch, number: int):
+        epoch = self.progress.next_epoch
         rates.append((epoch, self.optimizer.param_groups[0]["lr"]))
         if stop_at == (epoch, number):
             raise KeyboardInterrupt
-        return step(self, loss_func, batch, epoch, number)
+        return step(self, loss_func, batch, watch, number)
 
     monkeypatch.setattr(PosTrainer, "_step", watched)
     stop_at = None

@@ -24,6 +24,7 @@ ROWS: dict[str, list[tuple[str, list[str] | None]]] = {
         *(("PosSASRec", ["learned", f"{name}_annealing"]) for name in ("linear", "exponential")),
         ("PosSASRec", ["learned"]),
     ],
+    "sasrec": [(model, None) for model in ("PosSASRec", "FPARec", "TORoPE", "KernelAttention")],
     "kernel_attention": [
         *((model, None) for model in ("KernelAttention", "PosSASRec", "SASRec")),
         *(("PosSASRec", [name]) for name in ("nope", "learned", "rope", "cape", "kernel")),

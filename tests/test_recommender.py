@@ -15,9 +15,10 @@ from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.serve import topk
+from recbole_pos.layers import catalogue
+from recbole_pos.layers.catalogue import Choice
 from recbole_pos.serve.recommend import write_recommendations
-from recbole_pos.serve.topk import Choice, top_items
+from recbole_pos.serve.topk import top_items
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,13 @@ BASKET = {"id": "b", "items": ["i1", "i2", "i1"], "times": [1.0, 5.0, 9.0]}
 
 @pytest.mark.parametrize("chunk", [4, 7, 1000])
 def test_top_items_against_a_loop(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(topk, "CHUNK", chunk)
+    monkeypatch.setattr(catalogue, "PART", chunk)
     generator = torch.Generator().manual_seed(0)
     every = torch.randn(5, 30, generator=generator)
     items = torch.tensor([1, 2, 5, 6, 7, 11, 12, 13, 20, 21, 29])
     bonus = torch.randn(len(items), generator=generator)
     barred = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([5, 3, 29, 1, 29])
-    score, found = top_items(lambda ids: every[:, ids], 5, Choice(items, bonus), 9, barred)
+    score, found = top_items(lambda ids: every[:, ids], Choice(items, bonus), 9, barred)
     for row in range(5):
         out = {int(item) for at, item in zip(*barred, strict=True) if at == row}
         left = [

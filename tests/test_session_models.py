@@ -14,6 +14,7 @@ import torch
 from conftest import write_atomic
 from scipy.sparse import csr_matrix
 from session_logs import CUT, file_phases, session_log
+from steps import learn
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
@@ -166,7 +167,7 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
 def test_one_batch_can_be_learnt_by_heart(experiment, sessions: str, model: str) -> None:
     made = experiment(model, data_path=sessions, learning_rate=0.05, **CUT)
     batch = next(iter(made.loaders["train"]))
-    losses = [made.trainer._step(made.model.calculate_loss, batch, 0, n) for n in range(100)]
+    losses = learn(made.trainer, made.model.calculate_loss, batch, 100)
     assert losses[-1] < 0.2 < 0.6 < losses[0]
     scores = made.model.full_sort_predict(batch)
     positive, negative = (scores.gather(1, batch[k][:, None]) for k in ("item_id", "neg_item_id"))

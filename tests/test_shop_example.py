@@ -31,9 +31,9 @@ def test_the_whole_way(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True)
     assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    assert len(answer["results"][0]["items"]) == 3
+    assert len(answer["recommendations"][0]["items"]) == 3
     kept = json.loads((tmp_path / "dataset" / "shop" / "convert.json").read_text())
-    assert kept["dropped"]
+    assert kept["lines"]["events"]["dropped"]
     found = pd.read_parquet(tmp_path / "recommendations.parquet")
     assert found.groupby("user_id")["rank"].max().eq(20).all()
     baskets = pd.read_csv(tmp_path / "baskets.csv")
@@ -41,6 +41,6 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert set(baskets["item"]) <= set(
         pd.read_parquet(tmp_path / "live" / "known.parquet")["token"]
     )
-    assert "1 new items, which the model does not know" in done.stdout
-    assert "1 items are new since" in done.stdout
+    assert "items 1, which the model does not know" in done.stdout
+    assert "new items since live was trained: 1" in done.stdout
     assert (tmp_path / "exported" / "README.md").is_file()

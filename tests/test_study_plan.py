@@ -7,14 +7,24 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
 import recbole_pos.study
-from recbole_pos.errors import UsageError
-from recbole_pos.study.expand import check_plan, digest, dry_run, dry_run_sentence, fits
+from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.study.expand import (
+    check_plan,
+    digest,
+    dry_run,
+    dry_run_sentence,
+    fits,
+    with_unread,
+)
 from recbole_pos.study.plan import Attach, Plan, Ties
 from recbole_pos.study.reading import make_plan, read_plan
+from recbole_pos.study.report import protocol
+from recbole_pos.study.results import Results
 from recbole_pos.study.source import Source
 
 STUDY = """\
@@ -267,6 +277,35 @@ def test_what_the_models_refuse_is_told_with_its_line(study, word, line):
 
     with pytest.raises(UsageError, match=rf"study.yaml, line {line}: row RoPE: {word}: the model"):
         check_plan(study(), check)
+
+
+def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
+    def check(options: dict[str, Any]) -> dict[str, Any]:
+        reads = {"Pop": (), "KernelAttention": ("n_layers",)}.get(
+            options["model"], ("n_layers", "n_heads")
+        )
+        for key in ("n_heads", "n_layers", "n_beads"):
+            if key in options and key not in reads:
+                raise UnknownKey(f"configuration: unknown key {key!r}", key)
+        return options
+
+    text = STUDY.replace("n_layers: 2}", "n_heads: 4, n_layers: 2}")
+    plan = with_unread(study(text), check)
+    found = check_plan(plan, check)
+    assert not {"n_heads", "n_layers"} & set(found["Pop"])
+    assert "n_heads" not in found["Ours"] and found["Ours"]["n_layers"] == 2
+    assert found["RoPE + kernel"]["n_heads"] == 4
+    assert {row.name: row.unread for row in plan.rows.values() if row.unread} == {
+        "Ours": ("n_heads",),
+        "Pop": ("n_heads", "n_layers"),
+    }
+    told = " ".join(protocol(Results(plan=plan, runs=pd.DataFrame())))
+    assert "n_heads 4 (not read by Ours and Pop), n_layers 2 (not read by Pop)" in told
+    # one that nobody reads, or that is a row's own, is a mistake
+    for wrong, line in (("n_heads: 4", 3), ("model: Pop", 11)):
+        bad = study(text.replace(wrong, f"{wrong}, n_beads: 1"))
+        with pytest.raises(UsageError, match=f"line {line}: .*unknown key 'n_beads'"):
+            check_plan(with_unread(bad, check), check)
 
 
 # when a run is the same run

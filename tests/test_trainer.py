@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CROSS_ENTROPY
+from steps import learn
 
 import recbole_pos
 from recbole_pos.errors import CheckpointError, TrainingError, UsageError
@@ -73,10 +74,11 @@ def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, mo
 
     step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (3, 2)
 
-    def failing(self, loss_func, batch, epoch: int, number: int):
+    def failing(self, loss_func, batch, watch, number: int):
+        epoch = self.progress.next_epoch
         if (epoch, number) == stop_at:
             raise KeyboardInterrupt
-        return step(self, loss_func, batch, epoch, number)
+        return step(self, loss_func, batch, watch, number)
 
     monkeypatch.setattr(PosTrainer, "_step", failing)
     with pytest.raises(KeyboardInterrupt):
@@ -149,7 +151,7 @@ def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
         made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
         loader = made.trainer.training_loader(made.loaders["train"])
         batch = next(iter(loader))
-        losses = [made.trainer._step(made.model.window_loss, batch, 0, n) for n in range(150)]
+        losses = learn(made.trainer, made.model.window_loss, batch, 150)
         assert losses[-1] < 0.3 < 3 < losses[0], model
 
 

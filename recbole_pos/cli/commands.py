@@ -14,6 +14,7 @@ from recbole_pos.cli.arguments import (
     read_plugins,
 )
 from recbole_pos.cli.convert import add_convert
+from recbole_pos.cli.data import add_data
 from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
@@ -34,6 +35,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
         debug: has the option that all of them share.
     """
     add_convert(commands, debug)
+    add_data(commands, debug)
     _add_run(commands, debug)
     _add_tune(commands, debug)
     _add_compare(commands, debug)

@@ -14,7 +14,8 @@ from typing import Any
 
 from recbole_pos.cli.listing import show
 from recbole_pos.config.defaults import plugin_defaults
-from recbole_pos.config.options import IGNORED, Option, rule
+from recbole_pos.config.option import IGNORED, Option
+from recbole_pos.config.options import rule
 from recbole_pos.config.plugins import import_plugins, require_spelling, take_model
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import OURS, runnable

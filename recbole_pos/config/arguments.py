@@ -60,6 +60,12 @@ class RunArguments(AttachArguments):
     ip: str = _told("localhost", "address of the machine that runs process 0")
     port: int | str | None = _told(None, "where they meet (a free one; 5678 between machines)", int)
     group_offset: int = _told(0, "number of the first process here", int, "N")
+    max_restarts: int = _told(
+        3, "how often all go on from the last epoch when one is lost (3)", int, "N"
+    )
+    join_timeout: float = _told(
+        60, "seconds to wait for processes that are missing (60)", float, "S"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from recbole_pos.config.options import MODEL, rule
+from recbole_pos.config.option import MODEL
+from recbole_pos.config.options import rule
 from recbole_pos.model.models import ADDED, MODELS, TABLES, on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml

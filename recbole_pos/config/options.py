@@ -11,55 +11,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
-from typing import Any
 
+from recbole_pos.config.option import (
+    DATA,
+    IGNORED,
+    SCHEDULE,
+    TRAINING,
+    Option,
+)
 from recbole_pos.values import SECONDS
-
-# What changing an option changes.
-MODEL = "model"  # the function that is learned
-TRAINING = "training"  # how it is learned or asked
-SCHEDULE = "schedule"  # how long a run trains, and where; in a search the scheduler's
-DATA = "data"  # events, split and metrics: the same in all trials of a search
-IGNORED = "ignored"  # nothing here; ``why`` says why
-
-
-@dataclass(frozen=True)
-class Option:
-    """One row.
-
-    Attributes:
-        name: of the option.
-        low, high: smallest and largest number allowed; sizes are also checked against the memory of
-            the machine, see ``experiment/allocation.py``.
-        choices: the names it may have.
-        unit: what its number counts, where the name does not tell.
-        example: of what is expected, where the default is empty or of another kind.
-        inner: of a mapping whose keys are known, an example of each value; None: checked where it
-            is read.
-        role: what changing it changes.
-        alone: whether a list may be given as the one thing in it.
-        empty: whether it may be empty although its default is not.
-        pair: whether it is a list of two.
-        interval: whether it is text that says which numbers are kept, as RecBole writes it.
-        windows: whether it is only read under ``augmentation: all_positions``.
-        why: of an option without effect, the reason.
-    """
-
-    name: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    unit: str = ""
-    example: Any = None
-    inner: dict[str, Any] | None = None
-    role: str = MODEL
-    alone: bool = False
-    empty: bool = False
-    pair: bool = False
-    interval: bool = False
-    windows: bool = False
-    why: str = ""
 
 
 def cores() -> int:
@@ -98,6 +58,7 @@ _TABLE = (
     Option("encoding", role=DATA),
     Option("field_separator", role=DATA),
     Option("seq_separator", role=DATA),
+    Option("column_types", example={"user_id": "token"}, role=DATA),
     Option("USER_ID_FIELD", role=DATA),
     Option("ITEM_ID_FIELD", role=DATA),
     Option("RATING_FIELD", role=DATA),
@@ -164,6 +125,7 @@ _TABLE = (
     Option("worker", 0, 2 * cores(), unit="processes"),
     Option("show_progress", role=SCHEDULE),
     Option("tensorboard", role=SCHEDULE),
+    Option("cache", role=SCHEDULE),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events"),
     Option("augmentation", choices=("prefix", "none", "all_positions"), role=TRAINING),
@@ -216,7 +178,7 @@ _TABLE = (
     Option("order_len", 1, _LENGTH, unit="events"),
     Option("short_item_length", 1, _LENGTH, unit="events"),
     # layers
-    Option("block", choices=("transformer", "hstu")),
+    Option("block", choices=("transformer", "hstu", "ligr")),
     Option("norm", choices=("pre", "post")),
     Option("hidden_act", choices=("gelu", "relu", "swish", "tanh", "sigmoid")),
     Option("layer_norm_eps", _ABOVE_0, 1),
@@ -274,6 +236,10 @@ _TABLE = (
     Option("time_from", choices=("first", "previous")),
     Option("time_buckets", 1, 10**5),
     Option("hstu_time_buckets", 1, 10**5),
+    Option("decay_kind", choices=("exponential_power", "power")),
+    Option("decay_shortest", 1e-09, 1e12),
+    Option("decay_longest", 1e-09, 1e12),
+    Option("calendar_parts", choices=("hour", "day", "week", "month", "year", "decade")),
     Option("tisas_intervals", 1, 10**5),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),

@@ -17,11 +17,13 @@ from recbole_pos.config.defaults import (
     starts_from_runs,
     with_time_field,
 )
-from recbole_pos.config.options import IGNORED, OPTIONS, of_role, rule
+from recbole_pos.config.option import IGNORED
+from recbole_pos.config.options import OPTIONS, of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
-from recbole_pos.data.location import name_and_folder
-from recbole_pos.errors import UsageError
+from recbole_pos.data.counts import FILTERS
+from recbole_pos.data.location import atomic_file, name_and_folder
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -88,6 +90,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
     ) -> None:
         self.asked = name_of(model) if isinstance(model, type) else model
+        self.public: dict[str, Any] = {}  # what the yaml of a public log says
         self.asked_for: set[str] = set()  # options that were read, and that nobody gives
         try:
             super().__init__(self.asked, dataset, config_file_list, config_dict)
@@ -195,7 +198,9 @@ class PosConfig(Config):
         folder = Path(str(self._options_for(model).get("data_path", "dataset/"))) / dataset
         file = folder / f"{dataset}.yaml"
         if file.is_file():
-            self.files.insert(0, (file, read_yaml(file)))
+            content = read_yaml(file)
+            self.public = {**(content.pop("public", None) or {}), **content}
+            self.files.insert(0, (file, content))
             if PLUGINS in self.files[0][1]:
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
         schemes = positions(self._options_for(model).get("position"), model)
@@ -254,10 +259,9 @@ class PosConfig(Config):
     def _set_default_parameters(self) -> None:
         base = Path(str(self.final_config_dict["data_path"]))
         super()._set_default_parameters()
-        inter = f"{self.dataset}.inter"
-        folder = base / self.dataset
-        in_wheel = WHEEL_DATASETS / self.dataset
-        if not (folder / inter).is_file() and (in_wheel / inter).is_file():
+        folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
+        here, there = (atomic_file(place, self.dataset, "inter") for place in (folder, in_wheel))
+        if not here.is_file() and there.is_file():
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole asks gpu_id alone where to compute
@@ -279,10 +283,11 @@ class PosConfig(Config):
                 )
             if key not in known:
                 declare = f"; what it reads of its own stands in its defaults ({_DEFAULTS})"
-                raise UsageError(
+                raise UnknownKey(
                     f"{where}: unknown key {shown(key)}{nearest(str(key), known)}. "
                     f"{self.model} on {self.dataset} does not read it"
-                    f"{declare if self.model in ADDED else ''}"
+                    f"{declare if self.model in ADDED else ''}",
+                    key,
                 )
             default = self.internal_config_dict.get(key)
             if rule(key).role == IGNORED and value != default:
@@ -290,6 +295,16 @@ class PosConfig(Config):
             self._check_value(where, key, value)
             if isinstance(default, float) and isinstance(value, int):
                 given[key] = float(value)  # RecBole's models raise tensors of integers to powers
+
+    @property
+    def expected_counts(self) -> dict[str, int]:
+        """Users, items, events that data of this name have, if a public log has it.
+
+        Nothing where they are filtered in another way than its yaml says.
+        """
+        default = self.internal_config_dict
+        own = all(self[key] == self.public.get(key, default.get(key)) for key in FILTERS)
+        return self.public.get("counts", {}) if own else {}
 
     def _check_value(self, where: str, key: str, value: Any) -> None:
         check = check_own if key in self.free else check_value

@@ -21,6 +21,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv as arrow
 
+from recbole_pos.data.blocks import join_blocks
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
@@ -29,7 +30,6 @@ _NONE = frozenset(MISSING)
 _TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
 _BLOCK = 1 << 22  # bytes
-_TOKENS_LIMIT = 1 << 33  # bytes of the array in which RecBole keeps the tokens of a column
 _ARROW_LIMIT = (1 << 31) - 1  # bytes of a block
 
 
@@ -43,6 +43,8 @@ class AtomicFile:
     Raises:
         UsageError: if the file cannot be opened or decoded, or its first line names no columns.
     """
+
+    head = "its first line"  # what names its columns
 
     def __init__(self, path: str | Path, config: Options) -> None:
         self.path = Path(path)
@@ -63,8 +65,8 @@ class AtomicFile:
         """The named columns of every line; once, since it goes through the file.
 
         Returns:
-            one row a line: str or nan (token), float64 (float, nan if missing), arrays (token_seq
-            and float_seq, empty if missing).
+            one row a line: categories of str (token, nan if missing), float64 (float, nan if
+            missing), arrays (token_seq and float_seq, empty if missing).
 
         Raises:
             UsageError: for the first line that has not a cell for every column, whose quotes do not
@@ -88,9 +90,9 @@ class AtomicFile:
                 f"{self.path} has a first line with the names of its columns, but no line of data; "
                 "fill it; a .user or .item file may also be removed"
             )
-        return pd.DataFrame(
-            {name: self._joined(name, parts.pop(name)) for name in kinds}, copy=False
-        )
+        columns = {name: join_blocks(self.path, name, parts.pop(name)) for name in kinds}
+        pa.default_memory_pool().release_unused()  # of a large file, hundreds of megabytes
+        return pd.DataFrame(columns, copy=False)
 
     def _fail(self, line: int, text: str) -> UsageError:
         return UsageError(f"{self.path}, line {line}: {text}")
@@ -303,21 +305,3 @@ class AtomicFile:
         if not (np.abs(numbers) <= LARGEST).all():  # a mean has no meaning here
             raise ValueError("nan or inf")
         return numbers
-
-    def _joined(self, name: str, parts: list[Any]) -> Any:
-        """A column of all blocks; of tokens, [rows] object: str, and nan where there is none."""
-        if isinstance(parts[0], list):
-            return pd.Series([value for part in parts for value in part], dtype=object)
-        if isinstance(parts[0], np.ndarray):
-            return np.concatenate(parts)
-        tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
-        names = tokens.dictionary.to_pylist()  # each a string once, however many rows have it
-        longest = max(names, key=len, default="")
-        if 4 * len(longest) * len(names) > _TOKENS_LIMIT:
-            raise UsageError(
-                f"{self.path}: {name} has {len(names):,} different tokens of up to "
-                f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
-                "are kept at the length of the longest. Shorten it, or leave the column out"
-            )
-        table = np.array([*names, np.nan], dtype=object)
-        return table[tokens.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]

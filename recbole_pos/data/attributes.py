@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.location import atomic_file
+from recbole_pos.data.parquet_file import open_table
 from recbole_pos.data.protocols import Fields
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
@@ -47,10 +48,10 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
         for key in ("unload_col", "unused_col"):
             if field in ((dataset.config[key] or {}).get(table) or ()):
                 return f"{text}; {key} leaves it out: take it from {key}: {table}"
-        file = Path(dataset.dataset_path) / f"{dataset.dataset_name}.{table}"
+        file = atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
         if not file.is_file():
             continue
-        if field in AtomicFile(file, dataset.config).columns:
+        if field in open_table(file, dataset.config).columns:
             own_id = {"item": dataset.iid_field, "user": dataset.uid_field}.get(table)
             now = (dataset.config["load_col"] or {}).get(table) or ([own_id] if own_id else [])
             names = ", ".join([*now, field]) if isinstance(now, list) else field

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,12 +17,14 @@ from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
+from recbole_pos.data.cache import Cache, warnings_of
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
 from recbole_pos.data.known import Known
-from recbole_pos.data.loading import AtomicTables
-from recbole_pos.data.sessions import filter_sessions, read_session_filter
+from recbole_pos.data.naming import number
+from recbole_pos.data.prepared import capture, restore
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.ties import read_ties, shuffled
@@ -32,7 +35,7 @@ from recbole_pos.values import Options
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
 
-class _ExactTimeMixin(AtomicTables):
+class _ExactTimeMixin(FilteredTables):
     """What both kinds of dataset share: readable errors, exact times, one log, one split.
 
     Args:
@@ -51,7 +54,7 @@ class _ExactTimeMixin(AtomicTables):
 
     split: Split
     phase: str | None = None
-    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
+    whole: _ExactTimeMixin | None = None  # what a part is a part of
     later: Later | None = None
     events_of_users: np.ndarray
 
@@ -59,34 +62,29 @@ class _ExactTimeMixin(AtomicTables):
         self.known, self.alone = known, alone
         super().__init__(config)
 
-    def _data_filtering(self) -> None:
-        try:
-            super()._data_filtering()
-        except UsageError:
-            raise
-        except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
-            raise UsageError(
-                f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
-                "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
-            ) from error
+    def _from_scratch(self) -> None:
+        """RecBole's reading and preparing; or what a cache kept of the same."""
+        self._get_preset()
+        self._get_field_from_config()
+        self.cache = None
+        if self.known is None:
+            self.cache = Cache.of(self.config, Path(self.dataset_path), self._files())
+        if not (found := self.cache and self.cache.load()):
+            with warnings_of(self.logger) as self.told:
+                super()._from_scratch()
+            return
+        arrays, about = found
+        for text in about["told"]:
+            self.logger.warning(text)
+        restore(self, arrays, about["state"])
+        self._take_log()
 
     def _filter_by_inter_num(self) -> None:
-        """RecBole's, after ``session_filter``: before ids, so that what is dropped has none.
-
-        Filters count events, so grown data would pass otherwise than those that were known.
-        """
+        """Filters count events, so grown data would pass otherwise than those that were known."""
         if self.known is not None and self.alone:
             self._keep_known(self.known)
-            return
-        least, before = read_session_filter(self.config["session_filter"]), self.inter_feat
-        if max(least) > 1:
-            self.inter_feat = filter_sessions(before, self.uid_field, self.iid_field, least)
-            for name, field in (("user_feat", self.uid_field), ("item_feat", self.iid_field)):
-                feat = getattr(self, name)
-                if feat is not None:
-                    dropped = set(before[field]) - set(self.inter_feat[field])
-                    setattr(self, name, feat[~feat[field].isin(dropped)])
-        super()._filter_by_inter_num()
+        else:
+            super()._filter_by_inter_num()
 
     def _keep_known(self, known: Known) -> None:
         uid, iid = self.uid_field, self.iid_field
@@ -96,21 +94,19 @@ class _ExactTimeMixin(AtomicTables):
                 setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's; names that were known keep their ids."""
-        field = remap_list[0][1] if remap_list else None
-        if self.known is not None and field in self.known.tokens:
-            names = pd.DataFrame({field: self.known.tokens[field][1:]})
-            remap_list = [(names, field, FeatureType.TOKEN), *remap_list]
-        super()._remap(remap_list)
-
-    def _remove_duplication(self) -> None:
-        """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
-        keep = self.config["rm_dup_inter"]
-        if keep is None:
+        """RecBole's ids of fields that share them; names that were known keep theirs."""
+        if not remap_list:
             return
-        in_time = self.inter_feat.sort_values(self.time_field, kind="stable")
-        kept = in_time.drop_duplicates([self.uid_field, self.iid_field], keep=keep)
-        self.inter_feat = kept.sort_index()
+        columns = [feat[field] for feat, field, _ in remap_list]
+        first = remap_list[0][1]
+        if self.known is not None and first in self.known.tokens:
+            columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
+        names, numbered = number(columns)
+        ids = {name: i for i, name in enumerate(names.tolist())}
+        for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
+            if field not in self.field2id_token:
+                self.field2id_token[field], self.field2token_id[field] = names, ids
+            feat[field] = column
 
     def _fill_nan(self) -> None:
         self.missing: dict[str, np.ndarray] = {}
@@ -127,17 +123,25 @@ class _ExactTimeMixin(AtomicTables):
 
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""
+        if not (self.config["normalize_field"] or self.config["normalize_all"]):
+            return
         exact = self.inter_feat[self.time_field].copy()
         super()._normalize()
         self.inter_feat[self.time_field] = exact
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
-        """RecBole's, with times in float64 instead of float32 (a step of 64-128 s since 1970)."""
-        interaction = super()._dataframe_to_interaction(data)
-        if self.time_field in data:
-            exact = data[self.time_field].to_numpy(dtype=np.float64, copy=True)
-            interaction[self.time_field] = torch.from_numpy(exact)
-        return interaction
+        """RecBole's, with times in float64 instead of float32 (a step of 64-128 s since 1970).
+
+        Ids and times are not copied.
+        """
+        exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
+        columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
+        columns |= {name: torch.from_numpy(column) for name, column in exact.items()}
+        return Interaction({name: columns[name] for name in data})
+
+    def _is_exact(self, column: pd.Series) -> bool:
+        is_ids = self.field2type[column.name] == FeatureType.TOKEN and column.dtype == np.int64
+        return is_ids or column.name == self.time_field
 
     @property
     def log(self) -> EventLog:
@@ -151,7 +155,7 @@ class _ExactTimeMixin(AtomicTables):
 
     def _build_log(self) -> None:
         """Sort and split the events."""
-        fields = dict(self.inter_feat.interaction)
+        fields, self.inter_feat = dict(self.inter_feat.interaction), None
         # what was missing is sorted and cut like the fields, then put aside
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
@@ -171,11 +175,33 @@ class _ExactTimeMixin(AtomicTables):
             **self.missing,
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
         }
+        if self.cache:
+            arrays, state = capture(self)
+            self.cache.save(arrays, {"told": self.told, "state": state})
+        self._take_log()
+
+    def _take_log(self) -> None:
+        """Let the events of the log be those of the dataset, as RecBole knows them."""
+        raise NotImplementedError
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Digests of events, split and attributes: weights fit, and know, only these."""
-        return identity(self)
+        return identity(self) if self.whole is None else self.whole.identity
+
+    @property
+    def avg_actions_of_users(self) -> float:
+        """RecBole's, of users with events."""
+        return self._mean_count(self.uid_field)
+
+    @property
+    def avg_actions_of_items(self) -> float:
+        """RecBole's, of items with events."""
+        return self._mean_count(self.iid_field)
+
+    def _mean_count(self, field: str) -> float:
+        counts = np.bincount(np.asarray(self.inter_feat[field]))
+        return float(np.mean(counts[counts > 0]))
 
     def _events_of(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
@@ -231,7 +257,7 @@ class _ExactTimeMixin(AtomicTables):
 
     def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)
-        part.phase = phase
+        part.phase, part.whole = phase, self
         part.inter_feat = self._rows(phase)
         return part
 
@@ -242,6 +268,8 @@ class PosDataset(_ExactTimeMixin, Dataset):
     def _change_feat_format(self) -> None:
         super()._change_feat_format()
         self._build_log()
+
+    def _take_log(self) -> None:
         self.inter_feat = Interaction(self.log.fields)
 
     def _rows(self, phase: str) -> Interaction:
@@ -258,10 +286,13 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
     def data_augmentation(self) -> None:
         """RecBole's hook for making rows: builds the log and rows over all targets, lazily."""
         self._check_field("uid_field", "time_field")
-        self._aug_presets()
         self._build_log()
+
+    def _take_log(self) -> None:
+        self.inter_feat = Interaction(self.log.fields)
+        self._aug_presets()
         self._require_distinct_fields()
-        self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.ranks > 0))
+        self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.has_history))
 
     def for_config(self, config: Options) -> PosSequentialDataset:
         """As above; histories may have another length."""
@@ -269,7 +300,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         other.field2seqlen = dict(self.field2seqlen)
         other._aug_presets()
-        other.inter_feat = other._prefix_rows(np.flatnonzero(other.log.ranks > 0))
+        other.inter_feat = other._prefix_rows(np.flatnonzero(other.log.has_history))
         return other
 
     def _require_distinct_fields(self) -> None:
@@ -299,8 +330,9 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
 
     def training_windows(self) -> Windows:
         """Windows over the training events, for models that learn from all positions."""
-        train = np.bincount(self.log.users.numpy()[self.part == TRAIN], minlength=self.user_num)
-        start = self.log.offsets[:-1]
+        start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
+        some = self.log.lengths > 0  # of nothing, reduceat makes a sum of what follows
+        train[some] = np.add.reduceat(self.part == TRAIN, start[some], dtype=np.int64)
         return training_windows(
             start,
             start + train,

@@ -37,32 +37,40 @@ class EventLog:
         """Sort the columns of an interaction table.
 
         Args:
-            fields: columns in file order; the time column must be exact (float64 or int64).
+            fields: columns in file order, taken out one by one so that memory holds each once; the
+                time column must be exact (float64 or int64).
             users: number of user ids, padding included.
             user_field, item_field, time_field: names of the three columns that matter here.
 
         Raises:
             TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
         """
-        user, time = fields[user_field].numpy(), fields[time_field].numpy()
-        if time.dtype not in (np.float64, np.int64):
+        user, time = fields[user_field], fields[time_field]
+        if time.dtype not in (torch.float64, torch.int64):
             raise TypeError(f"{time_field} must be float64 or int64, found {time.dtype}")
-        order = torch.from_numpy(np.lexsort((time, user)))  # stable: file order breaks ties
-        counts = np.bincount(user, minlength=users)
+        counts = np.bincount(user.numpy(), minlength=users)
+        # stable: file order breaks ties; a log that is written as things happen is sorted by time
+        in_time = bool((time[1:] >= time[:-1]).all())
+        by_time = None if in_time else torch.argsort(time, stable=True)
+        user = user if by_time is None else user[by_time]
+        order = torch.argsort(user.to(torch.int32), stable=True)
+        order = order if by_time is None else by_time[order]
+        del user, time, by_time
+        columns = {}
+        for name in list(fields):
+            column = fields.pop(name)
+            if name == user_field:  # sorted, it is known without looking
+                columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
+            else:
+                columns[name] = column.index_select(0, order)
         offsets = np.concatenate(([0], np.cumsum(counts)))
-        return cls(
-            {name: column[order] for name, column in fields.items()},
-            offsets,
-            user_field,
-            item_field,
-            time_field,
-        )
+        return cls(columns, offsets, user_field, item_field, time_field)
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """The log of the events where ``mask`` ([events] bool) is true; users keep their ids."""
         events = torch.from_numpy(np.flatnonzero(mask))
         before = np.concatenate(([0], np.cumsum(mask)))
-        fields = {name: column[events] for name, column in self.fields.items()}
+        fields = {name: column.index_select(0, events) for name, column in self.fields.items()}
         return replace(self, fields=fields, offsets=before[self.offsets])
 
     def __len__(self) -> int:
@@ -92,6 +100,13 @@ class EventLog:
     def starts(self) -> np.ndarray:
         """[events] int64 index of the first event of each event's user."""
         return np.repeat(self.offsets[:-1], self.lengths)
+
+    @property
+    def has_history(self) -> np.ndarray:
+        """[events] bool: all but the oldest of each user."""
+        mask = np.ones(len(self), dtype=bool)
+        mask[self.offsets[:-1][self.lengths > 0]] = False
+        return mask
 
     @property
     def ranks(self) -> np.ndarray:

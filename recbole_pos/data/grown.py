@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.known import Known
+from recbole_pos.data.naming import spelled_out
 from recbole_pos.data.splits import TEST
 from recbole_pos.values import Options
 
@@ -71,9 +72,10 @@ def divide(
     skipped = table[~of_known_items]
     table = table[of_known_items]
     then = known.oldest(table[user], table[time], user)
-    later = table[~then]
+    later = spelled_out(table[~then])
     names = later.loc[~later[user].isin(known.tokens[user]), user].unique()
-    return table[then], Later(later, names, len(skipped), skipped[item].nunique())
+    beyond = Later(later, names, len(skipped), skipped[item].nunique())
+    return table.take(np.flatnonzero(then)), beyond
 
 
 def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
@@ -88,12 +90,8 @@ def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
     for field in set(table) & set(known.tokens) - {key}:
         names = known.tokens[field][1:]
         column = table[field]
-        if column.map(lambda cell: isinstance(cell, np.ndarray)).any():
-            table[field] = column.map(
-                lambda cell, names=names: (
-                    cell[np.isin(cell, names)] if isinstance(cell, np.ndarray) else cell
-                )
-            )
+        if column.dtype == object:  # lists of tokens
+            table[field] = column.map(lambda cell, names=names: cell[np.isin(cell, names)])
         else:
             table[field] = column.where(column.isin(names))
     return table

@@ -62,5 +62,5 @@ def _of_field(dataset: Dataset, field: str, column: np.ndarray) -> str:
 def _digest(text: str, *columns: np.ndarray) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for column in columns:
-        digest.update(np.ascontiguousarray(column).tobytes())
+        digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -11,7 +11,9 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
-from recbole_pos.data.location import require_dataset
+from recbole_pos.data.location import atomic_file, require_dataset
+from recbole_pos.data.naming import spelled_out
+from recbole_pos.data.parquet_file import ParquetTable, open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
@@ -30,11 +32,19 @@ NAMING_FIELDS = {
 class AtomicTables(Dataset):
     """RecBole's Dataset, reading files in its own way."""
 
+    def _files(self) -> list[Path]:
+        """The atomic files of the dataset, some of which may not be there."""
+        suffixes = ["inter", "user", "item", *(self.config["additional_feat_suffix"] or [])]
+        return [self._file(suffix) for suffix in suffixes]
+
+    def _file(self, suffix: str) -> Path:
+        return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
+
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []
         require_dataset(token, Path(dataset_path), ["inter", "user", "item", *more])
         for table in ("user", "item"):
-            file = Path(dataset_path) / f"{token}.{table}"
+            file = self._file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
                 raise UsageError(
                     f"load_col: {table}: there is no file {file}; add it, or leave {table} out of "
@@ -46,10 +56,11 @@ class AtomicTables(Dataset):
             raise
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
+        ids = {"inter": {self.uid_field, self.iid_field}}
+        ids |= {"user": {self.uid_field}, "item": {self.iid_field}}
+        tables = {table: getattr(self, f"{table}_feat") for table in ids}
         columns = {
-            "inter": set(self.inter_feat) - {self.uid_field, self.iid_field},
-            "user": set(() if self.user_feat is None else self.user_feat) - {self.uid_field},
-            "item": set(() if self.item_feat is None else self.item_feat) - {self.iid_field},
+            table: set(feat) - ids[table] for table, feat in tables.items() if feat is not None
         }
         for one, other in itertools.combinations(columns, 2):
             twice = ", ".join(sorted(columns[one] & columns[other]))
@@ -82,18 +93,30 @@ class AtomicTables(Dataset):
                     )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
-        super()._load_inter_feat(token, dataset_path)
+        file = self._file("inter")
+        self.inter_feat = self._load_feat(file, FeatureSource.INTERACTION)
         if self.inter_feat is None or self.time_field not in self.inter_feat:
             return
         missing = int((~np.isfinite(self.inter_feat[self.time_field])).sum())
         if missing:
-            file = Path(dataset_path) / f"{token}.inter"
             raise UsageError(
                 f"{file}: {missing} of {len(self.inter_feat)} interactions have no finite "
                 f"{self.time_field!r}; without a time they have no place in a sequence"
             )
 
-    def _load_feat(self, filepath: str, source: FeatureSource | str) -> pd.DataFrame | None:
+    def _load_user_or_item_feat(
+        self, token: str, dataset_path: str, source: FeatureSource, field_name: str
+    ) -> pd.DataFrame | None:
+        """RecBole's, of a table that may be parquet."""
+        file, field = self._file(source.value), getattr(self, field_name)
+        feat = self._load_feat(file, source) if file.is_file() else None
+        if feat is not None:
+            feat.drop_duplicates(subset=[field], keep="first", inplace=True)
+        if field in self.field2source:
+            self.field2source[field] = FeatureSource(f"{source.value}_id")
+        return feat
+
+    def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
         """RecBole's, by a reader that takes no line for something else than it is.
 
         Returns:
@@ -102,7 +125,7 @@ class AtomicTables(Dataset):
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
             return None
-        file = AtomicFile(filepath, self.config)
+        file = open_table(filepath, self.config)
         wanted = {
             name: kind
             for name, kind in file.columns.items()
@@ -119,6 +142,8 @@ class AtomicTables(Dataset):
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
         table = file.read(wanted)
+        if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
+            table = spelled_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
         if source in ids:
             self._require_one_line_each(file, table, ids[source])
@@ -137,10 +162,12 @@ class AtomicTables(Dataset):
                     self.field2bucketnum[name] = 2
         return table
 
-    def _require_one_line_each(self, file: AtomicFile, table: pd.DataFrame, key: str) -> None:
+    def _require_one_line_each(
+        self, file: AtomicFile | ParquetTable, table: pd.DataFrame, key: str
+    ) -> None:
         """RecBole keeps the first line of a user or item, whatever the others say."""
         twice = table[table[key].duplicated(keep=False)]
-        for name, lines in twice.groupby(key, sort=False):
+        for name, lines in twice.groupby(key, sort=False, observed=True):
             for field in table.columns:
                 values = list(dict.fromkeys(str(value) for value in lines[field]))
                 if len(values) > 1:
@@ -151,7 +178,7 @@ class AtomicTables(Dataset):
                     )
 
     def _require_fields(
-        self, file: AtomicFile, source: FeatureSource | str, wanted: dict[str, str]
+        self, file: AtomicFile | ParquetTable, source: FeatureSource | str, wanted: dict[str, str]
     ) -> None:
         """Refuse a file of which ids or times are not loaded, or are of another type."""
         ids = {
@@ -171,5 +198,5 @@ class AtomicTables(Dataset):
             if actual not in (None, kind):
                 raise UsageError(
                     f"field {field!r} ({key}) in {file.path} has type {actual}, expected {kind}: "
-                    f"its first line must name it {field}:{kind}"
+                    f"{file.head} must name it {field}:{kind}"
                 )

@@ -22,7 +22,22 @@ _TABLES = (
     ".zip",
 )
 _RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")  # what makes a folder one of tables
+PARQUET = ".parquet"
 _ATOMIC = (".inter", ".item", ".user", ".yaml")
+
+
+def atomic_file(folder: Path, name: str, suffix: str) -> Path:
+    """Where a table of a dataset is, as text or as parquet; as text if there is none.
+
+    Raises:
+        UsageError: if it is there twice.
+    """
+    text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
+    if not parquet.exists():
+        return text
+    if text.exists():
+        raise UsageError(f"{text} and {parquet.name} are both there; remove or rename one of them")
+    return parquet
 
 
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
@@ -39,7 +54,7 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
         return dataset, None
     for place in (Path(data_path) / dataset, Path(dataset)):
         folder = place if place.name else place.resolve()
-        if folder.name and (folder / f"{folder.name}.inter").exists():
+        if folder.name and atomic_file(folder, folder.name, "inter").exists():
             return folder.name, str(folder.parent)
     return dataset, None
 
@@ -56,10 +71,10 @@ def require_dataset(name: str, folder: Path, suffixes: list[str]) -> None:
         UsageError: if name is no name or there is no ``folder/name.inter``, saying what to type; if
             something else than a file has the name of one.
     """
-    if Path(name).name != name or not (folder / f"{name}.inter").exists():
+    if Path(name).name != name or not atomic_file(folder, name, "inter").exists():
         raise UsageError(f"dataset {name!r} not found: {_instead(name, folder)}")
     for suffix in suffixes:
-        path = folder / f"{name}.{suffix}"
+        path = atomic_file(folder, name, suffix)
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "something else"
             raise UsageError(f"{path} is {kind} where a file is expected; remove or rename it")
@@ -104,16 +119,23 @@ def _instead(name: str, folder: Path) -> str:
 
 def _raw(given: Path, folder: Path) -> Path | None:
     """What was given, if it is a table, or a folder of tables and not of datasets."""
-    if given.suffix.lower() in _TABLES:
+    if _kind(given) in _TABLES:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
         near = [file for pattern in ("*", "*/*") for file in place.glob(pattern)]
-        suffixes = {file.suffix.lower() for file in near}
+        suffixes = {_kind(file) for file in near}
         if suffixes & set(_RAW) and ".inter" not in suffixes:
             return place
     return None
 
 
+def _kind(file: Path) -> str:
+    """The end of a name; of an atomic table, also as parquet, that of the table."""
+    inner = Path(file.name.removesuffix(PARQUET)).suffix
+    return inner if inner in _ATOMIC else file.suffix.lower()
+
+
 def _datasets(folder: Path) -> list[str]:
     """Names of the datasets in a folder."""
-    return sorted(file.stem for file in folder.glob("*/*.inter") if file.stem == file.parent.name)
+    names = {file.parent.name for file in folder.glob("*/*.inter*")}
+    return sorted(name for name in names if atomic_file(folder / name, name, "inter").exists())

@@ -171,5 +171,5 @@ def filter_sessions(
         least: events of a session and of an item.
     """
     for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
-        events = events[events.groupby(field)[field].transform("size") >= number]
+        events = events[events.groupby(field, observed=True)[field].transform("size") >= number]
     return events

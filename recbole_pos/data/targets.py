@@ -85,7 +85,7 @@ def make_split(
     if cold_mode == "drop":
         keep = ~cold[log.items.numpy()]
         log, part = log.keep(keep), part[keep]
-    has_history = log.ranks > 0
+    has_history = log.has_history
     is_target = has_history & (part == TRAIN)
     chosen = _choose(log, part, mode, user_tokens)
     is_target[chosen] = True
@@ -128,7 +128,7 @@ def _train_on_recent(
 
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
     """[targets] the held-out events that count: all with a history, or one per user and phase."""
-    held_out = np.flatnonzero((part != TRAIN) & (log.ranks > 0))
+    held_out = np.flatnonzero((part != TRAIN) & log.has_history)
     if mode == "all":
         return held_out
     users = log.users.numpy()[held_out]

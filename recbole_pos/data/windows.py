@@ -116,8 +116,6 @@ class PrefixRows(Interaction):
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
         self.target = torch.from_numpy(targets)
-        user_start = log.offsets[log.users.numpy()[targets]]
-        self.start = torch.from_numpy(np.maximum(user_start, targets - max_length))
         self.length = len(targets)
 
     @property
@@ -138,7 +136,8 @@ class PrefixRows(Interaction):
             return self._column(index)
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         rows = rows.reshape(-1)
-        target, start = self.target[rows], self.start[rows]
+        target = self.target[rows]
+        start = self._start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
         event, padding = self._history(start, target)
         for name, column in self.log.fields.items():
@@ -147,6 +146,11 @@ class PrefixRows(Interaction):
         fields[self.length_field] = target - start
         fields[TARGET_EVENT] = target
         return Interaction(fields)
+
+    def _start(self, target: Tensor) -> Tensor:
+        """The oldest event of each target's history."""
+        user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
+        return torch.maximum(user_start, target - self.max_length)
 
     def _history(self, start: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         event = start[:, None] + torch.arange(self.max_length)
@@ -163,7 +167,7 @@ class PrefixRows(Interaction):
         if name in self.log.fields:
             return self.log.fields[name][self.target]
         if name == self.length_field:
-            return self.target - self.start
+            return self.target - self._start(self.target)
         if name in self.columns:
             return _LazyHistory(self, self.log.fields[name.removesuffix(self.suffix)])
         raise KeyError(f"no field {name!r}; fields are {', '.join(self.columns)}")
@@ -178,6 +182,7 @@ class _LazyHistory:
     def __getitem__(self, index: Any) -> Tensor:
         index = torch.as_tensor(index)
         flat = index.reshape(-1)
-        event, padding = self.rows._history(self.rows.start[flat], self.rows.target[flat])
+        target = self.rows.target[flat]
+        event, padding = self.rows._history(self.rows._start(target), target)
         history = self.rows._gather(self.column, event, padding)
         return history.view(*index.shape, *history.shape[1:])

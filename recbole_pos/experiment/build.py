@@ -10,6 +10,7 @@ from recbole.utils import ModelType, init_seed
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
+from recbole_pos.data.counts import require_counts
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.known import Known
 from recbole_pos.data.loaders import held_out_loaders, training_loader
@@ -58,6 +59,8 @@ def prepare(
         if dataset is None:
             dataset = read_dataset(config)
         parts = dict(zip(PHASES, dataset.build(), strict=True))
+        if fresh and config.expected_counts:
+            require_counts(config["dataset"], config.expected_counts, dataset)
         held_out = held_out_loaders(config, parts)
     except UsageError:
         raise

@@ -73,7 +73,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         new[tuple(slice(size) for size in old.shape)] = old
     known = len(weights["item_embedding.weight"])
     model.notices.append(
-        f"update_from: {dataset.item_num - known:,} items are new since {source.path} was trained"
+        f"update_from: new items since {source.path} was trained: {dataset.item_num - known:,}"
     )
     if config["new_items"] is not None:
         embedding: nn.Embedding = model.item_embedding

@@ -35,7 +35,10 @@ class ParallelTrainer(PosTrainer):
             )
         super().__init__(config, model, run)
         self.share = distributed.this_share()
+        if getattr(model, "targets_meet", False):
+            model.loss = distributed.over_whole_batch(model.loss, self.share)
         self.evaluator = _Gathered(self.evaluator)
+        self.shared: distributed.SharedLoss | None = None  # from the first epoch on
 
     def training_loader(self, train_data: Any) -> Any:
         """As in one process, but its batches are this process's part."""
@@ -43,14 +46,30 @@ class ParallelTrainer(PosTrainer):
         loader.divide(self.share)
         return loader
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """As in one process; dropout and negatives are drawn independently."""
-        init_seed(self._seed(), self.config["reproducibility"])
-        return super().fit(*args, **kwargs)
+    def _train_epoch(
+        self,
+        train_data: Any,
+        epoch_idx: int,
+        loss_func: Any = None,
+        show_progress: bool = False,
+    ) -> dict[str, Any]:
+        """As in one process; every process draws its own dropout and negatives.
 
-    def _seed(self) -> int:
-        """One per process; a resumed run does not draw the same again."""
-        more = 7919 * self.share.rank + 104729 * self.progress.next_epoch
+        They depend on the epoch and not on what was drawn before, so a run that goes on after a
+        loss draws what it would have drawn without it.
+        """
+        init_seed(self._seed(epoch_idx), self.config["reproducibility"])
+        if self.shared is None:
+            loss = loss_func or self.adapter.loss(train_data.packed)
+            self.shared = distributed.SharedLoss(self.model, loss)
+        line = super()._train_epoch(
+            train_data, epoch_idx, loss_func=self.shared, show_progress=show_progress
+        )
+        self.shared.same_buffers()
+        return line
+
+    def _seed(self, epoch: int) -> int:
+        more = 7919 * self.share.rank + 104729 * epoch
         return (self.config["seed"] + more) % 2**32
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
@@ -59,9 +78,6 @@ class ParallelTrainer(PosTrainer):
     def _value(self, loss: Tensor) -> float:
         """Mean over the whole batch: where one process has no number, none has."""
         return distributed.total(loss.item(), self.device)
-
-    def _after_backward(self) -> None:
-        distributed.sum_gradients(self.model)
 
     def _targets(self, batch: Any) -> int:
         return self.share.whole

@@ -29,8 +29,11 @@ def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
             equal scores; None where no metric has a cutoff. Beyond them only higher scores count.
     """
     higher = (scores > scores.gather(1, target[:, None])).sum(1)
-    if best is None:
-        return higher
+    return higher if best is None else placed(higher, target, best)
+
+
+def placed(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
+    """[B] ranks of targets among the first items [B, K], or by how many scores are higher."""
     hits = best == target[:, None]
     place = hits.long().argmax(1)
     return torch.where(hits.any(1), place, higher.clamp(min=best.size(1)))

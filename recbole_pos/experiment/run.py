@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import time
+import math
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
-from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig, fitted
-from recbole_pos.data.known import Known
-from recbole_pos.data.targets import describe
-from recbole_pos.distributed import this_share
-from recbole_pos.errors import Interrupted, StorageError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint, processes
-from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.device import require_device
+from recbole_pos.experiment.environment import member_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.group import run_as_member, run_in_parallel
 from recbole_pos.experiment.precision import check_precision
-from recbole_pos.experiment.ranks import ranks_of_test
-from recbole_pos.experiment.result import Result, headline, make_result, start_facts
+from recbole_pos.experiment.result import Result
 from recbole_pos.experiment.state import config_in, load_best
+from recbole_pos.experiment.train import dataset_of, train
 from recbole_pos.screen import Screen
 from recbole_pos.yaml_files import read_yaml
 
@@ -58,10 +53,12 @@ def run(
             folder of an interrupted run, with which only ``epochs`` in ``config_dict`` may be
             given; ``verbose``, ``as_json``, ``log``: what is told; ``nproc``, ``world_size``,
             ``ip``, ``port``, ``group_offset``: processes that train together, each with a part of
-            every batch, as RecBole has them.
+            every batch, as RecBole has them; ``max_restarts``, ``join_timeout``: when one of them
+            is lost, or missing. Processes that torchrun, mpirun or srun have started are one run.
 
     Returns:
-        What was found; None on a machine that does not run process 0.
+        What was found; None on a machine that does not run process 0, and in the other processes
+        that torchrun, mpirun or srun have started.
 
     Raises:
         UsageError: if something given is wrong.
@@ -71,6 +68,10 @@ def run(
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
     told = arguments(settings or RunArguments(), given)
+    _require_patience(told)
+    member = member_here(os.environ, told)
+    if member is not None:  # torch then asks for GPUs without beginning to use one
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
         if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
@@ -85,149 +86,22 @@ def run(
         check_precision(config)
         folder = None
     screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
+    if member is not None:
+        return run_as_member(member, config, run_dir, resume, screen, told.join_timeout)
     plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
     if plan.world_size > 1:
-        return _run_in_parallel(plan, config, run_dir, resume, screen)
+        patience = told.max_restarts, told.join_timeout
+        return run_in_parallel(plan, config, run_dir, resume, screen, patience)
     return train(config, folder, run_dir, Screen(**screen))
 
 
-def _run_in_parallel(
-    plan: processes.Plan,
-    config: PosConfig,
-    run_dir: str | Path | None,
-    resume: str | Path | None,
-    told: dict[str, Any],
-) -> Result | None:
-    gpus = processes.gpus_of(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
-    packed = pack(config["model"])
-    if resume is None and plan.offset == 0:
-        run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    given = run_dir if resume is None else resume
-    path = Path(given) if given is not None and (plan.offset == 0 or resume) else None
-    try:
-        processes.launch(
-            plan, _member, (config.plain, path, resume is not None, told, packed), gpus
+def _require_patience(told: RunArguments) -> None:
+    if not (isinstance(told.max_restarts, int) and told.max_restarts >= 0):
+        raise UsageError(
+            f"--max_restarts: expected a whole number of at least 0, found {told.max_restarts}"
         )
-    except KeyboardInterrupt:
-        if path and RunFolder(path).checkpoint.is_file():
-            raise Interrupted(str(path)) from None
-        raise  # nothing to continue, or not on this machine
-    except UsageError:
-        if path and resume is None and not any(path.iterdir()):
-            path.rmdir()  # wrong options leave no folder behind
-        raise
-    if plan.offset or path is None:
-        return None
-    return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
-
-
-def _member(
-    plain: dict[str, Any],
-    path: Path | None,
-    resumed: bool,
-    told: dict[str, Any],
-    packed: bytes,
-    gpu: str,
-) -> None:
-    """What each process of a group runs; the first one writes and prints."""
-    unpack(packed)
-    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
-    config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
-    first = this_share().rank == 0
-    folder = RunFolder(path) if resumed and path else None
-    train(config, folder, path, Screen(**told) if first else Screen(False))
-
-
-def train(
-    config: PosConfig,
-    folder: RunFolder | None,
-    run_dir: str | Path | None,
-    screen: Screen,
-    dataset: Any = None,
-) -> Result | None:
-    """One experiment in this process.
-
-    Args:
-        config: of the run.
-        folder: of an interrupted run, which goes on; None for a new one.
-        run_dir: where a new one writes.
-        screen: where it is told about.
-        dataset: prepared before, for this configuration; read from files when None.
-    """
-    first = this_share().rank == 0
-    keep_freed_memory()
-    with ExitStack() as locks:
-        if folder is not None and first:  # before the checkpoint is read
-            locks.enter_context(folder.held())
-        with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
-            if folder is not None and dataset is None:
-                dataset = _dataset_of(folder, config)
-            experiment = prepare(config, fresh=folder is None, dataset=dataset)
-        trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.screen = screen
-        resumed = None if folder is None else str(folder.checkpoint)
-        if not first:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
-            trainer.fit(loaders["train"], loaders["valid"])
-            trainer.evaluate(loaders["test"])
-            return None
-        if folder is None:  # wrong options have left no folder behind
-            folder = RunFolder.create(run_dir, config["dataset"], config["model"])
-            locks.enter_context(folder.held())
-            folder.require_unused()  # another process may have been faster
-        trainer.use_folder(folder)
-        try:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
-            return _to_result(experiment, folder, screen)
-        except KeyboardInterrupt:
-            if not folder.checkpoint.is_file():
-                raise  # nothing to continue
-            raise Interrupted(str(folder.path)) from None
-        except StorageError as error:
-            raise StorageError(f"{error}; {_what_is_left(folder)}") from error
-
-
-def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Result:
-    """Train, test, write."""
-    config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
-    folder.write_config(config.plain)  # on resume too: epochs may have changed
-    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
-    screen.line(headline(experiment, folder))
-    screen.event("start", start_facts(experiment, folder))
-    if split := describe(experiment.dataset.split.summary):
-        screen.line(split)
-    if not loaders["valid"] or not config["eval_step"]:
-        end = "the last one is tested" if loaders["test"] else "the last one is kept"
-        screen.line(f"no validation: every epoch is trained and {end}")
-    if not loaders["test"]:
-        screen.line("no test targets in this split: nothing will be tested")
-    shown = config["show_progress"]
-    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
-    started = time.perf_counter()
-    test = trainer.evaluate(loaders["test"], show_progress=shown)
-    if loaders["test"]:
-        part, unit = loaders["test"]._dataset, config["timestamp_unit"]
-        if (ranks := ranks_of_test(trainer.eval_collector, part, unit)) is not None:
-            folder.write_ranks(ranks)
-    result = make_result(experiment, folder, test, time.perf_counter() - started)
-    folder.write_result(asdict(result))
-    title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
-    screen.results(title, {"valid": result.best_valid, "test": result.test})
-    screen.line(f"{folder.path}/result.json")
-    screen.event("result", asdict(result))
-    return result
-
-
-def _what_is_left(folder: RunFolder) -> str:
-    """Of a run that could not go on writing."""
-    if not folder.checkpoint.is_file():
-        return "no epoch was kept; make room and start again"
-    return (
-        f"the last checkpoint in {folder.path} is whole: make room and continue with "
-        f"`recbole-pos run --resume {folder.path}`"
-    )
+    if not 0 < told.join_timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {told.join_timeout}")
 
 
 def load(
@@ -257,7 +131,7 @@ def load(
         file, config = folder.checkpoint, _config_of(folder)
     dataset = None
     if view is not None or grown or config["update_from"]:
-        dataset = _dataset_of(folder, config, alone=grown)
+        dataset = dataset_of(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
@@ -265,11 +139,6 @@ def load(
     experiment.changed = load_best(experiment.model, file, identity, grown)
     experiment.model.eval()
     return experiment
-
-
-def _dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """The data of a run that exists, names with the ids that they have there."""
-    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
 
 
 def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:

@@ -16,32 +16,30 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.evaluator import Evaluator
-from recbole.trainer.trainer import AbstractTrainer, Trainer
+from recbole.trainer.trainer import AbstractTrainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
 from recbole.utils.utils import get_local_time
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from recbole_pos.data.history import masks_history, past_items
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
-from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress
 from recbole_pos.experiment.collector import TargetCollector
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
+from recbole_pos.experiment.evaluating import EvaluatingTrainer
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.precision import Precision
-from recbole_pos.experiment.state import capture, load_best, load_weights, restore, weights_of
+from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
 from recbole_pos.model.training import adapter
-from recbole_pos.screen import Screen, Task
+from recbole_pos.screen import Screen
 from recbole_pos.values import Options
 
 
-class PosTrainer(Trainer):
+class PosTrainer(EvaluatingTrainer):
     """Trains plugin models and RecBole's general, sequential and traditional ones.
 
     Args:
@@ -76,7 +74,6 @@ class PosTrainer(Trainer):
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
         self.screen: Screen | None = None  # where a run is told about; one of its own if None
-        self.task = Task("evaluation")  # the one that runs
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         other = ("init_from", "train_only", "update_from")
@@ -213,7 +210,6 @@ class PosTrainer(Trainer):
             value = float(value)
         watch.add(value, number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
-        self._after_backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
@@ -240,9 +236,6 @@ class PosTrainer(Trainer):
 
     def _value(self, loss: Tensor) -> Tensor | float:
         return loss.detach()
-
-    def _after_backward(self) -> None:
-        pass
 
     def _targets(self, batch: Any) -> int:
         return len(batch)
@@ -311,38 +304,3 @@ class PosTrainer(Trainer):
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(self.run.path / "tensorboard")
-
-    def evaluate(
-        self,
-        eval_data: Any,
-        load_best_model: bool = True,
-        model_file: str | None = None,
-        show_progress: bool = False,
-    ) -> dict[str, float] | None:
-        """RecBole's evaluation; the best weights come from memory or, safely, from a checkpoint."""
-        if not eval_data:
-            return None
-        if load_best_model:
-            if model_file is not None or self.best_weights is None:
-                load_best(self.model, model_file or self.saved_model_file)
-            else:
-                self.load_weights(self.best_weights)
-        self.eval_log = eval_data._dataset.log
-        screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
-        self.eval_collector.ranking = part == PHASES[-1]
-        with (
-            torch.inference_mode(),
-            screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
-        ):
-            metrics = super().evaluate(eval_data, load_best_model=False)
-        return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
-
-    def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
-        """RecBole's, with past items masked as ``mask_history`` says."""
-        self.task.advance()
-        interaction, history, positive_u, positive_i = batched_data
-        if not masks_history(self.config):
-            history = None
-        elif history is None:
-            history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
-        return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))

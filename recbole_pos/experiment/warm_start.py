@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
-from recbole_pos.config.options import MODEL, rule
+from recbole_pos.config.option import MODEL
+from recbole_pos.config.options import rule
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.expected import difference

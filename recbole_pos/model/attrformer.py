@@ -271,7 +271,7 @@ class AttrFormer(PosSASRec):
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
-    def _last(self, interaction: Interaction) -> Tensor:
+    def states_of(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts each row's target; how others come in says ``inference_relations``.
 
         Rows never read each other. They read the bank, which holds training events alone, all of

@@ -55,6 +55,8 @@ class PosRecommender(SequentialRecommender):
         self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
         self.loss = loss_function(config)
+        # whether the loss of a target depends on the others of its batch
+        self.targets_meet = config["loss_type"] == "SCE"
         self.item_embedding = nn.Embedding(self.n_items, config["hidden_size"], padding_idx=0)
 
     def init_weights(self) -> None:
@@ -106,7 +108,7 @@ class PosRecommender(SequentialRecommender):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
         targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self._last(interaction), self.item_embedding.weight, targets)
+        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
 
     def forward(
         self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None
@@ -142,7 +144,8 @@ class PosRecommender(SequentialRecommender):
         """The time field in seconds."""
         return times if self.time_unit == 1 else times * self.time_unit
 
-    def _last(self, interaction: Interaction) -> Tensor:
+    def states_of(self, interaction: Interaction) -> Tensor:
+        """[B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
@@ -153,8 +156,13 @@ class PosRecommender(SequentialRecommender):
     def predict(self, interaction: Interaction) -> Tensor:
         """[B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self._last(interaction) * items).sum(-1)
+        return (self.states_of(interaction) * items).sum(-1)
+
+    @property
+    def scores_by_products(self) -> bool:
+        """Whether a score is the product of a state with the item's vector: no own rule."""
+        return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self._last(interaction) @ self.item_embedding.weight.t()
+        return self.states_of(interaction) @ self.item_embedding.weight.t()

@@ -62,14 +62,14 @@ class NumberRelation:
         scales: r_norm of equation 10.
         longest: events looked back at.
         rising: whether values never fall in a user's history.
-        table: what they are of: position, time or a field of events.
+        source: what they are of: position, time or inter (a field of events).
     """
 
     values: np.ndarray
     scales: tuple[float, ...]
     longest: int
     rising: bool
-    table: str
+    source: str
 
     def known(self, events: np.ndarray) -> np.ndarray:
         """[m] bool, whether events (by their places in the log) can be related by the attribute."""
@@ -87,7 +87,7 @@ class NumberRelation:
     ) -> NumberRelation:
         """With more events after those of the log; see ``RelationLookup.with_histories``."""
         missing = np.full(len(items), np.nan)
-        values = {POSITION: ranks, TIME: seconds}.get(self.table, missing)
+        values = {POSITION: ranks, TIME: seconds}.get(self.source, missing)
         return replace(self, values=np.append(self.values, values))
 
 

@@ -110,7 +110,7 @@ def encoder_of(model: Any, reads: str | None = None) -> Encoder:
     if reads is not None:
         raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
     base = PosRecommender
-    own = [x for x in ("forward", "_last", "full_sort_predict") if _differs(model, base, x)]
+    own = [x for x in ("forward", "states_of", "full_sort_predict") if _differs(model, base, x)]
     if own:
         raise UsageError(
             f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "

@@ -179,13 +179,13 @@ def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 def tell_growth(growth: Growth, screen: Screen) -> None:
     if growth.users or growth.events:
         screen.line(
-            f"since training: {growth.events:,} events, {growth.users:,} users are new; all of "
-            "them are read"
+            f"new since training: events {growth.events:,}, users {growth.users:,}; all of them "
+            "are read"
         )
     if growth.items:
         screen.line(
-            f"since training: {growth.items:,} new items, which the model does not know; "
-            f"{growth.skipped:,} events of them are skipped (`recbole-pos update` learns them)"
+            f"new since training: items {growth.items:,}, which the model does not know; events of "
+            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
         )
 
 

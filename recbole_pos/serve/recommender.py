@@ -20,11 +20,12 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.run import load
+from recbole_pos.layers.catalogue import Choice
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
-from recbole_pos.serve.topk import Choice, choose, top_items
+from recbole_pos.serve.topk import choose, top_items
 from recbole_pos.values import is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
@@ -248,9 +249,9 @@ class Recommender:
                 of_row = torch.repeat_interleave(torch.from_numpy(some.lengths))
                 barred = of_row, torch.from_numpy(some.items)
             if by_model:
-                score, item = top_items(self.scorer.scores(some), len(some), choice, k, barred)
+                score, item = top_items(self.scorer.scores(some), choice, k, barred)
             else:  # the same for all of them
-                score, item = top_items(self._popular, 1, Choice(choice.items), k)
+                score, item = top_items(self._popular, Choice(choice.items), k)
                 score, item = (np.repeat(x, len(some), 0) for x in (score, item))
             row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
             by = np.full(len(row), by_model)
@@ -306,7 +307,7 @@ class Recommender:
         vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
         barred = torch.arange(len(ids)), ids
         cosine, found = top_items(
-            lambda some: vectors[ids] @ vectors[some].t(), len(ids), self.choice(), k, barred
+            lambda some: vectors[ids] @ vectors[some].t(), self.choice(), k, barred
         )
         return pd.DataFrame(
             {

@@ -12,6 +12,7 @@ from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.catalogue import products
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Histories
 from recbole_pos.values import Options
@@ -28,7 +29,7 @@ class Scorer:
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
-        plain = getattr(type(model), "full_sort_predict", None) is PosRecommender.full_sort_predict
+        plain = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
 
     def require_vectors(self) -> Tensor:
@@ -48,7 +49,7 @@ class Scorer:
         """[b, c] scores of c item ids after histories, none of them empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
-            return lambda items: _products(states, vectors, items).cpu()
+            return lambda items: products(states, vectors, items).cpu()
         every = self.model.full_sort_predict(self.rows(asked)).view(len(asked), -1).cpu()
         return lambda items: every[:, items]
 
@@ -80,14 +81,3 @@ class Scorer:
                     columns[field + config["LIST_SUFFIX"]] = block
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
-
-
-def _products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
-    """[b, c] of states [b, d] with the vectors of rising item ids [c], copying little: vectors as
-    they lie where ids leave few out."""
-    begin, end = int(items[0]), int(items[-1]) + 1
-    if end - begin == len(items):
-        return states @ vectors[begin:end].t()
-    if end - begin < 2 * len(items) and len(states) < vectors.size(1):
-        return (states @ vectors[begin:end].t())[:, items - begin]
-    return states @ vectors[items].t()

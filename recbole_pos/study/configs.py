@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from recbole_pos.config.options import DATA, rule
+from recbole_pos.config.option import DATA
+from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -19,9 +20,13 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
 _INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins"),
+    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
 )
-_SINCE_1 = ("update_from", "new_items")  # options that runs named before do not have
+# Options that runs named before do not have, with what they did.
+_SINCE_1 = {
+    **dict.fromkeys(("update_from", "new_items", "column_types")),
+    **{"precision": "auto", "compile": False},
+}
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
@@ -66,7 +71,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     plain = {
         key: value
         for key, value in config.plain.items()
-        if key not in _INDIFFERENT and not (key in _SINCE_1 and value is None)
+        if key not in _INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
     }
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 

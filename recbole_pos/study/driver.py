@@ -19,7 +19,7 @@ from recbole_pos.screen import Screen
 from recbole_pos.study.collect import of_runs, results_of, write_results
 from recbole_pos.study.command import plan_of_models
 from recbole_pos.study.configs import data_key, row_config
-from recbole_pos.study.expand import check_plan
+from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.fitting import fit
 from recbole_pos.study.folder import StudyFolder, commit
 from recbole_pos.study.plan import Plan
@@ -95,9 +95,10 @@ def compare(
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = _plan(what, dataset, base, told)
+    plan = with_unread(plan, _complete)
     if told.report:
         return _show(results_of(plan, folder), screen, folder.path)
-    configs = check_plan(plan, lambda options: row_config(options).plain)
+    configs = check_plan(plan, _complete)
     folder.use_storage(told.storage, make=not told.dry_run)
     if told.dry_run:
         said, table = preview(Work(plan, folder, told.rows))
@@ -109,6 +110,11 @@ def compare(
         folder.write_plan(plan)
         _train(plan, folder, told, screen, {c["model"] for c in configs.values()})
     return _show(results_of(plan, folder), screen, folder.path)
+
+
+def _complete(options: dict[str, Any]) -> dict[str, Any]:
+    """The whole configuration of a row."""
+    return row_config(options).plain
 
 
 def _run_folders(what: Any) -> list[Path]:

@@ -7,12 +7,12 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.study.plan import Plan, Row
 from recbole_pos.values import shown
 
@@ -87,6 +87,41 @@ def trials(plan: Plan, row: Row) -> list[Fit]:
 def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """All combinations, the last option changing first."""
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+
+
+def with_unread(plan: Plan, check: Check) -> Plan:
+    """The plan, each option of its base for the rows whose model reads it: Pop has no hidden_size.
+
+    What no row reads stays, for :func:`check_plan` to refuse.
+
+    Args:
+        plan: as it was read.
+        check: as that of :func:`check_plan`.
+    """
+    found = plan
+    for name in plan.order():
+        while key := _unread(found, found.rows[name], check):
+            row = found.rows[name]
+            rows = {**found.rows, name: replace(row, unread=(*row.unread, key))}
+            found = replace(found, rows=rows)
+    trained = [row for row in found.rows.values() if not row.attach]
+    nobody = [key for key in plan.base if all(key in row.unread for row in trained)]
+    rows = {
+        name: replace(row, unread=tuple(key for key in row.unread if key not in nobody))
+        for name, row in found.rows.items()
+    }
+    return replace(found, rows=rows)
+
+
+def _unread(plan: Plan, row: Row, check: Check) -> str:
+    """An option of the base that a row does not read; empty if it reads all."""
+    try:
+        check({**_first_options(plan, row), "seed": plan.seeds[0]})
+    except UnknownKey as error:
+        return error.key if error.key in plan.base and error.key not in row.options else ""
+    except UsageError:
+        pass  # check_plan tells it
+    return ""
 
 
 def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import train
+from recbole_pos.experiment.train import train
 from recbole_pos.screen import Screen
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.tune.storage import Mirror

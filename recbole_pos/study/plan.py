@@ -60,6 +60,7 @@ class Row:
         config_files: after those of the base.
         attach: whose runs it is made from; None for a row that is trained from nothing.
         search: its own or the study's; None where nothing is searched.
+        unread: options of the base that its model does not read, and that others do.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Row:
     config_files: tuple[str, ...] = ()
     attach: Attach | None = None
     search: Search | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class Plan:
             return {**found.options, "attach": list(found.attach.schemes)}
         files = [*self.config_files, *found.config_files]
         listed = {"config_files": files} if files else {}
-        options = {**self.base, **found.options, "dataset": self.dataset, **listed}
+        base = {key: value for key, value in self.base.items() if key not in found.unread}
+        options = {**base, **found.options, "dataset": self.dataset, **listed}
         if self.ties.order != "file":
             options["eval_args"] = {**(options.get("eval_args") or {}), "ties": str(self.ties)}
         return options

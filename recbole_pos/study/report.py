@@ -83,7 +83,11 @@ def protocol(results: Results) -> list[str]:
     )
     if plan.base or plan.config_files:
         files = [f"those of {listed(plan.config_files)}"] if plan.config_files else []
-        told = [f"{key} {value}" for key, value in plan.base.items() if key != "data_path"]
+        told = [
+            f"{key} {value}{_but(plan, key)}"
+            for key, value in plan.base.items()
+            if key != "data_path"
+        ]
         said.append(f"Options of all rows: {', '.join([*files, *told]) or 'their defaults'}.")
     said.append(_search(plan))
     attached = [row for row in plan.rows.values() if row.attach]
@@ -100,6 +104,12 @@ def protocol(results: Results) -> list[str]:
         f"noise between {plural(plan.unit)} and between seeds in them (components of variance)."
     )
     return said
+
+
+def _but(plan: Plan, key: str) -> str:
+    """The rows whose model does not read an option of all."""
+    rows = [row.name for row in plan.rows.values() if key in row.unread]
+    return f" (not read by {listed(rows)})" if rows else ""
 
 
 def _data(results: Results) -> str:

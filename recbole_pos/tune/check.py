@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from recbole_pos.config.options import DATA, DIVIDES, SCHEDULE, rule
+from recbole_pos.config.option import DATA, SCHEDULE
+from recbole_pos.config.options import DIVIDES, rule
 from recbole_pos.errors import UsageError
 from recbole_pos.tune.space import Space
 

@@ -1,17 +1,24 @@
-"""A trial of several processes, which Ray places together: a placement group of equal bundles."""
+"""A trial of several processes, which Ray places together: a placement group of equal bundles.
+
+Not by Ray Train, whose trainer inside a trial (``TuneReportCallback``) tells Tune metrics and the
+path of a checkpoint, not the checkpoint: Tune could neither take a trial up again from its last
+epoch after a loss, nor keep two checkpoints of each, nor hand out that of the best. Its processes
+would not be in the trial's placement group but in one of Train's own, so that trials could hold
+what the processes of others wait for. What is left for this module is to start the others in the
+bundles of the trial, and to tell whether one of them was lost or failed.
+"""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-import torch.distributed as dist
 from ray.exceptions import (
     LocalRayletDiedError,
     NodeDiedError,
@@ -24,11 +31,14 @@ from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.meeting import Meeting, Member, joined
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.processes import Plan
+from recbole_pos.experiment.processes import free_port
 
 # Not what a process of the team raised, but that it is gone.
 LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
+# Seconds: their places are theirs, but a busy machine takes its time to start a process there.
+PATIENCE = 600
 
 
 @contextmanager
@@ -56,28 +66,32 @@ def team(
     if nproc == 1:
         yield
         return
-    plan = Plan.of(nproc, nproc, ray.util.get_node_ip_address(), None, 0)
+    ip, port = ray.util.get_node_ip_address(), free_port()
+    on_gpu = bool(resources["num_gpus"])
     place: Any = ray.util.get_current_placement_group()
     once: dict[str, Any] = {"max_retries": 0, "max_calls": 1, **resources}
     state = start.read_bytes() if start else None
     others = [
         ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
-        .remote(rank, plan, options, packed, data, state, bool(resources["num_gpus"]))
+        .remote(Member(rank, nproc, 0, 1, ip, port), options, packed, data, state, on_gpu)
         for rank in range(1, nproc)
     ]
     try:
-        plan.join(0, bool(resources["num_gpus"]))
-        yield
-        ray.get(others)
+        with _together(Member(0, nproc, 0, 1, ip, port), on_gpu):
+            yield
+            ray.get(others)
     except Exception:
         _raise_cause(others)
         raise
     finally:  # also when the scheduler stops the trial in the middle
         for other in others:
             ray.cancel(other, force=True)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+
+def _together(member: Member, on_gpu: bool) -> AbstractContextManager[None]:
+    meeting = Meeting.at(member.ip, member.port, member.rank == 0, PATIENCE)
+    return joined(meeting, member, on_gpu)
 
 
 def _raise_cause(others: list[Any]) -> None:
@@ -94,8 +108,7 @@ def _raise_cause(others: list[Any]) -> None:
 
 
 def _member(
-    rank: int,
-    plan: Plan,
+    member: Member,
     options: dict[str, Any],
     packed: bytes,
     data: list[Any],
@@ -106,17 +119,17 @@ def _member(
     torch.set_num_threads(max(1, int(ray.get_runtime_context().get_assigned_resources()["CPU"])))
     keep_freed_memory()
     logging.getLogger().setLevel(logging.WARNING)
-    plan.join(rank, on_gpu)
-    unpack(packed)
-    config = PosConfig(None, None, None, {**options, "gpu_id": gpu_of_ray(on_gpu)})
-    shared = ray.get(data[0])
-    made = prepare(config, fresh=state is None, dataset=shared.dataset(config))
-    with tempfile.TemporaryDirectory(prefix="recbole-pos-member-") as name:
-        if state is not None:
-            file = RunFolder(name).checkpoint
-            file.write_bytes(state)
-            made.trainer.resume_checkpoint(str(file), made.loaders["train"])
-        made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False)
+    with _together(member, on_gpu):
+        unpack(packed)
+        config = PosConfig(None, None, None, {**options, "gpu_id": gpu_of_ray(on_gpu)})
+        shared = ray.get(data[0])
+        made = prepare(config, fresh=state is None, dataset=shared.dataset(config))
+        with tempfile.TemporaryDirectory(prefix="recbole-pos-member-") as name:
+            if state is not None:
+                file = RunFolder(name).checkpoint
+                file.write_bytes(state)
+                made.trainer.resume_checkpoint(str(file), made.loaders["train"])
+            made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False)
 
 
 def gpu_of_ray(on_gpu: bool) -> str:

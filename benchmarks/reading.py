@@ -1,0 +1,196 @@
+"""``make bench-reading``: a log until its first batches, beside a bare read of the same text.
+
+CPU-seconds and peak memory of a generated log: parsed, filtered and numbered, sorted and split, cut
+into windows for training and rows for evaluation; once from text, once from what the first start
+kept. Beside it, what nobody can do without: pyarrow reads the text, names become codes, events are
+sorted by user and time. Sides take turns, every turn in a process of its own (``reading.py --side
+NAME`` is one) on one thread and with limited memory; each figure is the best turn of its side.
+Writes ``results/reading.md``. ARGS="--events 20000000".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from page import replace_section
+from pyarrow import csv
+
+from recbole_pos.experiment.folder import peak_rss_mb
+
+SIDES = ("bare", "first start", "second start")
+PAGE = Path(__file__).parent.parent / "results" / "reading.md"
+NAME = "generated"
+LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
+
+
+def write_log(folder: Path, events: int) -> Path:
+    """A log by time of events // 143 users and up to 27,000 items."""
+    rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
+    users, items = max(events // 143, 2), min(max(events // 100, 2), 27_000)
+    path = folder / NAME / f"{NAME}.inter"
+    path.parent.mkdir()
+    with path.open("w") as file:
+        file.write("user_id:token\titem_id:token\ttimestamp:float\n")
+        for start in range(0, events, batch):
+            n = min(batch, events - start)
+            user = (users * rng.random(n) ** 1.5).astype(np.int64).tolist()
+            item = (items * rng.random(n) ** 2).astype(np.int64).tolist()
+            times = now + np.sort(rng.integers(0, max(n // 3, 1), n))
+            now = int(times[-1])
+            lines = zip(user, item, times.tolist(), strict=True)
+            file.write("".join(f"u{u}\ti{i}\t{t}\n" for u, i, t in lines))
+    return path
+
+
+class Phases:
+    """CPU-seconds of what follows each other, and the peak of memory after each.
+
+    Attributes:
+        found: name -> seconds, and MB under ``name mb``.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+        self.last = time.process_time()
+
+    def done(self, name: str) -> None:
+        """What was done since the last one was this."""
+        now = time.process_time()
+        self.found |= {name: now - self.last, f"{name} mb": peak_rss_mb()}
+        self.last = now
+
+    def after(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A method whose end is the end of a phase."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            self.done(name)
+            return result
+
+        return timed
+
+
+def bare(path: Path) -> dict[str, float]:
+    """Read, codes, sort."""
+    phases, names = Phases(), pa.dictionary(pa.int32(), pa.string())
+    types = {"user_id:token": names, "item_id:token": names, "timestamp:float": pa.float64()}
+    table = csv.read_csv(
+        path,
+        csv.ReadOptions(use_threads=False),
+        csv.ParseOptions(delimiter="\t"),
+        csv.ConvertOptions(column_types=types),
+    )
+    phases.done("parse")
+    table = table.unify_dictionaries()
+    users = table[0].combine_chunks().indices.to_numpy()
+    phases.done("filter and number")
+    np.lexsort((table[2].to_numpy(), users))
+    phases.done("sort and split")
+    return phases.found
+
+
+def start(path: Path) -> dict[str, float]:
+    """What a run does before it makes its model."""
+    from recbole_pos.config.posconfig import PosConfig
+    from recbole_pos.data.dataset import PosSequentialDataset
+    from recbole_pos.data.loaders import Needs, held_out_loaders, training_loader
+    from recbole_pos.data.splits import PHASES
+    from recbole_pos.experiment.build import read_dataset
+
+    config = PosConfig("PosSASRec", NAME, None, {"data_path": str(path.parent.parent)})
+    phases = Phases()
+    for method, name in (("_load_data", "parse"), ("_data_processing", "filter and number")):
+        timed = phases.after(getattr(PosSequentialDataset, method), name)
+        setattr(PosSequentialDataset, method, timed)
+    dataset = read_dataset(config)
+    parts = dict(zip(PHASES, dataset.build(), strict=True))
+    assert dataset.identity
+    phases.done("sort and split")
+    loaders = held_out_loaders(config, parts)
+    train = training_loader(config, parts["train"], Needs(windows=True))
+    for loader in (train, *loaders.values()):
+        next(iter(loader))
+    phases.done("loaders")
+    return phases.found
+
+
+def turn(side: str, path: Path) -> dict[str, float]:
+    """One side in this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+    before = peak_rss_mb()
+    found = bare(path) if side == "bare" else start(path)
+    seconds = sum(value for name, value in found.items() if not name.endswith(" mb"))
+    return {**found, "all": seconds, "all mb": peak_rss_mb(), "before": before}
+
+
+def table_of(best: dict[str, dict[str, float]]) -> str:
+    """The figures as a table."""
+    lines = ["| CPU-seconds (peak so far, GB) | " + " | ".join(SIDES) + " |", "|---" * 4 + "|"]
+    for phase in ("parse", "filter and number", "sort and split", "loaders", "all"):
+        cells = [
+            f"{best[side][phase]:.1f} ({best[side][f'{phase} mb'] / 1000:.2f})"
+            if phase in best[side]
+            else ""
+            for side in SIDES
+        ]
+        lines.append(f"| {phase} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def measure(given: argparse.Namespace, path: Path) -> dict[str, dict[str, float]]:
+    """The best turn of each side."""
+    best: dict[str, dict[str, float]] = {}
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(given.rounds):
+        shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
+        for side in SIDES:
+            command = [sys.executable, __file__, "--side", side, "--file", str(path)]
+            done = subprocess.run(command, env=one_thread, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            found = json.loads(done.stdout.splitlines()[-1])
+            print(side, {name: round(value, 2) for name, value in found.items()}, flush=True)
+            if side not in best or found["all"] < best[side]["all"]:
+                best[side] = found
+    return best
+
+
+def main() -> None:
+    """Every side in turn; the page."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        print(json.dumps(turn(given.side, given.file)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_log(Path(folder), given.events)
+        size = f"{given.events:,} events, {path.stat().st_size / 1e6:,.0f} MB of text"
+        best = measure(given, path)
+    first, second, floor = (best[side]["all"] for side in ("first start", "second start", "bare"))
+    words = (
+        f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
+        f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
+    )
+    replace_section(PAGE, f"{given.events} events", f"{words}\n\n{table_of(best)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Whether data are those of the public log that they are named after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recbole_pos.errors import UsageError
+
+# Options that decide what is counted; under others than those of the log counts say nothing.
+FILTERS = (
+    *("user_inter_num_interval", "item_inter_num_interval", "val_interval", "session_filter"),
+    *("train_fraction", "rm_dup_inter", "filter_inter_by_user_or_item"),
+)
+
+
+def counts_of(dataset: Any) -> dict[str, int]:
+    """Users, items and events of a dataset after ``build``."""
+    users, items = dataset.user_num - 1, dataset.item_num - 1
+    return {"users": users, "items": items, "events": len(dataset.log)}
+
+
+def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
+    """Refuse other data under the name of a public log.
+
+    Args:
+        name: of the dataset.
+        expected: what is known of users, items, events.
+        dataset: after ``build``.
+
+    Raises:
+        UsageError: naming both counts, and what to do.
+    """
+    found = counts_of(dataset)
+    if all(found[what] == count for what, count in expected.items()):
+        return
+    here, there = (
+        ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        for counts in (found, expected)
+    )
+    raise UsageError(
+        f"dataset {name}: {here}; the public log of this name has {there}. `recbole-pos data "
+        f"{name}` tells how it is made; other data need another name (of folder and files)"
+    )

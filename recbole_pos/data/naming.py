@@ -1,0 +1,47 @@
+"""Ids for names: 1 for the first that appears, 2 for the next other one; 0 stands for none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def spelled_out(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns of categories are of the names themselves."""
+    return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
+
+
+def number(columns: list[pd.Series]) -> tuple[np.ndarray, list[Any]]:
+    """Number the names of columns that share ids, in the order of the columns and their lines.
+
+    Args:
+        columns: each [lines], of names (nan for none), as categories or not, or of arrays of names.
+
+    Returns:
+        names by id, padding first; and for each column its ids: [lines] int64, or [lines] arrays
+        of them.
+    """
+    ids: dict[str, int] = {}
+    numbered = [_numbered(column, ids) for column in columns]
+    return np.array(["[PAD]", *ids]), numbered
+
+
+def _numbered(column: pd.Series, ids: dict[str, int]) -> Any:
+    lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
+    codes, names = _codes(np.concatenate(column.to_list()).astype(object) if lists else column)
+    appeared = pd.unique(codes)
+    appeared = appeared[appeared >= 0]
+    table = np.zeros(len(names) + 1, dtype=np.int64)  # the last for -1: no name
+    table[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+    found = table[codes]
+    return np.split(found, np.cumsum(column.map(len))[:-1]) if lists else found
+
+
+def _codes(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A number for each cell, -1 for no name, and the names that they stand for."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
+    codes, names = pd.factorize(column)
+    return codes, np.asarray(names, dtype=object)

@@ -1,0 +1,101 @@
+"""Scores of the whole catalogue, a part at a time: memory is rows x part, whatever its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PART = 1 << 15  # items that are scored at once
+GROUP = 64  # items of whose scores only the highest is compared at first
+
+Scores = Callable[[Tensor], Tensor]
+Parts = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which items are ranked, and what is added to their scores.
+
+    Attributes:
+        items: [n] int64 ids, rising.
+        bonus: [n] what is added to the score of each, or None.
+    """
+
+    items: Tensor
+    bonus: Tensor | None = None
+
+    def column(self, items: Tensor) -> Tensor:
+        """Where ids stand among ``items``; -1 for those that are not ranked anyhow."""
+        place = torch.searchsorted(self.items, items).clamp_(max=len(self.items) - 1)
+        return torch.where(self.items[place] == items, place, -1)
+
+
+def score_parts(
+    scores: Scores, choice: Choice, barred: tuple[Tensor, Tensor] | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids [c], scores [rows, c]) of one part of the items after the other.
+
+    Args:
+        scores: of ids [c] the scores [rows, c].
+        choice: of which items.
+        barred: [p] rows and [p] ids of pairs whose score becomes -inf.
+    """
+    column = None if barred is None else choice.column(barred[1])
+    for begin in range(0, len(choice.items), PART):
+        items = choice.items[begin : begin + PART]
+        part = scores(items)
+        if choice.bonus is not None:
+            part = part + choice.bonus[begin : begin + PART]
+        if column is not None and barred is not None:
+            here = (column >= begin) & (column < begin + len(items))
+            part[barred[0][here], column[here] - begin] = -torch.inf
+        yield items, part
+
+
+def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of every row, best first.
+
+    Returns:
+        scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items; -inf
+        where fewer are left.
+    """
+    best = found = torch.empty(0)
+    for number, (items, part) in enumerate(parts):
+        value, place = _largest(part, min(k, len(items)))
+        if not number:
+            best, found = value, items[place]
+            continue
+        best, found = torch.cat((best, value), 1), torch.cat((found, items[place]), 1)
+        best, place = best.topk(min(k, best.size(1)))
+        found = found.gather(1, place)
+    return best, found
+
+
+def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
+    """[b, c] of states [b, d] with the vectors of rising item ids [c], copying little: vectors as
+    they lie where ids leave few out."""
+    begin, end = int(items[0]), int(items[-1]) + 1
+    if end - begin == len(items):
+        return states @ vectors[begin:end].t()
+    if end - begin < 2 * len(items) and len(states) < vectors.size(1):
+        return (states @ vectors[begin:end].t())[:, items - begin]
+    return states @ vectors[items].t()
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of every row and their columns, as ``topk``, which is slow on long rows.
+
+    They are in the k groups of columns with the highest maxima, or in the rest of the division.
+    """
+    groups = scores.size(1) // GROUP
+    if groups < 4 * k or scores.is_cuda:
+        return scores.topk(k)
+    end = groups * GROUP
+    found = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2).topk(k)[1]
+    column = (found[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    column = torch.cat((column, torch.arange(end, scores.size(1)).expand(len(scores), -1)), 1)
+    value, place = scores.gather(1, column).topk(k)
+    return value, column.gather(1, place)

@@ -1,0 +1,97 @@
+"""A term on the logits that falls, or rises, with the time between two events: functions, no table.
+
+References:
+    Yufei Ye et al. "FuXi-beta: Towards a Lightweight and Fast Large-Scale Generative
+    Recommendation Model." 2025 (arXiv 2508.10615): a power of the time instead of buckets.
+    Dezhi Yi et al. "FuXi-gamma: Efficient Sequential Recommendation with Exponential-Power
+    Temporal Encoder and Diagonal-Sparse Positional Mechanism." 2025 (arXiv 2512.12740).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.chunks import chunks
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.values import SECONDS
+
+SHORTEST = 1e-9  # seconds; logarithms need some, and so far apart functions are at their start
+
+
+class TimeDecay(AttentionPosition):
+    """Learned functions of the time between events, one for each head.
+
+    With d = max(t_i - t_j, 1 ns) for query i and key j, and a, s > 0, b > 0 learned for each head:
+
+        exponential_power:  B_ij = a 2^(-(d / s)^b)       (FuXi-gamma: a g^(d^b), g = 2^(-1 / s^b))
+        power:              B_ij = a (1 + d / s)^(-b)     (FuXi-beta: a (1 + d)^(-b))
+
+    Fresh, b is 1, so that s is where half of a is left: log-spaced over the heads. a is 0, so that
+    a fresh model equals its backbone. Differences to FuXi: the term is added to the logits of
+    content, where FuXi has a channel of its own for it; s and a number for each head.
+
+    Args:
+        dimensions: sizes of the model.
+        decay_kind: ``exponential_power`` or ``power``.
+        decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
+        time_unit: see there.
+    """
+
+    options = ("decay_kind", "decay_shortest", "decay_longest", "time_unit")
+    needs_time = True
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        decay_kind: str,
+        decay_shortest: float,
+        decay_longest: float,
+        time_unit: str,
+    ) -> None:
+        super().__init__()
+        if decay_shortest > decay_longest:
+            raise UsageError(
+                f"decay_shortest must not be above decay_longest, found {decay_shortest} and "
+                f"{decay_longest} {time_unit}"
+            )
+        self.kind, h = decay_kind, dimensions.n_heads
+        low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
+        start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
+        self.strength = nn.Parameter(torch.zeros(h))
+        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # of seconds
+        self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))  # softplus: 1
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        log = ctx.once(("time_decay", q.dtype), lambda: log_spans(ctx, q.dtype))
+        return self.curve(log[:, None])
+
+    def curve(self, log: Tensor) -> Tensor:
+        """[..., h, t, t] terms at logarithms [..., 1, t, t] of seconds."""
+        strength, reach, raw = (
+            x.to(log.dtype)[:, None, None] for x in (self.strength, self.log_reach, self.raw_power)
+        )
+        power, relative = F.softplus(raw), log - reach
+        if self.kind == "exponential_power":
+            return strength * torch.exp2(-(power * relative).exp())
+        return strength * (-power * F.softplus(relative)).exp()
+
+
+def log_spans(ctx: SequenceContext, dtype: torch.dtype) -> Tensor:
+    """[b, t, t], aligned at the start: logarithms of the seconds t_i - t_j, at least SHORTEST.
+
+    Keys newer than the query and padding have some value too. In chunks, since differences are
+    float64.
+    """
+    times, t = ctx.pad(ctx.elapsed.detach(), "start"), ctx.width
+    out = torch.empty(times.size(0), t, t, dtype=dtype, device=times.device)
+    for rows in chunks(times.size(0), t**2, times.device):
+        part = times[rows]
+        out[rows] = (part[:, :, None] - part[:, None, :]).clamp_(min=SHORTEST).log_().to(dtype)
+    return out

@@ -1,0 +1,187 @@
+"""Raw files of public logs, as their sources have them, as tables of events, items and users."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+
+EVENTS = ["user_id", "item_id", "timestamp"]
+SESSIONS = ["session_id", "item_id", "timestamp"]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a recipe found.
+
+    Attributes:
+        events: in the order of the raw file; the first three columns are who, what and when, in
+            seconds since 1970.
+        items: attributes, if there are some; lists are sequences.
+        users: the same of users.
+        kinds: of the columns: token, token_seq, float.
+    """
+
+    events: pd.DataFrame
+    items: pd.DataFrame | None = None
+    users: pd.DataFrame | None = None
+    kinds: dict[str, str] | None = None
+
+
+def movielens(file: Path) -> Tables:
+    """The archive of GroupLens, of any size from 1M on: ``.dat`` with ``::``, or csv."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = {Path(name).name: name for name in archive.namelist()}
+
+            def table(stem: str, columns: list[str]) -> pd.DataFrame | None:
+                if f"{stem}.dat" in members:
+                    text = archive.read(members[f"{stem}.dat"]).decode("latin-1")
+                    return _cells(text.replace("::", "\t"), columns, "\t", None)
+                if f"{stem}.csv" in members:
+                    with archive.open(members[f"{stem}.csv"]) as raw:
+                        return _cells(raw, columns, ",", 0)
+                return None
+
+            events = table("ratings", ["user_id", "item_id", "rating", "timestamp"])
+            films = table("movies", ["item_id", "title", "genres"])
+            people = table("users", ["user_id", "gender", "age", "occupation", "zip_code"])
+    except (OSError, zipfile.BadZipFile, KeyError) as error:
+        raise UsageError(f"{file} cannot be read as a zip archive: {error}") from error
+    if events is None or films is None:
+        raise UsageError(f"{file}: no ratings and movies in it (.dat or .csv); found {[*members]}")
+    parts = films["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
+    films = films.assign(
+        title=parts["title"].fillna(films["title"]),
+        release_year=parts["year"],
+        genre=films["genres"].replace("(no genres listed)", "").str.split("|"),
+    ).drop(columns="genres")
+    kinds = {"title": "token", "release_year": "token", "genre": "token_seq"}
+    kinds |= {"gender": "token", "age": "token", "occupation": "token", "zip_code": "token"}
+    return Tables(events[[*EVENTS, "rating"]], films, people, {**kinds, "rating": "float"})
+
+
+def amazon(reviews: Path, meta: Path) -> Tables:
+    """Reviews and products of 2014 (McAuley et al. 2015), a dict a line."""
+    rows = ((r["reviewerID"], r["asin"], r["unixReviewTime"]) for r in _json_lines(reviews))
+    events = pd.DataFrame(rows, columns=EVENTS)
+    wanted, products = set(events["item_id"]), []
+    for line in _lines(meta):
+        asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
+        if asin is None or asin[1] not in wanted:
+            continue
+        told = _literal(line, meta)
+        related = told.get("related") or {}
+        categories = [name for path in told.get("categories") or [] for name in path]
+        products.append(
+            {
+                "item_id": told["asin"],
+                "brand": told.get("brand") or None,
+                "price": told.get("price"),
+                "categories": list(dict.fromkeys(categories)),
+                **{
+                    field: [item for item in related.get(field) or [] if item in wanted]
+                    for field in _RELATED
+                },
+            }
+        )
+    kinds = {"brand": "token", "price": "float", "categories": "token_seq"}
+    return Tables(
+        events, pd.DataFrame(products), None, {**kinds, **dict.fromkeys(_RELATED, "token_seq")}
+    )
+
+
+_RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
+
+
+def yelp(reviews: Path) -> Tables:
+    """Reviews of the open dataset, an object a line; times are of no zone and taken as UTC."""
+    rows = ((r["user_id"], r["business_id"], r["date"]) for r in _json_lines(reviews))
+    events = pd.DataFrame(rows, columns=EVENTS)
+    return Tables(events.assign(timestamp=_seconds(events["timestamp"])))
+
+
+def diginetica(views: Path) -> Tables:
+    """Views of products; ``timeframe`` counts milliseconds of the session from its day on."""
+    raw = _read(views, ";", None, 0, ["sessionId", "itemId", "timeframe", "eventdate"])
+    seconds = _seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
+    names = {"sessionId": "session_id", "itemId": "item_id"}
+    return Tables(raw.rename(columns=names).assign(timestamp=seconds)[SESSIONS])
+
+
+def yoochoose(clicks: Path) -> Tables:
+    """Clicks: session, time, item, category, without a line of names."""
+    raw = _read(clicks, ",", ["session_id", "time", "item_id", "category"], None, None)
+    return Tables(raw.assign(timestamp=_seconds(raw["time"]))[SESSIONS])
+
+
+RECIPES: dict[str, Callable[..., Tables]] = {
+    recipe.__name__: recipe for recipe in (movielens, amazon, yelp, diginetica, yoochoose)
+}
+
+
+def _seconds(text: pd.Series) -> pd.Series:
+    return pd.to_datetime(text, format="ISO8601", utc=True).astype("int64") / 1e9
+
+
+def _read(
+    file: Path, separator: str, names: list[str] | None, header: int | None, need: list[str] | None
+) -> pd.DataFrame:
+    try:
+        table = _cells(file, names, separator, header)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    if missing := [name for name in need or () if name not in table]:
+        raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(table)}")
+    return table
+
+
+def _cells(
+    source: Any, names: list[str] | None, separator: str, header: int | None
+) -> pd.DataFrame:
+    """Text as it stands, nothing taken for missing but empty cells."""
+    if isinstance(source, str):
+        source = io.StringIO(source)
+    given: dict[str, Any] = {"names": names, "header": header, "sep": separator, "dtype": str}
+    quoting = 3 if separator == "\t" else 0
+    return pd.read_csv(source, keep_default_na=False, na_values=[""], quoting=quoting, **given)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    def opened() -> IO[str]:
+        if file.suffix == ".gz":
+            return gzip.open(file, "rt", encoding="utf-8")
+        return file.open(encoding="utf-8")
+
+    try:
+        with opened() as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+
+
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{file}, line {number}: no json object: {error}") from error
+
+
+def _literal(line: str, file: Path) -> dict[str, Any]:
+    """A product as the source writes it: a dict in Python's notation, of plain values alone."""
+    try:
+        return ast.literal_eval(line)
+    except (ValueError, SyntaxError) as error:
+        raise UsageError(f"{file}: no product: {line[:60]}: {error}") from error

@@ -1,0 +1,311 @@
+"""Prepared data that are kept: the same as made anew, and never believed wrongly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from shop import LOAD, shop_options, tables, write
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data import cache
+from recbole_pos.data.array_file import BrokenFile
+from recbole_pos.data.array_file import read as read_arrays
+from recbole_pos.data.array_file import write as write_arrays
+from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.experiment.build import read_dataset
+
+TEXT = AtomicFile.read
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Small files are cached too; the names of those that are read as text."""
+    texts: list[str] = []
+
+    def read(self: AtomicFile, names: Any) -> Any:
+        texts.append(self.path.name)
+        return TEXT(self, names)
+
+    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(AtomicFile, "read", read)
+    return texts
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    vectors = {"ent_id:token": ["i1", "i2"], "vector:float_seq": ["1 2", "3 4"]}
+    return write(tmp_path, {**tables(), "ent": pd.DataFrame(vectors)})
+
+
+def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
+    """The shop, after ``build``."""
+    given = {"eval_args": {"split": {"GT": [0.8, 0.9]}}, **options}
+    given = shop_options(folder, **given)
+    if model != "AttrFormer":
+        given = {k: given[k] for k in given if k in (*cache.READ, "cache", "data_path")}
+    dataset = read_dataset(PosConfig(model, "shop", None, given))
+    dataset.parts = dataset.build()
+    return dataset
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted((folder / "shop" / cache.FOLDER).glob("*"))
+
+
+def facts(value: Any) -> Any:
+    """A value that == compares, with types of arrays."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tolist()
+    if isinstance(value, dict):
+        return {key: facts(cell) for key, cell in value.items()}
+    return value
+
+
+def all_of(dataset: Any) -> dict[str, Any]:
+    """Everything that is read of a dataset, and rows of its parts."""
+    split = dataset.split
+    names = ("field2type", "field2source", "field2seqlen", "field2bucketnum", "field2id_token")
+    names += ("field2token_id", "missing", "events_of_users", "identity", "feat_name_list")
+    names += ("_preloaded_weight", "alias", "_rest_fields")
+    found = {name: getattr(dataset, name) for name in names}
+    feats = [name for name in dataset.feat_name_list if name != "inter_feat"]
+    tables = {name: getattr(dataset, name).interaction for name in feats}
+    log = {"fields": split.log.fields, "offsets": split.log.offsets, "summary": split.summary}
+    parts = {n: part[np.arange(len(part))].interaction for n, part in enumerate(dataset.parts)}
+    rest = {"part": split.part, "is_target": split.is_target, "parts": parts, "told": str(dataset)}
+    return facts({**found, **tables, **log, **rest})
+
+
+VECTORS = {
+    "additional_feat_suffix": ["ent"],
+    "load_col": {**LOAD, "ent": ["ent_id", "vector"]},
+    "alias_of_item_id": ["ent_id"],
+    "preload_weight": {"ent_id": "vector"},
+}
+PRICES = {"discretization": {"price": {"method": "LD"}}, "numerical_features": ["price"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalize_all": True, "rm_dup_inter": "first"},
+        {"unused_col": {"item": ["weight"]}, "relations": ["brand"]},
+        VECTORS,
+        {"model": "BPR", **PRICES},
+    ],
+    ids=str,
+)
+def test_mapped_is_what_was_made(folder: Path, any_size: list[str], options: dict) -> None:
+    made = prepared(folder, **options)
+    texts = list(any_size)
+    assert len(texts) >= 3
+    mapped = prepared(folder, **options)
+    assert any_size == texts, "the second start reads no text"
+    assert all_of(mapped) == all_of(made)
+    assert all_of(made) == all_of(prepared(folder, cache=False, **options))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux")
+def test_pages_are_those_of_the_file(folder: Path) -> None:
+    prepared(folder)
+    (file,) = kept(folder)
+    before = file.read_bytes()
+    mapped = prepared(folder)
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps]
+    for column in (*mapped.log.fields.values(), mapped.item_feat["price"]):
+        assert any(low <= column.data_ptr() < high for low, high in ranges)
+    mapped.log.items[0] = 7  # of this process alone
+    assert file.read_bytes() == before
+
+
+def test_other_content_of_one_size_and_time(folder: Path, any_size: list[str]) -> None:
+    before = prepared(folder)
+    file = folder / "shop" / "shop.item"
+    stat, text = file.stat(), file.read_text()
+    file.write_text(text.replace("\tA\t", "\tB\t"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.stat().st_size == stat.st_size
+    now = prepared(folder)
+    assert now.identity["fields"]["brand"] != before.identity["fields"]["brand"]
+    assert len(any_size) == 6 and len(kept(folder)) == 1, "the newer one takes its place"
+    file.unlink()
+    assert prepared(folder, relations=["channel"], load_col=None).item_feat is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eval_args": {"split": {"LS": "valid_and_test"}}},
+        {"user_inter_num_interval": "[4,inf)"},
+        {"TIME_FIELD": "stars", "relations": ["brand"]},
+        {"seq_len": {"tags": 1}},
+    ],
+    ids=str,
+)
+def test_another_option(folder: Path, any_size: list[str], options: dict) -> None:
+    try:
+        want = all_of(prepared(folder, cache=False, **options))
+    except Exception as error:
+        want = str(error)
+    del any_size[:]
+    prepared(folder)
+    try:
+        assert all_of(prepared(folder, **options)) == want
+    except Exception as error:
+        assert str(error) == want
+    assert len(any_size) >= 4, "text was read for each"
+
+
+def test_options_of_model_and_training_share_one(folder: Path, any_size: list[str]) -> None:
+    prepared(folder)
+    prepared(folder, hidden_size=16, MAX_ITEM_LIST_LENGTH=3, topk=[1], valid_metric="MRR@1")
+    prepared(folder, model="BPR")
+    assert len(any_size) == 3 and len(kept(folder)) == 1
+
+
+class Recorder(PosConfig):
+    """Knows which options were read."""
+
+    def __getitem__(self, key: str) -> Any:
+        self.__dict__.setdefault("read", set()).add(key)
+        return super().__getitem__(key)
+
+
+def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
+    config = Recorder("AttrFormer", "shop", None, shop_options(folder, cache=False))
+    config.read = set()
+    read_dataset(config).build()
+    one = cache.Cache(config, folder / "shop", [])
+    later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
+    later |= {"LIST_SUFFIX", "augmentation", "update_from"}  # read after what is kept
+    later |= {"MODEL_TYPE", "benchmark_filename"}  # what is made of it; never has a value
+    assert config.read - later <= set(one.options)
+
+
+def test_damage_is_never_believed(folder: Path, any_size: list[str]) -> None:
+    want = all_of(prepared(folder))
+    whole = kept(folder)[0].read_bytes()
+    rng = np.random.default_rng(0)
+    places = [0, 30, len(whole) - 1, len(whole) - 40, *rng.integers(0, len(whole), 3)]
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
+    cut = [whole[:n] for n in (0, 10, len(whole) // 2, len(whole) - 1)]
+    for damaged in (*flipped, *cut, whole + b"\0"):
+        kept(folder)[0].write_bytes(damaged)
+        del any_size[:]
+        assert all_of(prepared(folder)) == want
+        assert len(any_size) == 3 and kept(folder)[0].read_bytes() == whole, "it is made again"
+
+
+def test_no_byte_may_change(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.arange(3),
+        "empty": np.empty((0, 2), dtype=bool),
+        "text": np.array(["x", "äö"]),
+    }
+    with open(tmp_path / "one", "wb") as file:
+        write_arrays(file, arrays, {"plain": [1.5, None]})
+    found, about = read_arrays(tmp_path / "one")
+    assert facts(dict(found)) == facts(arrays) and about == {"plain": [1.5, None]}
+    whole = (tmp_path / "one").read_bytes()
+    for n in range(len(whole)):
+        for damaged in (whole[:n], whole[:n] + bytes([whole[n] ^ 128]) + whole[n + 1 :]):
+            (tmp_path / "one").write_bytes(damaged)
+            with pytest.raises(BrokenFile):
+                read_arrays(tmp_path / "one")
+
+
+def test_where_nothing_can_be_written(
+    folder: Path, any_size: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "shop" / cache.FOLDER).touch()  # not even root can make a folder of this name
+    caplog.set_level("INFO")
+    want = all_of(prepared(folder, cache=False))
+    assert all_of(prepared(folder)) == want
+    told = [r.getMessage() for r in caplog.records if "next start" in r.getMessage()]
+    assert len(told) == 1 and "File exists" in told[0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only(folder: Path) -> None:
+    (folder / "shop").chmod(0o555)
+    prepared(folder)
+    (folder / "shop").chmod(0o755)
+    assert not kept(folder)
+
+
+def test_off_and_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(folder, cache=False)
+    monkeypatch.setattr(cache, "LEAST_BYTES", 1 << 20)
+    prepared(folder)
+    assert not kept(folder)
+
+
+def test_few_are_kept(folder: Path) -> None:
+    for least in range(cache.MOST + 2):
+        prepared(folder, item_inter_num_interval=f"[{least},inf)")
+        if least == 0:
+            begun = kept(folder)[0].with_suffix(".part")
+            begun.touch()
+            os.utime(begun, (0, 0))  # its writer was killed long ago
+    assert len(kept(folder)) == cache.MOST and begun not in kept(folder)
+
+
+def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = tables()
+    made["inter"].iloc[2, 1] = ""
+    folder = write(tmp_path, made)
+    for _ in range(2):
+        caplog.clear()
+        prepared(folder)
+        assert "In inter_feat, line [4], item_id do not exist" in caplog.text
+
+
+def test_a_file_that_changes_while_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: AtomicFile, names: Any) -> Any:
+        table = TEXT(self, names)
+        with open(folder / "shop" / "shop.user", "a") as file:
+            file.write("\n")
+        return table
+
+    monkeypatch.setattr(AtomicFile, "read", read)
+    prepared(folder)
+    assert not kept(folder)
+
+
+START = """
+import sys
+from pathlib import Path
+from recbole_pos.data import cache
+cache.LEAST_BYTES = 0
+from test_cache import prepared
+sys.stdin.readline()
+print(prepared(Path(sys.argv[1])).identity)
+"""
+
+
+def test_two_processes_at_once(folder: Path) -> None:
+    given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", START, str(folder)]
+    both = [subprocess.Popen(command, env=path, **given) for _ in range(2)]
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    found = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert found == [f"{prepared(folder, cache=False).identity}\n"] * 2
+    assert [file.suffix for file in kept(folder)] == [".arrays"]

@@ -1,0 +1,336 @@
+"""Several processes are one run, whoever starts them; the missing are named, the lost replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import wait
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.config.arguments import RunArguments
+from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.experiment import checkpoint, processes
+from recbole_pos.experiment.environment import member_here
+from recbole_pos.experiment.meeting import Meeting, _ranges, open_store
+
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+EPOCHS = 30
+OPTIONS = {
+    "hidden_size": 16,
+    "inner_size": 16,
+    "MAX_ITEM_LIST_LENGTH": 12,
+    "train_batch_size": 16,
+    "hidden_dropout_prob": 0.2,
+    "attn_dropout_prob": 0.0,
+    "learning_rate": 0.01,
+}
+
+
+def words(tiny: Path, *more: str, epochs: int = EPOCHS) -> list[str]:
+    """Of the command line, after the program."""
+    given = {**OPTIONS, "data_path": tiny, "epochs": epochs, "stopping_step": epochs}
+    options = [f"--{key}={value}" for key, value in given.items()]
+    return ["-m", "FPARec", "-d", "tiny", *options, "--quiet", *more]
+
+
+def outcome(folder: Path) -> tuple[dict, list, dict]:
+    """Of a finished run: weights, what each epoch found, the result."""
+    weights = checkpoint.load(folder / "checkpoint.pt")["weights"]["state_dict"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = [(line["epoch"], line["loss"], line["valid"]) for line in lines]
+    return weights, found, json.loads((folder / "result.json").read_text())["test"]
+
+
+def assert_same(folder: Path, expected: tuple[dict, list, dict]) -> None:
+    """Bit for bit."""
+    weights, found, test = outcome(folder)
+    assert (found, test) == expected[1:]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected[0].items())
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple]:
+    """What a number of processes find that nothing happens to."""
+    found: dict[int, tuple] = {}
+
+    def of(nproc: int) -> tuple[dict, list, dict]:
+        if nproc not in found:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            given = {**OPTIONS, "data_path": str(tiny), "epochs": EPOCHS, "stopping_step": EPOCHS}
+            recbole_pos.run("FPARec", "tiny", None, given, folder, nproc=nproc, verbose=False)
+            found[nproc] = outcome(folder)
+        return found[nproc]
+
+    return of
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(*command: Any, **more: Any) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def kill_one(process: subprocess.Popen, folder: Path, word: str) -> None:
+    """The last of its children whose command line has the word, after three epochs."""
+    file = folder / "metrics.jsonl"
+    wait(lambda: process.poll() is not None or file.exists() and file.read_text().count("\n") >= 3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    members = [child for child in children if word in " ".join(child.cmdline())]
+    os.kill(max(members, key=lambda child: child.create_time()).pid, signal.SIGKILL)
+
+
+# --- who is lost ---
+
+
+@pytest.mark.long
+def test_one_of_three_is_killed(tiny: Path, tmp_path: Path, whole: Callable) -> None:
+    """The others wait for it, all go on from the last epoch, and find what they would have."""
+    folder = tmp_path / "run"
+    process = start(SCRIPT, *words(tiny, "--nproc=3", f"--run_dir={folder}"))
+    kill_one(process, folder, "spawn_main")
+    error = process.communicate()[1]
+    assert process.returncode == 0, error
+    said = "a process was lost; all go on from the last checkpoint (restart 1 of 3)\n"
+    assert error.count(said) == 1 and "Traceback" not in error
+    assert_same(folder, whole(3))
+
+
+@pytest.mark.long
+def test_one_of_torchrun_is_killed(tiny: Path, tmp_path: Path, whole: Callable) -> None:
+    """Without a name for the folder: all attempts write to the one of the first."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    process = start(*torchrun, "--max-restarts=1", SCRIPT, *words(tiny), cwd=tmp_path)
+    folder = wait(lambda: next(tmp_path.glob("saved/tiny/FPARec/*"), None))
+    kill_one(process, folder, str(SCRIPT))
+    error = process.communicate()[1]
+    assert process.returncode == 0, error
+    assert [folder] == list(tmp_path.glob("saved/tiny/FPARec/*"))
+    assert_same(folder, whole(2))
+
+
+@pytest.mark.long
+def test_one_is_lost_too_often(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    more = "--nproc=2", "--max_restarts=0", f"--run_dir={folder}"
+    process = start(SCRIPT, *words(tiny, *more, epochs=5000))
+    kill_one(process, folder, "spawn_main")
+    error = process.communicate()[1]
+    assert process.returncode == 1
+    assert "a process of the group ended: 1 with code -9" in error and "Traceback" not in error
+
+
+# --- who starts them ---
+
+
+def launchers(tiny: Path, folder: Path) -> list[subprocess.Popen]:
+    port, ends = free_port(), []
+    for offset, name in ((1, "other"), (0, folder.name)):  # in any order
+        more = "--nproc=1", "--world_size=2", f"--group_offset={offset}", f"--port={port}"
+        where = f"--run_dir={folder.with_name(name)}"
+        ends.append(start(SCRIPT, *words(tiny, *more, where)))
+    return ends
+
+
+def mpirun(tiny: Path, folder: Path) -> list[subprocess.Popen]:
+    port, ends = free_port(), []
+    for rank in range(2):
+        told = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+        environ = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in told.items()}
+        more = f"--port={port}", f"--run_dir={folder}"
+        ends.append(start(SCRIPT, *words(tiny, *more), env={**os.environ, **environ}))
+    return ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("begin", "again"), [(launchers, 1), (mpirun, 0)])
+def test_two_programs_are_one_run(
+    tiny: Path, tmp_path: Path, whole: Callable, begin: Callable, again: int
+) -> None:
+    """Two launchers as on two machines, one of which loses a process; two processes of mpirun."""
+    ends = begin(tiny, tmp_path / "run")
+    if again:
+        kill_one(ends[0], tmp_path / "run", "spawn_main")
+    errors = [process.communicate()[1] for process in ends]
+    assert [process.returncode for process in ends] == [0, 0], errors
+    assert [error.count("a process was lost") for error in errors] == [again, again]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert_same(tmp_path / "run", whole(2))
+
+
+@pytest.mark.long
+def test_from_a_notebook_and_from_a_script_without_a_guard(tiny: Path, tmp_path: Path) -> None:
+    """What has no file need not be imported again; a script is told what it lacks, once."""
+    given = {**OPTIONS, "data_path": str(tiny), "epochs": 1}
+    code = f"""import recbole_pos
+found = recbole_pos.run("FPARec", "tiny", None, {given!r}, "run", nproc=2, verbose=False)
+print(found.epochs)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True) == "1\n"
+    (tmp_path / "script.py").write_text(code.replace('"run"', '"other"'))
+    process = start("script.py", cwd=tmp_path)
+    error = process.communicate()[1]
+    assert process.returncode == 1
+    assert error.count("recbole_pos.run must stand under `if __name__") == 1
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "first", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2",
+            "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+OMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}  # fmt: skip
+PMI = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+# a batch script has SLURM_NTASKS as well, but not what srun says of a step
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
+         "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_JOB_ID": "41001",
+         "SLURM_STEP_NODELIST": "gpu[07-09],big"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "told", "expected"),
+    [
+        (TORCHRUN, {}, (1, 4, 1, 2, "first", 29500, 2, True)),
+        (TORCHRUN, {"ip": "here", "port": 7}, (1, 4, 1, 2, "here", 7, 2, True)),
+        (OMPI, {}, (2, 3, 2, 3, "localhost", 5678, 0, False)),
+        (OMPI, {"world_size": 6}, None),  # it starts launchers
+        ({**PMI, "MASTER_ADDR": "a"}, {}, (0, 2, 0, 1, "a", 5678, 0, False)),
+        (SLURM, {}, (5, 6, 1, 2, "gpu07", 11001, 0, False)),
+        ({**SLURM, "SLURM_STEP_NODELIST": "n1,n2"}, {}, (5, 6, 1, 2, "n1", 11001, 0, False)),
+        ({**SLURM, **OMPI}, {}, (2, 3, 2, 3, "gpu07", 11001, 0, False)),
+        ({k: v for k, v in SLURM.items() if "STEP" not in k}, {"nproc": 2}, None),
+        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, {"nproc": 2}, None),
+        ({}, {}, None),
+    ],
+)
+def test_who_says_who_this_process_is(environ: dict, told: dict, expected: Any) -> None:
+    found = member_here(environ, RunArguments(**told))
+    if found is not None:
+        found = tuple(vars(found).values())[:-1]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "told", "message"),
+    [
+        (TORCHRUN, {"nproc": 2}, "torchrun has started 4 processes already"),
+        (TORCHRUN, {"world_size": 4}, "torchrun has started 4 processes already"),
+        (SLURM, {"nproc": 2}, r"srun has started 6 .*--world_size and --group_offset"),
+        ({**TORCHRUN, "RANK": "4"}, {}, "RANK=4 and WORLD_SIZE=4"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, {}, "WORLD_SIZE in the environment.*'two'"),
+        ({**TORCHRUN, "MASTER_PORT": "0"}, {}, "--port, MASTER_PORT"),
+        (PMI, {}, "mpiexec .* several machines.*--ip, or set MASTER_ADDR"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(environ: dict, told: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        member_here(environ, RunArguments(**told))
+
+
+def test_gpus_of_an_environment(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    visible = {**TORCHRUN, "CUDA_VISIBLE_DEVICES": "4, 6"}
+    member = member_here(visible, RunArguments())
+    assert member is not None and member.gpus == ("4", "6")
+    assert processes.gpu_here("0", member) == "6"
+    assert processes.gpu_here("3,5", member) == "5"
+    with pytest.raises(UsageError, match="gpu_id: names 1 GPUs for 2 processes"):
+        processes.gpu_here("3", member)
+    own = member_here({**visible, "CUDA_VISIBLE_DEVICES": "7"}, RunArguments())
+    assert own is not None and processes.gpu_here("0", own) == "7"  # a scheduler gave it
+    none = member_here({**visible, "CUDA_VISIBLE_DEVICES": ""}, RunArguments())
+    assert none is not None and processes.gpu_here("0", none) == ""
+
+
+# --- who is missing ---
+
+
+@pytest.mark.parametrize("given", [{"max_restarts": -1}, {"join_timeout": float("nan")}])
+def test_no_patience(given: dict) -> None:
+    with pytest.raises(UsageError, match=f"--{next(iter(given))}: expected"):
+        recbole_pos.run("FPARec", "tiny", **given)
+
+
+@pytest.mark.parametrize(
+    ("offset", "said"),
+    [
+        (0, "process 2 of 3 is missing: not come to 127.0.0.1:{} within 0.2 s"),
+        (2, "process 0 is missing: nobody answered at 127.0.0.1:{} within 0.2 s"),
+    ],
+)
+def test_a_launcher_that_does_not_come(
+    tiny: Path, tmp_path: Path, capsys, offset: int, said: str
+) -> None:
+    port, here = free_port(), 2 if offset == 0 else 1
+    more = [f"--nproc={here}", "--world_size=3", f"--group_offset={offset}", "--ip=127.0.0.1"]
+    more += [f"--port={port}", "--join_timeout=0.2", f"--run_dir={tmp_path / 'x'}"]
+    assert main(["run", *words(tiny, *more)]) == 2
+    error = capsys.readouterr().err
+    assert said.format(port) in error and "Traceback" not in error
+    assert f"--group_offset {2 - offset}" in error and "--join_timeout" in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_process_of_torchrun_that_does_not_come(
+    tiny: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    given = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4,
+             "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")  # put back afterwards
+    assert main(["run", *words(tiny, "--join_timeout=0.2", f"--run_dir={tmp_path / 'x'}")]) == 2
+    assert "processes 1 to 3 of 4 are missing" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_port_that_another_program_has(tiny: Path, tmp_path: Path, capsys) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        more = ["--nproc=2", f"--port={other.getsockname()[1]}", f"--run_dir={tmp_path / 'x'}"]
+        assert main(["run", *words(tiny, *more)]) == 2
+    assert "--port: cannot listen at localhost:" in capsys.readouterr().err
+
+
+def test_who_is_missing_in_words() -> None:
+    assert _ranges([1]) == "1" and _ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
+
+
+def test_what_was_said_first() -> None:
+    meeting = Meeting.at("localhost", free_port(), True, 0.1)
+    assert meeting.said() is None and meeting.folder is None
+    meeting.say(CheckpointError("damaged"))
+    meeting.say(ValueError("later"))
+    said = meeting.said()
+    assert type(said) is CheckpointError and str(said) == "damaged"
+    other = Meeting(meeting.store, "", 0.1, "another run")
+    other.say(ValueError("x"))
+    assert type(other.said()) is TrainingError and str(other.said()) == "ValueError: x"
+
+
+def test_who_keeps_the_store_is_gone() -> None:
+    port = free_port()
+    kept = open_store("localhost", port, True, 1)
+    meeting = Meeting.at("localhost", port, False, 1)
+    del kept
+    with pytest.raises(TrainingError, match=f"the process that kept localhost:{port} is gone"):
+        meeting.gather("x", {0: ""}, 2)
+    with pytest.raises(TrainingError, match="is gone"):
+        meeting.said()

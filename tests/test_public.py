@@ -1,0 +1,226 @@
+"""Public logs: small files in each raw format, as their sources write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+from recbole_pos.public import build as building
+from recbole_pos.public.described import public_log, public_logs
+from recbole_pos.public.recipes import RECIPES, movielens
+from recbole_pos.yaml_files import DATASETS, read_yaml
+
+USERS, ITEMS = 7, 6
+
+
+def pairs() -> list[tuple[int, int, int]]:
+    """Every user with every item, five events or more of each; and a stranger with one."""
+    every = [(u, i, 978300000 + 100 * u + i) for u in range(USERS) for i in range(ITEMS)]
+    return [*every, (99, 0, 978300999)]
+
+
+def zipped(path: Path, members: dict[str, str], encoding: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(f"{path.stem}/{name}", text.encode(encoding))
+    return path
+
+
+def ml_dat(folder: Path) -> list[Path]:
+    ratings = "".join(f"{u}::{i}::{1 + (u + i) % 5}::{t}\n" for u, i, t in pairs())
+    films = "".join(f'{i}::Caf\xe9 {i}: A "b" (199{i})::Comedy|Sci-Fi\n' for i in range(ITEMS))
+    people = "".join(f"{u}::F::25::{u}::0{u}067\n" for u in [*range(USERS), 99])
+    members = {"ratings.dat": ratings, "movies.dat": films, "users.dat": people}
+    return [zipped(folder / "ml-1m.zip", members, "latin-1")]
+
+
+def ml_csv(folder: Path) -> list[Path]:
+    ratings = "userId,movieId,rating,timestamp\n"
+    ratings += "".join(f"{u},{i},3.5,{t}\n" for u, i, t in pairs())
+    films = "movieId,title,genres\n"
+    films += "".join(f'{i},"One, {i} (199{i})",Comedy|Drama\n' for i in range(ITEMS - 1))
+    films += f"{ITEMS - 1},Untitled,(no genres listed)\n"
+    members = {"ratings.csv": ratings, "movies.csv": films}
+    return [zipped(folder / "ml-25m.zip", members, "utf-8")]
+
+
+def amazon(folder: Path) -> list[Path]:
+    reviews = folder / "reviews_Beauty_5.json.gz"
+    with gzip.open(reviews, "wt") as file:
+        for u, i, t in pairs()[:-1]:
+            told = {"reviewerID": f"A{u}", "asin": f"B00{i}", "overall": 5.0, "unixReviewTime": t}
+            file.write(json.dumps(told) + "\n")
+    meta = folder / "meta_Beauty.json.gz"
+    with gzip.open(meta, "wt") as file:
+        for i in range(ITEMS + 3):
+            told = {
+                "asin": f"B00{i}",
+                "title": 'It\'s "it"',
+                "price": 9.5,
+                "brand": "Fj\xf6rd & Co",
+                "categories": [["Beauty", "Hair Care"], ["Beauty", "Tools"]],
+                "related": {"also_bought": ["B000", "B999"], "also_viewed": ["B001"]},
+            }
+            file.write(f"{told}\n")  # as Python writes a dict
+    return [reviews, meta]
+
+
+def yelp(folder: Path) -> list[Path]:
+    file = folder / "yelp_academic_dataset_review.json"
+    lines = [
+        {"user_id": f"u{u}", "business_id": f"b{i}", "date": f"20{y}-03-0{1 + i} 10:0{u}:00"}
+        for y in (18, 19)
+        for u, i, _ in pairs()[:-1]
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [file]
+
+
+def diginetica(folder: Path) -> list[Path]:
+    file = folder / "train-item-views.csv"
+    lines = [f"{u};NA;{i};{1000 * i};2016-05-0{1 + u % 9}\n" for u, i, _ in pairs()]
+    file.write_text("sessionId;userId;itemId;timeframe;eventdate\n" + "".join(lines))
+    return [file]
+
+
+def yoochoose(folder: Path) -> list[Path]:
+    file = folder / "yoochoose-clicks.dat"
+    lines = [f"{u},2014-04-0{1 + u % 9}T10:51:0{i}.277Z,{i},0\n" for u, i, _ in pairs()]
+    file.write_text("".join(lines))
+    return [file]
+
+
+RAW = {
+    "ml-1m": ml_dat,
+    "ml-25m": ml_csv,
+    "amazon-beauty": amazon,
+    "yelp": yelp,
+    "diginetica": diginetica,
+    "yoochoose": yoochoose,
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Descriptions with the counts of the small logs."""
+    folder = tmp_path / "described"
+    for name in RAW:
+        (folder / name).mkdir(parents=True)
+        text = (DATASETS / name / f"{name}.yaml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("  counts:")]
+        lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
+        (folder / name / f"{name}.yaml").write_text("\n".join(lines))
+    monkeypatch.setattr("recbole_pos.public.described.DATASETS", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_raw_files_become_the_log(name: str, tmp_path: Path, small: Path, capsys) -> None:
+    raw = RAW[name](tmp_path)
+    bytes_of = []
+    for place in ("one", "two"):
+        words = ["data", "build", name, *map(str, raw), "--data_path", str(tmp_path / place)]
+        assert main(words) == 0
+        files = sorted((tmp_path / place / name).glob(f"{name}.*"))
+        bytes_of.append({file.name: file.read_bytes() for file in files})
+        assert f"{USERS} users, {ITEMS} items, {USERS * ITEMS} events" in capsys.readouterr().out
+    assert bytes_of[0] == bytes_of[1]
+    assert bytes_of[0][f"{name}.yaml"] == (small / name / f"{name}.yaml").read_bytes()
+    with pytest.raises(UsageError, match="holds a dataset already"):
+        building.build(name, raw, tmp_path / "one", verbose=False)
+
+
+def loaded(folder: Path, name: str, **options):
+    dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(folder), **options}))
+    dataset.build()
+    return dataset
+
+
+def test_what_stands_in_the_tables(tmp_path: Path, small: Path) -> None:
+    for name in ("ml-1m", "amazon-beauty", "diginetica", "yoochoose", "yelp"):
+        building.build(name, RAW[name](tmp_path), tmp_path / "d", verbose=False)
+    text = (tmp_path / "d" / "ml-1m" / "ml-1m.item").read_text()
+    assert text.splitlines()[0] == "item_id:token\ttitle:token\trelease_year:token\tgenre:token_seq"
+    assert 'Caf\xe9 3: A ""b""' in text and "\t1993\tComedy Sci-Fi" in text
+    assert "\t02067" in (tmp_path / "d" / "ml-1m" / "ml-1m.user").read_text()
+    item = (tmp_path / "d" / "amazon-beauty" / "amazon-beauty.item").read_text()
+    assert len(item.splitlines()) == ITEMS + 1
+    assert "Fj\xf6rd & Co\t9.5\t" in item and "B999" not in item and "Hair Care" in item
+    made = loaded(tmp_path / "d", "diginetica")
+    assert made.log.times.diff()[:5].tolist() == [1.0] * 5
+    assert made.log.times[0] == 1462060800 and loaded(tmp_path / "d", "yoochoose").log.times[
+        0
+    ] == pytest.approx(1396349460.277)
+    years = loaded(tmp_path / "d", "yelp").log.times
+    assert years.min() >= 1546300800  # 2019
+
+
+def test_counts_are_checked_where_the_filters_are_those_of_the_log(
+    tmp_path: Path, small: Path
+) -> None:
+    folder = tmp_path / "d"
+    building.build("ml-1m", ml_dat(tmp_path), folder, verbose=False)
+    options = {"data_path": str(folder), "epochs": 1, "topk": [2], "valid_metric": "NDCG@2"}
+
+    def run(**more) -> None:
+        given = {**options, **more}
+        recbole_pos.run("Pop", "ml-1m", None, given, run_dir=tmp_path / "run", verbose=False)
+
+    run()
+    inter = folder / "ml-1m" / "ml-1m.inter"
+    inter.write_text("\n".join(inter.read_text().splitlines()[:-4]) + "\n")
+    with pytest.raises(UsageError, match=r"dataset ml-1m: 6 users.*of this name has 7 users"):
+        run()
+    shutil.rmtree(tmp_path / "run")
+    run(item_inter_num_interval="[1,inf)")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ml-2m", "no public log 'ml-2m'.*ml-25m"),
+        ("build ml-1m", "name the raw files, ml-1m.zip"),
+        ("build ml-1m none.zip", "none.zip is not there; https://grouplens"),
+        ("build ml-1m a b", "is built from ml-1m.zip .*found 2 files"),
+        ("ml-1m ml-20m", "expected NAME, or build NAME FILE"),
+    ],
+)
+def test_what_cannot_be_done_is_told(words: str, message: str, capsys) -> None:
+    assert main(["data", *words.split()]) == 2
+    import re
+
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_damaged_files_are_told(name: str, tmp_path: Path, small: Path) -> None:
+    for file in (raw := RAW[name](tmp_path)):
+        content = file.read_bytes()
+        file.write_bytes(b"\x1f\x8b\xff{" + content[: len(content) // 2])
+        with pytest.raises(UsageError):
+            building.build(name, raw, tmp_path / "d", verbose=False)
+        assert not list((tmp_path / "d").glob("*/*.inter"))
+        file.write_bytes(content)
+
+
+def test_the_list_has_every_log(capsys) -> None:
+    assert main(["data"]) == 0
+    told = capsys.readouterr().out
+    for name, log in public_logs().items():
+        assert name in told and log.recipe in RECIPES
+        assert main(["data", name]) == 0
+        assert log.licence in (page := capsys.readouterr().out) and str(log.yaml) in page
+        assert set(read_yaml(log.yaml)["load_col"]["inter"]) >= {"item_id", "timestamp"}
+        config = PosConfig("Pop", name, None, {"data_path": str(DATASETS)})
+        assert config.expected_counts == log.counts
+    assert public_log("ml-1m").counts["events"] == 999_611 and movielens is RECIPES["movielens"]
