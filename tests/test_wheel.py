@@ -63,11 +63,14 @@ def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     call(*build, tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    shipped = {n.removeprefix("recbole_pos/_properties/") for n in names if n.endswith(".yaml")}
+    shipped = {n.removeprefix("recbole_pos/_") for n in names if n.endswith(".yaml")}
     source = {
-        p.relative_to(ROOT / "properties").as_posix() for p in ROOT.glob("properties/**/*.yaml")
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("properties/**/*.yaml", "dataset/*/*.yaml")
+        for path in ROOT.glob(pattern)
     }
     assert shipped == source
+    assert not [name for name in names if name.endswith((".inter", ".item", ".user"))]
     assert not [n for n in names if n.startswith(("tests", "benchmarks"))]
 
     environment = tmp_path / "env"
