@@ -30,6 +30,7 @@ FITS = {
     "to_rope/rhythm-bursts.yaml": 8,
     "reference/beauty.yaml": 4 + 2,
     "reference/ml-1m.yaml": 3,
+    "reference/toys.yaml": 3,
     "posrec/diginetica.yaml": 32,
     "posrec/diginetica-sixteenth.yaml": 32,
     "posrec/yoochoose.yaml": 32,
