@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, radians
+from recbole_pos.position.frequencies import FrequencyBank
 from recbole_pos.position.rotary import planes_of
-from recbole_pos.position.time_rotary import AngularPosition
-from recbole_pos.values import SECONDS
+from recbole_pos.position.time_rotary import BankRotaryPosition
 
 # Days. Month and year are the mean ones of the Gregorian calendar: those of one's own length would
 # make the same two gaps differ by where they stand.
@@ -31,7 +28,7 @@ PERIODS = {
 }
 
 
-class CalendarRotaryPosition(AngularPosition):
+class CalendarRotaryPosition(BankRotaryPosition):
     """Rotary positions that turn once an hour, a day, a week, a month, a year.
 
     Planes are dealt out to the parts in turn; the n-th plane of a part turns n times a period, so
@@ -44,10 +41,8 @@ class CalendarRotaryPosition(AngularPosition):
     """
 
     options = ("calendar_parts",)
-    time_unit = "days"
 
     def __init__(self, dimensions: Dimensions, *, calendar_parts: list[str]) -> None:
-        super().__init__()
         planes = planes_of(dimensions, "calendar_rope")
         if planes < len(calendar_parts):
             raise UsageError(
@@ -57,17 +52,5 @@ class CalendarRotaryPosition(AngularPosition):
         turns = torch.arange(planes) // len(calendar_parts) + 1
         days = torch.tensor([PERIODS[part] for part in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
-        self.bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
-        self.key, self.heads = tuple(calendar_parts), dimensions.n_heads
-        self.fresh_periods = self.time_periods()
-
-    def angles(self, ctx: SequenceContext) -> Tensor:
-        return radians(self.time(ctx), self.bank())[:, None]
-
-    def fixed_key(self) -> tuple | None:
-        return self.key
-
-    @torch.no_grad()
-    def time_periods(self) -> Tensor:
-        """[h, e / 2] seconds of a turn."""
-        return (2 * math.pi / self.bank() * SECONDS[self.time_unit]).expand(self.heads, -1)
+        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
+        super().__init__(dimensions, bank, "days", tuple(calendar_parts))

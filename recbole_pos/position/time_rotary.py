@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import order_bank, radians, time_bank
+from recbole_pos.position.frequencies import FrequencyBank, order_bank, radians, time_bank
 from recbole_pos.position.rotary import planes_of, rotate_pairs
 from recbole_pos.values import SECONDS
 
@@ -67,7 +67,38 @@ class AngularPosition(AttentionPosition):
         return ctx.elapsed / SECONDS[self.time_unit]
 
 
-class TimeRotaryPosition(AngularPosition):
+class BankRotaryPosition(AngularPosition):
+    """Base of schemes that turn by time alone, with the frequencies of one bank.
+
+    Args:
+        dimensions: sizes of the model.
+        bank: radians per unit of time.
+        time_unit: the unit.
+        key: what a bank without parameters depends on.
+    """
+
+    def __init__(
+        self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, key: tuple
+    ) -> None:
+        super().__init__()
+        self.bank, self.time_unit, self.heads = bank, time_unit, dimensions.n_heads
+        self.key = key if bank.is_fixed else None
+        self.fresh_periods = self.time_periods()
+
+    def angles(self, ctx: SequenceContext) -> Tensor:
+        return radians(self.time(ctx), self.bank())[:, None]
+
+    def fixed_key(self) -> tuple | None:
+        return self.key
+
+    @torch.no_grad()
+    def time_periods(self) -> Tensor:
+        """[h, e / 2] seconds of a turn."""
+        periods = 2 * math.pi / self.bank() * SECONDS[self.time_unit]
+        return periods.expand(self.heads, -1)
+
+
+class TimeRotaryPosition(BankRotaryPosition):
     """Rotary positions that turn with time instead of order (Wei et al., TO-RoPE, section 3.2).
 
     Args:
@@ -81,26 +112,10 @@ class TimeRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
-        super().__init__()
-        self.time_unit = time_options["time_unit"]
         planes = planes_of(dimensions, "time_rope")
         bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
         assert bank is not None  # a head has a plane at least
-        self.bank = bank
-        self.key = tuple(time_options.values()) if bank.is_fixed else None
-        self.heads = dimensions.n_heads
-        self.fresh_periods = self.time_periods()
-
-    def angles(self, ctx: SequenceContext) -> Tensor:
-        return radians(self.time(ctx), self.bank())[:, None]
-
-    def fixed_key(self) -> tuple | None:
-        return self.key
-
-    @torch.no_grad()
-    def time_periods(self) -> Tensor:
-        periods = 2 * math.pi / self.bank() * SECONDS[self.time_unit]
-        return periods.expand(self.heads, -1)
+        super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
 
 
 class TimeOrderRotaryPosition(AngularPosition):
