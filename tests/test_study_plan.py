@@ -306,6 +306,9 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
         bad = study(text.replace(wrong, f"{wrong}, n_beads: 1"))
         with pytest.raises(UsageError, match=f"line {line}: .*unknown key 'n_beads'"):
             check_plan(with_unread(bad, check), check)
+    both = study(text.replace("model: Pop", "model: Pop, n_heads: 1"))
+    with pytest.raises(UsageError, match="line 11: row Pop: unknown key 'n_heads'"):
+        check_plan(with_unread(both, check), check)
 
 
 # when a run is the same run
