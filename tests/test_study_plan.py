@@ -15,7 +15,6 @@ import recbole_pos.study
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.study.expand import (
     check_plan,
-    digest,
     dry_run,
     dry_run_sentence,
     fits,
@@ -309,35 +308,6 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
     both = study(text.replace("model: Pop", "model: Pop, n_heads: 1"))
     with pytest.raises(UsageError, match="line 11: row Pop: unknown key 'n_heads'"):
         check_plan(with_unread(both, check), check)
-
-
-# when a run is the same run
-
-
-def test_digest_is_of_values_not_of_how_they_are_written():
-    one = {"a": 1, "b": [0.5, {"c": None}], "d": True}
-    assert digest(one, "data") == digest({"d": True, "b": (0.5, {"c": None}), "a": 1.0}, "data")
-    assert len(digest(one)) == 16
-    others = [
-        {**one, "a": 2},
-        {**one, "a": True},
-        {**one, "d": 1},
-        {**one, "e": None},
-        {**one, "b": [{"c": None}, 0.5]},
-        {**one, "a": "1"},
-        {**one, "a": float("inf")},
-    ]
-    assert len({digest(other, "data") for other in [one, *others]}) == len(others) + 1
-    assert digest(one, "data") != digest(one, "other data") != digest(one)
-
-
-def test_digest_stays_the_same_from_version_to_version():
-    assert digest({"model": "SASRec", "lr": 1e-3}, "split") == "2e036afcd2f1a1f3"
-
-
-def test_digest_takes_plain_values_only():
-    with pytest.raises(UsageError, match="a.b: .* is no plain value"):
-        digest({"a": {"b": object()}})
 
 
 # the room
