@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +192,36 @@ def test_what_only_tells_imports_nothing_heavy(line: str) -> None:
         if (least := min(least, float(seconds))) < 0.5:
             break
     assert least < 0.5
+
+
+@pytest.mark.parametrize(
+    "line, rank, told",
+    [
+        ("run -m FPARec -d shop", "0", "recbole-pos .*: FPARec on shop\n"),
+        ("-m FPARec -d shop --log LOG", "0", "recbole-pos .*: FPARec on shop\n"),
+        ("run --resume saved/shop", "0", "recbole-pos .*: going on with saved/shop\n"),
+        ("run --config_files", "0", "recbole-pos .*: the model of the files\n"),
+        ("run -m FPARec -d shop --quiet", "0", ""),
+        ("run -m FPARec -d shop --json", "0", ""),
+        ("run -m FPARec -d shop", "1", ""),  # the second process of torchrun
+    ],
+)
+def test_a_run_says_what_begins_before_torch_is_imported(
+    line: str, rank: str, told: str, tmp_path: Path
+) -> None:
+    """What trains is replaced by the question whether anything heavy is there."""
+    log, yaml = tmp_path / "log", tmp_path / "mine.yaml"
+    yaml.write_text("epochs: 1\n")
+    code = (
+        "import sys, types; late = types.ModuleType('late')\n"
+        f"late.run = lambda *a, **k: print(sorted({HEAVY} & set(sys.modules)))\n"
+        "sys.modules['recbole_pos.experiment.run'] = late\n"
+        "from recbole_pos.cli.main import main; main(sys.argv[1:])"
+    )
+    words = line.replace("LOG", str(log)).replace("_files", f"_files {yaml}").split()
+    environ = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert re.fullmatch(told + r"\[\]\n", done.stdout), done
+    if "LOG" in line:
+        assert re.fullmatch(told, log.read_text())

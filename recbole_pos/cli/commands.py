@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from recbole_pos.cli.arguments import (
@@ -25,6 +26,8 @@ from recbole_pos.config.arguments import (
     RunArguments,
     SearchArguments,
 )
+from recbole_pos.experiment.starters import started_by
+from recbole_pos.version import __version__
 
 
 def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -93,16 +96,26 @@ def _run(args: argparse.Namespace, options: list[str]) -> int:
 
             list_options(args.model, parse_overrides(options))
         return 0
+    files, overrides = config_files(args.config_files), parse_overrides(options)
+    settings = read_fields(args, RunArguments)
+    _announce(args, settings)
     from recbole_pos.experiment.run import run
 
-    run(
-        args.model,
-        args.dataset,
-        config_files(args.config_files),
-        parse_overrides(options),
-        settings=read_fields(args, RunArguments),
-    )
+    run(args.model, args.dataset, files, overrides, settings=settings)
     return 0
+
+
+def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
+    """Say what begins, before torch and RecBole are imported, which takes seconds."""
+    if settings.as_json or any(rank for _, rank, _ in started_by(os.environ)):
+        return
+    from recbole_pos.screen import Screen
+
+    what = " on ".join(word for word in (args.model, args.dataset) if word)
+    if settings.resume is not None:
+        what = f"going on with {settings.resume}"
+    screen = Screen(settings.verbose, log=settings.log)
+    screen.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
 
 
 def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:

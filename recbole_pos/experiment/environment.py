@@ -1,7 +1,6 @@
 """Whether this process is one of several that torchrun, mpirun or srun have started.
 
-Then they are one run: each has its number from the environment, and nobody starts more. One row for
-each way to start processes; the first that says more than one process holds.
+Then they are one run: each has its number from the environment, and nobody starts more.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,39 +15,11 @@ import torch.distributed as dist
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.meeting import Meeting, Member, open_store
+from recbole_pos.experiment.starters import STARTERS, Starter, number_in, started_by
 
 PORT = 5678  # where several machines meet, as in RecBole
 _STORES: dict[str, dist.Store] = {}  # kept until the process ends: others may still read
 _RUNS = itertools.count()  # all processes run the same script, so they count alike
-
-
-@dataclass(frozen=True)
-class Starter:
-    """A program that starts processes, and the variables by which it tells them who they are."""
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-# mpirun on a SLURM cluster may start its helpers by srun: what it says itself stands before.
-STARTERS = (
-    Starter("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Starter(
-        "mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Starter("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # not SLURM_NTASKS: a batch script has it too, and is one process
-    Starter(
-        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
-    ),
-)
 
 
 def member_here(environ: Mapping[str, str], told: RunArguments) -> Member | None:
@@ -63,12 +33,7 @@ def member_here(environ: Mapping[str, str], told: RunArguments) -> Member | None
     Raises:
         UsageError: if the environment makes no sense, or ``nproc`` asks for still more processes.
     """
-    for starter in STARTERS:
-        if starter.rank not in environ or starter.size not in environ:
-            continue
-        rank, size = (_number(environ, name) for name in (starter.rank, starter.size))
-        if size <= 1:
-            continue
+    for starter, rank, size in started_by(environ):
         if not 0 <= rank < size:
             raise UsageError(
                 f"{starter.rank}={rank} and {starter.size}={size} in the environment: expected "
@@ -89,8 +54,8 @@ def member_here(environ: Mapping[str, str], told: RunArguments) -> Member | None
 def _member(
     environ: Mapping[str, str], told: RunArguments, starter: Starter, rank: int, size: int
 ) -> Member:
-    local_rank = _number(environ, starter.local_rank, 0)
-    local_size = _number(environ, starter.local_size, 1)
+    local_rank = number_in(environ, starter.local_rank, 0)
+    local_size = number_in(environ, starter.local_size, 1)
     ip = told.ip if told.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
     ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
     if not ip:
@@ -111,7 +76,7 @@ def _member(
         local_size,
         ip,
         int(port),
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        attempt=number_in(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         kept=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         gpus=_gpus(environ),
     )
@@ -136,16 +101,6 @@ def meeting_here(member: Member, timeout: float) -> Meeting:
         keep = member.rank == 0 and not member.kept
         _STORES[address] = open_store(member.ip, member.port, keep, timeout)
     return Meeting(_STORES[address], address, timeout, f"run{next(_RUNS)}")
-
-
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number that a value begins with: srun writes ``2(x3),1``, tasks by machine."""
-    if default is not None and name not in environ:
-        return default
-    found = re.match(r"\d+", environ[name])
-    if found is None:
-        raise UsageError(f"{name} in the environment: expected a number, found {environ[name]!r}")
-    return int(found.group())
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
