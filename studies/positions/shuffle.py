@@ -1,0 +1,54 @@
+"""Writes a log whose histories are in random order: how much is order worth there at all?
+
+    python studies/positions/shuffle.py ml-100k FOLDER         # FOLDER/ml-100k-shuffled
+    python studies/positions/shuffle.py toyshop FOLDER --data_path dataset
+
+Of each user the last two events, which leave-one-out holds out, stay; the items of those before
+them change places. So targets, users, popularity and times are the same, and order tells nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import read_dataset
+
+HELD_OUT = 2
+SEED = 2024
+
+
+def main() -> None:
+    """Read the log as a run does, shuffle, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dataset")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data_path")
+    given = parser.parse_args()
+    options = {} if given.data_path is None else {"data_path": given.data_path}
+    dataset = read_dataset(PosConfig("Pop", given.dataset, None, options))
+    user, item, time = (dataset.inter_feat[f] for f in ("user_id", "item_id", "timestamp"))
+    order = np.lexsort((time, user))  # stable: events of one second stay as in the file
+    frame = dataset.inter_feat.iloc[order][["user_id", "item_id", "timestamp"]].copy()
+    newer = frame.groupby("user_id").cumcount(ascending=False)
+    free = np.flatnonzero(newer >= HELD_OUT)
+    key = np.random.default_rng(SEED).random(len(free))
+    within = np.lexsort((key, frame["user_id"].to_numpy()[free]))
+    items = frame["item_id"].to_numpy(copy=True)
+    items[free] = items[free][within]
+    for field, codes in (("user_id", frame["user_id"]), ("item_id", items)):
+        frame[field] = dataset.id2token(field, codes)
+    name = f"{given.dataset}-shuffled"
+    file = given.folder / name / f"{name}.inter"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    types = {"user_id": "token", "item_id": "token", "timestamp": "float"}
+    frame = frame.rename(columns={field: f"{field}:{kind}" for field, kind in types.items()})
+    frame.to_csv(file, sep="\t", index=False)
+    print(file)
+
+
+if __name__ == "__main__":
+    main()
