@@ -6,10 +6,12 @@ applied when RecBole is imported, before or after this package: nothing here imp
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -36,6 +38,8 @@ def apply() -> None:
     when_imported("recbole", after(add_numpy_aliases))
     when_imported("recbole", after(add_dok_matrix_update))
     when_imported("recbole", after(silence_pandas_warnings))
+    when_imported("recbole.evaluator.metrics", import_when_called("sklearn.metrics"))
+    when_imported("recbole.utils.utils", import_when_called("torch.utils.tensorboard"))
     when_imported("recbole.config.configurator", after(skip_numpy_settings_of_config))
     when_imported("recbole.model.sequential_recommender.sine", keep_anomaly_mode_as_it_is)
     when_imported("recbole.model.general_recommender.pop", after(count_every_event_in_pop))
@@ -62,6 +66,32 @@ def add_dok_matrix_update(module: ModuleType | None = None) -> None:
 def silence_pandas_warnings(module: ModuleType | None = None) -> None:
     """RecBole fills missing values in a way pandas 3 will not support; pandas<3 is required."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
+
+
+def import_when_called(name: str) -> Action:
+    """RecBole imports scikit-learn and tensorboard wherever it trains: a second of every start.
+
+    Three metrics of ratings call the one, its own trainer the other. While a module of RecBole
+    runs, ``name`` is a stand-in; what is taken from it imports the real one when it is called.
+    """
+
+    def stand_in(module: ModuleType) -> Callable[[], None] | None:
+        if name in sys.modules:
+            return None
+        there = sys.modules[name] = ModuleType(name)
+        vars(there)["__getattr__"] = lambda called: functools.partial(_call, name, called)
+
+        def take_away() -> None:
+            if sys.modules.get(name) is there:
+                del sys.modules[name]
+
+        return take_away
+
+    return stand_in
+
+
+def _call(name: str, called: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(import_module(name), called)(*args, **kwargs)
 
 
 def skip_numpy_settings_of_config(configurator: ModuleType) -> None:

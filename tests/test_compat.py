@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse
@@ -22,6 +23,23 @@ def test_anomaly_mode_stays_as_it_was() -> None:
             [sys.executable, "-c", code.format(before)], capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
+
+
+def test_what_few_metrics_need_is_imported_when_they_are_asked(tmp_path: Path) -> None:
+    code = """
+import sys
+import recbole_pos
+from recbole.evaluator import metrics
+from recbole.utils import utils
+print({"sklearn", "torch.utils.tensorboard"} & set(sys.modules))
+print(metrics.sk_auc([0, 0.5, 1], [0, 0.7, 1]), metrics.mean_squared_error([1, 2], [1, 4]))
+import sklearn.metrics
+print(sklearn.metrics.__spec__ is not None)
+print(type(utils.SummaryWriter(sys.argv[1])).__module__)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "board")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["set()", "0.6", "2.0", "True", "torch.utils.tensorboard.writer"]
 
 
 def test_only_missing_numpy_names_are_added() -> None:

@@ -26,6 +26,7 @@ from recbole_pos.serve.programs import encoder_of, traced
 
 pytestmark = pytest.mark.slow
 TRAINED = ["PosSASRec", "TORoPE"]
+long = pytest.mark.long  # the other two of two models and two formats
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,15 @@ def executed(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("form", ["onnx", "torch_export"])
-@pytest.mark.parametrize("model", TRAINED)
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("PosSASRec", "onnx"),
+        ("TORoPE", "torch_export"),
+        pytest.param("PosSASRec", "torch_export", marks=long),
+        pytest.param("TORoPE", "onnx", marks=long),
+    ],
+)
 def test_the_lines_of_the_readme(
     runs: Path, tmp_path: Path, model: str, form: str, capsys: Any
 ) -> None:
@@ -81,7 +89,7 @@ def test_the_lines_of_the_readme(
         recbole_pos.export(runs / model, to, form)
 
 
-@pytest.mark.parametrize("form", ["onnx", "torch_export"])
+@pytest.mark.parametrize("form", ["onnx", pytest.param("torch_export", marks=long)])
 def test_the_approximate_index_of_the_readme(runs: Path, tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("faiss")

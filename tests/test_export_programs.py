@@ -27,6 +27,7 @@ from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of,
 Build = Callable[..., Experiment]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 FORMATS = ["onnx", "torch_export"]
+long = pytest.mark.long  # seconds each; one of a kind is in every run of the tests
 N = 12
 LENGTHS = [[N], [1], [5], [1, 1, 1], [3, 1, 7, 7], [1, N, 2, 6, N, 1]]
 # everything that can share a layer, then what replaces attention
@@ -93,8 +94,15 @@ def test_rows_with_padding_are_what_packed_events_are(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("position", EXPORTED, ids=lambda names: names[-1])
+@pytest.mark.parametrize(
+    ("position", "form"),
+    [
+        pytest.param(names, form, marks=long if form == "onnx" and n else ())
+        for n, names in enumerate(EXPORTED)
+        for form in FORMATS
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[-1],
+)
 def test_programs_of_schemes(
     experiment: Build, tmp_path: Path, position: list[str], form: str
 ) -> None:
@@ -103,7 +111,7 @@ def test_programs_of_schemes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "AttrFormer"] + ["FGNN"])
 def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form: str) -> None:
     made = experiment(model)
@@ -113,6 +121,7 @@ def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -162,8 +171,8 @@ def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", ["own", "none"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("reads", ["own", pytest.param("none", marks=long)])
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> None:
     made = tables()
     made["user"]["country:token"] = made["user"]["age:float"] = 1

@@ -36,7 +36,7 @@ def join(home: Path, *address: str, **more: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("home", ["folder", "file"])
+@pytest.mark.parametrize("home", [pytest.param("folder", marks=pytest.mark.long), "file"])
 def test_an_own_cluster_writes_no_token(tmp_path: Path, home: str) -> None:
     """Also where the home folder cannot be written."""
     place = tmp_path / "home"

@@ -16,6 +16,7 @@ import pytest
 EXAMPLE = Path(__file__).parent.parent / "examples" / "shop"
 
 
+@pytest.mark.long  # each step has tests of its own
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the script asks the service by curl")
 def test_the_whole_way(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def _epochs(folder: Path) -> int:
     ("number", "code", "more"),
     [
         (signal.SIGINT, 130, ()),
-        (signal.SIGTERM, 143, ()),
-        (signal.SIGINT, 130, ("--nproc=2",)),
+        pytest.param(signal.SIGTERM, 143, (), marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 130, ("--nproc=2",), marks=pytest.mark.long),
         (signal.SIGTERM, 143, ("--nproc=2",)),
     ],
 )
