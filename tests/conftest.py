@@ -73,7 +73,9 @@ SLOW = (
     *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
     *("test_ties", "test_serve_", "test_study_cluster", "test_update", "test_grown"),
     *("test_export", "test_ray_token", "test_shop_example", "test_convert"),
-    *("test_launch", "test_distributed", "test_cache"),
+    *("test_launch", "test_distributed", "test_cache", "test_studies.py", "test_graph.py"),
+    *("test_every_position", "test_fgnn", "test_splits_time", "test_sessions", "test_compile"),
+    *("test_filtering", "test_study_preview", "test_identity", "test_sce.py", "test_study_ties"),
 )
 
 

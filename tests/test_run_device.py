@@ -76,7 +76,7 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
     threads = torch.get_num_threads()
     told = json.loads((tmp_path / "run" / "result.json").read_text())["device"]
     assert told == {"name": "cpu", "threads": threads, "precision": "float32"}
-    assert device_line(told) in capsys.readouterr().out.splitlines()[0]
+    assert device_line(told) in capsys.readouterr().out.splitlines()[1]
 
 
 @pytest.mark.parametrize(
