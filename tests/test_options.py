@@ -23,6 +23,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.attention import ACTIVATIONS
 from recbole_pos.model.sasrec import BLOCKS
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import nearest, suggest
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -103,6 +104,12 @@ def test_more_workers_than_cores_are_refused(workers: int, monkeypatch: Any) -> 
     [
         ("PosSASRec", {"position": ["difsr"], "difsr_size": 2**63}, "difsr_size.* 64 bits"),
         ("PosSASRec", {"position": ["difsr"], "difsr_size": 2**62}, "difsr_size must be at most"),
+        (
+            "PosSASRec",
+            {"position": ["calendar_rope"], "calendar_parts": ["day", "weak"]},
+            "'weak' is not one of hour, day, week.*did you mean week",
+        ),
+        ("PosSASRec", {"position": ["calendar_rope"], "calendar_parts": []}, "at least one"),
         ("SASRec", {"discretization": 1e-320}, "discretization: 1e-320 is too small"),
         ("SASRec", {"discretization": {"a": 3}}, "discretization.a: expected {method"),
         ("SASRec", {"discretization": {"a": {"method": "ED"}}}, "a.bucket: expected a whole"),
@@ -281,6 +288,13 @@ def test_every_option_of_the_plugin_has_a_row() -> None:
     inner = {f"{key}.{name}" for key, option in OPTIONS.items() for name in option.inner or {}}
     of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
     assert OPTIONS.keys() - every - ours - inner - {"model", "dataset", "plugins"} <= of_graphs
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_defaults_of_a_scheme_may_be_said(scheme: str) -> None:
+    """As the config.yaml of a run says them, which is read when it is loaded."""
+    said = read_yaml(ROOT / "position" / f"{scheme}.yaml")
+    PosConfig("PosSASRec", "ml-100k", None, {"position": [scheme], **said})
 
 
 def test_names_of_choices_are_those_of_the_code() -> None:

@@ -102,14 +102,14 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
 def _check_kind(where: str, key: str, name: str, value: Any, example: Any) -> None:
     """A value against an example; ``key`` is where its range stands, ``name`` what to call it."""
     option = rule(key)
-    if option.choices:
+    if option.choices and not isinstance(example, (list, tuple)):
         check_choice(f"{where}: {name}", value, option.choices)
         return
     if isinstance(example, list) and (value is not None and option.alone):
         value = value if isinstance(value, (list, tuple, dict)) else [value]
     _check_type(where, key, name, value, example)
-    if key == "dilations" and not value:
-        raise UsageError(f"{where}: dilations: expected at least one number")
+    if key in ("dilations", "calendar_parts") and not value:
+        raise UsageError(f"{where}: {key}: expected at least one")
     if isinstance(example, (list, tuple)) and example and not isinstance(example[0], dict):
         for inner in value:
             _check_kind(where, key, name, inner, example[0])
