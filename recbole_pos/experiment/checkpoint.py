@@ -148,9 +148,7 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
         best = _read(file)
         require(best, _BEST, file)
         if best["token"] != token_of(name):
-            raise CheckpointError(
-                f"{file} holds the best weights of another checkpoint than {path}"
-            )
+            raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
         state["best_weights"] = best["weights"]
     if missing := [key for key in required if key not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
