@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -44,6 +45,12 @@ def memory() -> int:
         return min(limits)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return min(limits if limit == resource.RLIM_INFINITY else [*limits, limit])
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take, about."""
+    used = psutil.Process().memory_info().rss
+    return min(psutil.virtual_memory().available, memory() - used)
 
 
 class Allocations(TorchDispatchMode):

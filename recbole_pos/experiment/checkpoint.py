@@ -4,14 +4,16 @@ Nothing in a file is used before it is held against what must stand there: :data
 weights and optimiser, what the model at hand would have written (``state.py``).
 
 RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
-Here every epoch writes tensors and plain values, with all random states, so that a resumed run ends
-with the same bits.
+Here are tensors and plain values, with all random states, so that a resumed run ends with the same
+bits. While a training goes on the best weights may stand in another file (``best_file.py``), which
+is read with the checkpoint: who loads one never sees that.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
+import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ import torch
 
 from recbole_pos.data.identity import changes
 from recbole_pos.errors import CheckpointError
+from recbole_pos.experiment.best_file import best_files, token_of
 from recbole_pos.experiment.expected import (
     Anything,
     Each,
@@ -98,6 +101,8 @@ LAYOUT: dict[str, Any] = {
     "loader": Maybe(_BYTES),
 }
 _SINCE = ("data", "fields")  # parts that earlier versions did not write
+# What a file of best weights holds; the checkpoint has its name as best_file, and no best_weights.
+_BEST: dict[str, Any] = {"token": "", "weights": _WEIGHTS}
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -119,11 +124,40 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``, onto the CPU.
 
+    The best weights of a file that names another one are read from there.
+
     Raises:
         CheckpointError: if the file is missing, damaged, lacks one of ``required`` or has it in
             another form than ``LAYOUT``, holds a pickled object (nothing in it is run), or was not
             written by this package.
     """
+    path = Path(path)
+    written = path.stat().st_mtime_ns if path.is_file() else None
+    state = _read(path)
+    if (name := state.pop("best_file", None)) is not None and (
+        not required or "best_weights" in required
+    ):
+        file = path.with_name(Path(name).name)
+        if not file.is_file():
+            if path.stat().st_mtime_ns != written:  # the training has gone on meanwhile
+                return load(path, required)
+            raise CheckpointError(
+                f"{path} lacks its best weights, which are in {file.name} beside it while a "
+                "training goes on: copy the whole folder"
+            )
+        best = _read(file)
+        require(best, _BEST, file)
+        if best["token"] != token_of(name):
+            raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
+        state["best_weights"] = best["weights"]
+    if missing := [key for key in required if key not in state]:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
+    parts = {*required, *(key for key in _SINCE if key in state)}
+    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
+    return state
+
+
+def _read(path: Path) -> dict[str, Any]:
     require_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -137,12 +171,23 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
         raise damaged(path, error) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
-    missing = [key for key in required if key not in state]
-    if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    parts = {*required, *(key for key in _SINCE if key in state)}
-    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
+    if wrong := difference(state.get("best_file", ""), "", "best_file"):
+        raise CheckpointError(f"{path} cannot be used: {wrong}")
     return state
+
+
+def copy(source: Path, target: Path) -> None:
+    """A checkpoint elsewhere, as one file; what is there is replaced at once.
+
+    Raises:
+        CheckpointError: if there is none, or it is damaged.
+        StorageError: if it cannot be written.
+    """
+    if best_files(source):
+        save(target, load(source))
+        return
+    with whole(target, text=False) as file, source.open("rb") as given:
+        shutil.copyfileobj(given, file)
 
 
 def require_archive(path: str | Path) -> None:

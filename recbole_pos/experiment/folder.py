@@ -91,6 +91,11 @@ class RunFolder:
             )
         return self
 
+    @property
+    def only_begun(self) -> bool:
+        """Whether a run was stopped here before an epoch was kept."""
+        return self.config.is_file() and not (self.checkpoint.exists() or self.result.exists())
+
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))

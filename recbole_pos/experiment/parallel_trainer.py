@@ -14,6 +14,7 @@ from torch import Tensor
 from recbole_pos import distributed
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.keeper import Keeper
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.values import Options
 
@@ -82,9 +83,8 @@ class ParallelTrainer(PosTrainer):
     def _targets(self, batch: Any) -> int:
         return self.share.whole
 
-    def _save_checkpoint(self) -> None:
-        if self.share.rank == 0:
-            super()._save_checkpoint()
+    def _keeper(self, saved: bool) -> Keeper:
+        return super()._keeper(saved and self.share.rank == 0)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Every process reads the same file."""

@@ -17,7 +17,7 @@ from recbole_pos.experiment.device import require_device
 from recbole_pos.experiment.environment import member_here
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.group import run_as_member, run_in_parallel
-from recbole_pos.experiment.precision import check_precision
+from recbole_pos.experiment.precision import Precision, check_precision
 from recbole_pos.experiment.result import Result
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import dataset_of, train
@@ -78,8 +78,9 @@ def run(
             raise UsageError(
                 "--resume takes everything from its run folder; only --epochs may change"
             )
-        folder = RunFolder(resume).require()
-        config = _config_of(folder, config_dict)
+        folder = RunFolder(resume)
+        config = _config_of(folder if folder.only_begun else folder.require(), config_dict)
+        _require_precision(config, folder)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
@@ -102,6 +103,16 @@ def _require_patience(told: RunArguments) -> None:
         )
     if not 0 < told.join_timeout < math.inf:
         raise UsageError(f"--join_timeout: expected seconds above 0, found {told.join_timeout}")
+
+
+def _require_precision(config: PosConfig, folder: RunFolder) -> None:
+    """Scaled float16 goes on where it began, or the run would be another one."""
+    made = Precision.of(config)
+    if (made.name, made.device) == ("fp16", "cpu"):
+        raise UsageError(
+            f"--resume: {folder.path} is trained with precision: fp16, which needs a GPU, and this "
+            "run would go on on a CPU; continue it on a machine with a GPU"
+        )
 
 
 def load(

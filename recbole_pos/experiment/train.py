@@ -45,10 +45,11 @@ def train(
         with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = dataset_of(folder, config)
-            experiment = prepare(config, fresh=folder is None, dataset=dataset)
+            fresh = folder is None or folder.only_begun
+            experiment = prepare(config, fresh=fresh, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.screen = screen
-        resumed = None if folder is None else str(folder.checkpoint)
+        resumed = None if folder is None or fresh else str(folder.checkpoint)
         if not first:
             if resumed:
                 trainer.resume_checkpoint(resumed, loaders["train"])
@@ -63,6 +64,8 @@ def train(
         try:
             if resumed:
                 trainer.resume_checkpoint(resumed, loaders["train"])
+            elif folder.only_begun:
+                screen.line(f"{folder.path} has no finished epoch: from the beginning")
             return _to_result(experiment, folder, screen)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():

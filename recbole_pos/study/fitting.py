@@ -19,6 +19,7 @@ import torch
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.train import train
@@ -125,6 +126,4 @@ def _copy(source: RunFolder, target: RunFolder) -> None:
     target.path.mkdir(parents=True, exist_ok=True)
     for file in (source.config, source.metrics):
         shutil.copy(file, target.path)
-    unfinished = target.checkpoint.with_suffix(".copy")
-    shutil.copy(source.checkpoint, unfinished)
-    Path(unfinished).replace(target.checkpoint)
+    checkpoint.copy(source.checkpoint, target.checkpoint)

@@ -19,6 +19,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe
 from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment import folder as folders
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder
@@ -319,8 +320,9 @@ def _keep(best: Trial, kept: RunFolder) -> None:
     """The best trial's checkpoint as a run folder, for ``plot``, ``inspect`` and ``load``."""
     kept.path.mkdir(exist_ok=True)
     with best.result.checkpoint.as_directory() as saved:
-        for file in (kept.checkpoint, kept.metrics):
-            shutil.copy(Path(saved) / file.name, file)
+        there = RunFolder(saved)
+        shutil.copy(there.metrics, kept.metrics)
+        checkpoint.copy(there.checkpoint, kept.checkpoint)
 
 
 def _test(config: PosConfig, experiment: Experiment, kept: RunFolder) -> dict[str, float] | None:

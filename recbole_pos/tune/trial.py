@@ -23,6 +23,7 @@ from ray import tune
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import PosError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -104,8 +105,12 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
     if not start:
         return None
     with start.as_directory() as saved:
+        there = RunFolder(saved).checkpoint
         for file in Path(saved).iterdir():
-            shutil.copy(file, folder.path)
+            if not file.name.startswith(there.name):
+                shutil.copy(file, folder.path)
+        if there.is_file():
+            checkpoint.copy(there, folder.checkpoint)
     return folder.checkpoint if folder.checkpoint.is_file() else None
 
 
