@@ -73,6 +73,9 @@ class ParallelTrainer(PosTrainer):
         more = 7919 * self.share.rank + 104729 * epoch
         return (self.config["seed"] + more) % 2**32
 
+    def _table(self) -> None:
+        """Gradients are sent as they are: dense."""
+
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
         return super()._loss(loss_func, batch) * self.share.weight
 

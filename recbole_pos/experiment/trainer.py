@@ -7,8 +7,8 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping
 from recbole.utils.utils import get_local_time
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
@@ -34,6 +34,7 @@ from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.precision import Precision
 from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
+from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
 from recbole_pos.screen import Screen
 from recbole_pos.values import Options
@@ -65,6 +66,7 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
         self.optimizer: Any = self._build_optimizer()
+        self.kept: KeptGradient | None = None  # while an epoch is trained
         self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
@@ -177,6 +179,7 @@ class PosTrainer(EvaluatingTrainer):
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.steps(),
+            self.steps_in_rows(),
             screen.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
@@ -204,7 +207,7 @@ class PosTrainer(EvaluatingTrainer):
 
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
         """One optimiser step, of which nothing is read before later ones are on their way."""
-        self.optimizer.zero_grad()
+        self._zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
         if self._skips and isinstance(value, Tensor) and value.device.type != "cpu":
@@ -220,6 +223,24 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
+    @contextmanager
+    def steps_in_rows(self) -> Iterator[None]:
+        """Steps that keep the gradient of a large item table, if they touch few of its rows."""
+        table = self._table()
+        if table is None:
+            yield
+            return
+        try:
+            with kept_gradient(table, whole=bool(self.clip_grad_norm)) as self.kept:
+                yield
+        finally:
+            self.kept = None
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+        if self.kept:
+            self.kept.clear()
+
     @property
     def _skips(self) -> bool:
         """Whether the optimiser can leave out a step without asking the device: fused Adam can."""
@@ -232,6 +253,9 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     # What ParallelTrainer does otherwise.
+
+    def _table(self) -> nn.Parameter | None:
+        return self.adapter.table()
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
         with self.precision.forward():

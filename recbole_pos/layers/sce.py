@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.losses import is_one
+from recbole_pos.layers.row_gradients import by_rows, row_gradient
 
 GROUP = 16  # products whose largest decides whether any of them is looked at
 
@@ -80,7 +81,10 @@ def bucket_cross_entropy(
         hidden, candidates = hidden.to(weight.dtype), weight.detach()[1:]
         positions = largest_products(buckets, hidden.detach(), size_x)
         items = largest_products(buckets, candidates, size_y) + 1
-        return _BucketCrossEntropy.apply(hidden, weight, targets, positions, items)
+        rows = None
+        if by_rows(weight):
+            rows = torch.cat([targets, items.flatten()]).unique(return_inverse=True)
+        return _BucketCrossEntropy.apply(hidden, weight, targets, positions, items, rows)
 
 
 def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
@@ -121,7 +125,8 @@ class _BucketCrossEntropy(torch.autograd.Function):
     """Losses of all buckets, then the gradient of those that are their position's largest.
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
-    the items, and nothing of that size is kept.
+    the items, and nothing of that size is kept. Given ``rows``, those of all targets and items in
+    ascending order and the place of each among them, the gradient of the weights has these alone.
     """
 
     @staticmethod
@@ -132,6 +137,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         positions: Tensor,
         items: Tensor,
+        rows: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         target_logit = (hidden * weight[targets]).sum(1)
         losses = target_logit[positions]
@@ -153,18 +159,27 @@ class _BucketCrossEntropy(torch.autograd.Function):
             of_target = (torch.where(covered, torch.expm1(-largest), 0) / count)[:, None]
             if want_hidden:
                 grad_hidden = of_target * weight[targets]
+            of_targets, of_items = targets, items  # where their gradients stand
             if want_weight:
-                grad_weight = torch.zeros_like(weight).index_add_(0, targets, of_target * hidden)
+                height = len(weight)
+                if rows is not None:
+                    height = len(rows[0])
+                    of_targets, of_items = rows[1][: len(targets)], rows[1][len(targets) :]
+                    of_items = of_items.view_as(items)
+                grad_weight = weight.new_zeros(height, weight.size(1))
+                grad_weight.index_add_(0, of_targets, of_target * hidden)
             for part in _parts(positions, items, hidden.size(1)):
                 where, which = positions[part], items[part]
-                rows, columns, logits = _bucket_logits(hidden, weight, targets, where, which)
+                states, columns, logits = _bucket_logits(hidden, weight, targets, where, which)
                 log_sum_exp = losses[part] + target_logit[where]
                 logits.sub_(log_sum_exp[..., None]).exp_().mul_(share[part][..., None])
                 if grad_hidden is not None:
                     grad_hidden.index_add_(0, where.flatten(), (logits @ columns).flatten(0, 1))
                 if grad_weight is not None:
-                    grad_weight.index_add_(0, which.flatten(), (logits.mT @ rows).flatten(0, 1))
+                    into = of_items[part].flatten()
+                    grad_weight.index_add_(0, into, (logits.mT @ states).flatten(0, 1))
         ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.rows, ctx.size = None if rows is None else rows[0], weight.shape
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
 
     @staticmethod
@@ -173,7 +188,10 @@ class _BucketCrossEntropy(torch.autograd.Function):
         grads = ctx.saved_tensors
         if not is_one(grad):  # spares a copy of the catalogue
             grads = [None if g is None else g * grad for g in grads]
-        return *grads, None, None, None
+        of_hidden, of_weight = grads
+        if of_weight is not None and ctx.rows is not None:
+            of_weight = row_gradient(ctx.rows, of_weight, ctx.size)
+        return of_hidden, of_weight, None, None, None, None
 
 
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:

@@ -15,6 +15,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
+from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.values import SECONDS, Options
 
@@ -57,7 +58,9 @@ class PosRecommender(SequentialRecommender):
         self.loss = loss_function(config)
         # whether the loss of a target depends on the others of its batch
         self.targets_meet = config["loss_type"] == "SCE"
-        self.item_embedding = nn.Embedding(self.n_items, config["hidden_size"], padding_idx=0)
+        self.item_embedding: nn.Embedding = ItemTable(
+            self.n_items, config["hidden_size"], padding_idx=0
+        )
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recbole_pos.data.loaders import Needs
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.row_gradients import LARGE, ItemTable
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.every_position import every_position_loss
 from recbole_pos.model.masked_events import masked_event_loss
@@ -49,6 +50,10 @@ class Rows:
         """The loss as a function of a batch of rows or, if ``packed``, of windows."""
         return self.model.calculate_loss
 
+    def table(self) -> nn.Parameter | None:
+        """The item table whose gradient is worth keeping: large, and a step touches few rows."""
+        return None
+
 
 class Own(Rows):
     """A model of the plugin."""
@@ -64,6 +69,12 @@ class Own(Rows):
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self.model.calculate_loss
+
+    def table(self) -> nn.Parameter | None:
+        embedding = self.model.item_embedding
+        own = isinstance(embedding, ItemTable) and embedding.weight.requires_grad
+        large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
+        return embedding.weight if large and self.model.targets_meet else None
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:

@@ -1,0 +1,117 @@
+"""Gradients of a large table by the rows that a step touched, not as a matrix of zeros.
+
+A dense gradient of a million items is 256 MB, made anew by everything that reads the table in a
+step: blocks of that size are mapped from the kernel page by page, filled with zeros, added up and
+given back. Between the ends of :func:`kept_gradient` one such matrix stays, and a step writes the
+rows that it touched; an optimiser reads it as ever, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LARGE = 32 * 2**20  # bytes of a table: smaller blocks stay in the process when they are freed
+
+_kept: list[KeptGradient] = []
+
+
+class KeptGradient:
+    """The dense ``grad`` of a table, which stays from step to step and is zero between them.
+
+    Args:
+        weight: [rows, d] the table.
+        whole: zero all of it, whatever was touched: for who changes gradients before a step, as
+            clipping does, which makes all rows NaN if one is.
+    """
+
+    def __init__(self, weight: nn.Parameter, whole: bool) -> None:
+        self.weight, self.whole = weight, whole
+        self.dense = torch.zeros_like(weight, requires_grad=False)
+        self._touched: list[Tensor] = []
+        self._all = False  # whether a gradient was dense after all
+
+    def note(self, grad: Tensor) -> None:
+        """Before a gradient is added."""
+        if grad.is_sparse:
+            self._touched.append(grad._indices()[0])
+        else:
+            self._all = True
+
+    def clear(self) -> None:
+        """What an optimiser's ``zero_grad`` is for other parameters."""
+        if self.whole or self._all:
+            self.dense.zero_()
+        else:
+            for rows in self._touched:
+                self.dense.index_fill_(0, rows, 0)
+        self._touched, self._all = [], False
+        self.weight.grad = self.dense
+
+
+@contextmanager
+def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGradient]:
+    """A table whose readers give gradients by rows in here; it has none afterwards."""
+    kept = KeptGradient(weight, whole)
+    hook = weight.register_hook(kept.note)
+    kept.clear()
+    _kept.append(kept)
+    try:
+        yield kept
+    finally:
+        _kept.remove(kept)
+        hook.remove()
+        weight.grad = None
+
+
+def by_rows(weight: Tensor) -> bool:
+    """Whether the gradient of a table may be sparse: where a dense one waits for it."""
+    return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
+
+
+def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
+    """The sparse gradient of a table.
+
+    Args:
+        rows: [n] int64, ascending and each once.
+        values: [n, d] their gradients.
+        size: (items, d) of the table.
+    """
+    return torch.sparse_coo_tensor(
+        rows[None], values, size, is_coalesced=True, check_invariants=False
+    )
+
+
+class ItemTable(nn.Embedding):
+    """torch's embedding, which gives a gradient by rows where one is kept."""
+
+    def forward(self, items: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not by_rows(self.weight):
+            return super().forward(items)
+        return _Lookup.apply(self.weight, items, self.padding_idx)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table. Their gradients are summed as torch does it, but in a matrix that has the
+    touched rows alone."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(items)
+        ctx.size, ctx.padding = weight.shape, padding
+        return nn.functional.embedding(items, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (items,) = ctx.saved_tensors
+        rows, place = items.unique(return_inverse=True)
+        values = torch.ops.aten.embedding_dense_backward(grad, place, len(rows), -1, False)
+        if ctx.padding is not None:
+            values[rows == ctx.padding] = 0
+        return row_gradient(rows, values, ctx.size), None, None

@@ -1,0 +1,158 @@
+"""The gradient of a large item table, kept from step to step: the same bits as a dense one."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from conftest import CROSS_ENTROPY
+
+from recbole_pos.experiment.parallel_trainer import ParallelTrainer
+from recbole_pos.layers import chunks, sce
+from recbole_pos.layers.row_gradients import ItemTable, by_rows, kept_gradient
+from recbole_pos.model import training
+
+SIZES = {"n_buckets": 5, "bucket_size_x": 9, "bucket_size_y": 4, "mix_x": True}
+
+
+def example(rows: int = 400, d: int = 8) -> tuple[ItemTable, torch.Tensor, torch.Tensor]:
+    """A table, and items that are read and predicted, some of them several times."""
+    torch.manual_seed(0)
+    table = ItemTable(rows, d, padding_idx=0)
+    return table, torch.randint(1, 60, (50,)), torch.randint(1, 60, (50,))
+
+
+def loss_of(table: ItemTable, items: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The table is read at both ends, as by a model."""
+    torch.manual_seed(1)
+    return sce.scalable_cross_entropy(3 * table(items), table.weight, targets, **SIZES)
+
+
+def test_a_step_writes_what_a_dense_gradient_has() -> None:
+    table, items, targets = example()
+    loss_of(table, items, targets).backward()
+    want, table.weight.grad = table.weight.grad, None
+    with kept_gradient(table.weight) as kept:
+        for _ in range(3):
+            kept.clear()
+            assert not kept.dense.any() and by_rows(table.weight)
+            loss_of(table, items, targets).backward()
+            assert table.weight.grad is kept.dense and torch.equal(kept.dense, want)
+        kept.clear()
+        (2 * loss_of(table, items, targets)).backward()
+        torch.testing.assert_close(kept.dense, 2 * want)
+    assert table.weight.grad is None and not by_rows(table.weight)
+    assert want.any(1).sum() < 80
+
+
+def test_padding_has_no_gradient() -> None:
+    table, items, _ = example()
+    items[::7] = 0
+    table(items).sum().backward()
+    want, table.weight.grad = table.weight.grad, None
+    with kept_gradient(table.weight) as kept:
+        table(items).sum().backward()
+        assert torch.equal(kept.dense, want) and not kept.dense[0].any()
+
+
+def test_gradients_add_up_until_they_are_cleared() -> None:
+    table, items, targets = example()
+    with kept_gradient(table.weight) as kept:
+        loss_of(table, items, targets).backward()
+        once = kept.dense.clone()
+        loss_of(table, items, targets).backward()
+        torch.testing.assert_close(kept.dense, 2 * once)
+        kept.clear()
+        assert not kept.dense.any()
+
+
+def test_who_touches_every_row_is_cleared_too() -> None:
+    """A gradient that is dense after all, and one that was changed before the step."""
+    table, items, targets = example()
+    with kept_gradient(table.weight) as kept:
+        (loss_of(table, items, targets) + table.weight.square().sum()).backward()
+        assert kept.dense[1:].any(1).all()
+        kept.clear()
+        assert not kept.dense.any()
+    with kept_gradient(table.weight, whole=True) as kept:
+        loss_of(table, items, targets).backward()
+        kept.dense.mul_(torch.nan)
+        kept.clear()
+        assert not kept.dense.any()
+
+
+def test_a_gradient_of_ones_own_is_dense() -> None:
+    """Sparse where the kept one waits for it, and nowhere else."""
+    table, items, targets = example()
+    with kept_gradient(table.weight):
+        table.weight.grad = None  # as another optimiser leaves it
+        loss_of(table, items, targets).backward()
+        assert not table.weight.grad.is_sparse
+    with pytest.raises(KeyError), kept_gradient(table.weight):
+        raise KeyError
+    assert not by_rows(table.weight) and table.weight.grad is None
+    loss_of(table, items, targets).backward()
+    assert not table.weight.grad.is_sparse
+
+
+def trained(experiment: Any, monkeypatch: Any, kept: bool, model: str, **options: Any) -> Any:
+    """Weights after an epoch, and whether the gradient was kept."""
+    monkeypatch.setattr(training, "LARGE", 0 if kept else 2**40)
+    made = experiment(model, loss_type="SCE", bucket_size_y=5, **options)
+    seen, step = [], made.trainer._step
+    monkeypatch.setattr(
+        made.trainer, "_step", lambda *given: (step(*given), seen.append(made.trainer.kept))
+    )
+    made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
+    assert seen and all((one is not None) == kept for one in seen) and made.trainer.kept is None
+    return made.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("PosSASRec", {}),
+        ("FPARec", {"clip_grad_norm": {"max_norm": 0.01}, "weight_decay": 0.1}),
+        ("FPARec", {"augmentation": "prefix", "learner": "sgd"}),
+        ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
+        ("PosRec", {}),
+    ],
+)
+def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, options: Any):
+    kept, dense = (trained(experiment, monkeypatch, k, model, **options) for k in (True, False))
+    for name, weights in dense.items():
+        assert torch.equal(kept[name], weights), name
+
+
+def test_which_tables_are_kept(experiment, monkeypatch) -> None:
+    """Large ones, of which a step touches some rows, that are trained, in one process."""
+    assert experiment("FPARec", loss_type="SCE").trainer.adapter.table() is None
+    monkeypatch.setattr(training, "LARGE", 0)
+    assert experiment("FPARec").trainer.adapter.table() is None
+    assert experiment("SASRec").trainer.adapter.table() is None
+    made = experiment("FPARec", loss_type="SCE")
+    assert made.trainer.adapter.table() is made.model.item_embedding.weight
+    assert ParallelTrainer._table(made.trainer) is None
+    made.model.item_embedding.weight.requires_grad_(False)
+    assert made.trainer.adapter.table() is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_step_makes_nothing_of_the_size_of_the_table(monkeypatch, kept: bool) -> None:
+    """Which it does without, so the test can tell."""
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 2**14)
+    table, items, targets = example(rows=50_000)
+    optimizer = torch.optim.Adam([table.weight], fused=True)
+    with kept_gradient(table.weight) if kept else nullcontext() as one:
+        for _ in range(2):
+            with torch.profiler.profile(profile_memory=True) as profile:
+                optimizer.zero_grad()
+                if one:
+                    one.clear()
+                loss_of(table, items, targets).backward()
+                optimizer.step()  # whose state is made in the first
+        sizes = [event.cpu_memory_usage for event in profile.events()]
+    large = [size for size in sizes if size >= 8 * 50_000 * 4]
+    assert bool(large) != kept
