@@ -145,9 +145,10 @@ class WindowLoader:
         targets = self.windows.end - self.windows.first
         batches = self._batches()
         index: Iterator[Tensor | None] = itertools.repeat(None)
-        if self._gatherer.device.type != "cpu" and self.share.alone:  # the whole epoch's at once
-            order = torch.from_numpy(np.concatenate(batches)).to(self._gatherer.device)
-            index = iter(order.split([len(batch) for batch in batches]))
+        if self._gatherer.device.type != "cpu":  # the whole epoch's at once
+            own = batches if self.share.alone else [self.share.part(batch) for batch in batches]
+            order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
+            index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
             yield self._gatherer.gather(self.share.of(batch, targets[batch]), there)
 
