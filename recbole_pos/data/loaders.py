@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,11 @@ class Needs:
         times: whether windows carry times.
         events: whether windows carry the places of events in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
+        prepare: what sizes or places only values tell, made of a batch of windows on the host; None
+            for models that need none. A device would be waited for, so batches for one are made on
+            the host, and prepared one ahead; on a CPU the model does it itself, in its step.
+        pack: rows of RecBole's as the batch that the model makes of them, for the same reason: how
+            many of their places hold an event.
     """
 
     windows: bool = False
@@ -42,6 +47,8 @@ class Needs:
     times: bool = False
     events: bool = False
     linked: bool = False
+    prepare: Callable[[SequenceBatch], SequenceBatch] | None = None
+    pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
 
 
 class WindowLoader:
@@ -164,12 +171,15 @@ class WindowLoader:
         Raises:
             UsageError: if the log must be there and does not fit.
         """
-        if self._gatherer.device != device and lies_on(device, wanted, self.log, self.windows):
+        here, prepare = self._gatherer.device, self.needs.prepare
+        if here != device and prepare is None and lies_on(device, wanted, self.log, self.windows):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
             yield from self
             return
         batches: Iterator[SequenceBatch] = iter(self)
+        if prepare is not None:
+            batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
         if self.share.alone:  # or its numbers would be those of the next batch
@@ -191,6 +201,7 @@ class RowLoader(TrainDataLoader):
 
     packed = False
     share = Share()
+    needs = Needs()
     collate_fn: Any  # a method of RecBole's, until the batch is divided
 
     @property
@@ -201,7 +212,10 @@ class RowLoader(TrainDataLoader):
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
         """The batches of an epoch where the model is; rows are made on the host alone."""
         for batch in self:
-            yield batch.to(device)
+            if device.type == "cpu":
+                yield batch.to(device)
+            else:
+                yield sent(batch if self.needs.pack is None else self.needs.pack(batch), device)
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: torch's generator, which checkpoints keep, makes the order."""
@@ -214,6 +228,16 @@ class RowLoader(TrainDataLoader):
             raise UsageError("worker: with nproc batches are made in each process; expected 0")
         whole, self.share = self.collate_fn, share
         self.collate_fn = lambda index: whole(share.of(index))
+
+
+def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
+    """A batch of the host on a device, which copies it by itself."""
+    if isinstance(made, SequenceBatch):
+        return (made.pin_memory() if device.type == "cuda" else made).to(device)
+    columns = made.interaction
+    if device.type == "cuda":
+        columns = {name: column.pin_memory() for name, column in columns.items()}
+    return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})
 
 
 class TargetLoader(FullSortEvalDataLoader):
@@ -260,7 +284,9 @@ def training_loader(
             f"augmentation: {name} can train with {' or '.join(choices)}, found {augmentation!r}"
         )
     if augmentation != "all_positions":
-        return RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+        rows = RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+        rows.needs = needs
+        return rows
     if not needs.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "

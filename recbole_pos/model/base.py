@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from recbole.data.interaction import Interaction
@@ -47,6 +48,7 @@ class PosRecommender(SequentialRecommender):
     needs_events = False  # whether batches must say which events of the log they hold
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
+    prepares: ClassVar[bool] = False  # whether ``prepare`` does something
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -83,6 +85,24 @@ class PosRecommender(SequentialRecommender):
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
+    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
+        """A batch on the host with what only its values tell (``prepared``)."""
+        return batch
+
+    def pack_rows(self, rows: Interaction) -> SequenceBatch:
+        """RecBole's rows on the host as windows with one target each, and prepared."""
+        items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
+        real = torch.arange(items.size(1)) < lengths[:, None]
+        batch = SequenceBatch(
+            items=items[real],
+            lengths=lengths,
+            targets=rows[self.POS_ITEM_ID],
+            width=int(lengths.max()),
+            positions=lengths.cumsum(0) - 1,
+            times=rows[self.TIME_SEQ][real] if self.needs_time else None,
+        )
+        return self.prepare(batch)
+
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Loss of the targets of packed windows, by default mean cross-entropy (FPARec, eq. 11)."""
         ctx = SequenceContext.from_lengths(
@@ -90,7 +110,8 @@ class PosRecommender(SequentialRecommender):
             self.max_seq_length,
             None if batch.times is None else self._seconds(batch.times),
             batch.items,
-            width=batch.width,
+            batch.prepared,
+            batch.width,
         )
         hidden = self.states(batch.items, ctx, batch.positions)
         self._require_states(hidden, len(batch))

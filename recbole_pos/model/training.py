@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.loaders import Needs
 from recbole_pos.errors import UsageError
 from recbole_pos.model.base import PosRecommender
@@ -43,7 +44,7 @@ class Rows:
 
     def needs(self) -> Needs:
         """What batches must be like."""
-        return Needs()
+        return Needs(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """The loss as a function of a batch of rows or, if ``packed``, of windows."""
@@ -55,7 +56,22 @@ class Own(Rows):
 
     def needs(self) -> Needs:
         model = self.model
-        return Needs(True, model.causal, model.needs_time, model.needs_events, model.linked)
+        return Needs(
+            windows=True,
+            causal=model.causal,
+            times=model.needs_time,
+            events=model.needs_events,
+            linked=model.linked,
+            prepare=model.prepare if model.prepares else None,
+            pack=model.pack_rows if self._packs() else None,
+        )
+
+    def _packs(self) -> bool:
+        """Whether the loss of rows is that of windows made of them: no class of another package
+        has said otherwise."""
+        says = ("calculate_loss", "window_loss", "states_of", "forward", "after")
+        said_by = {getattr(type(self.model), name).__module__ for name in says}
+        return all(module.startswith("recbole_pos.") for module in said_by)
 
     def compiles(self) -> bool:
         model, config = self.model, self.config
@@ -63,7 +79,12 @@ class Own(Rows):
         return packed and model.causal and not model.needs_events
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
-        return self._window_loss if packed else self.model.calculate_loss
+        return self._window_loss if packed else self._row_loss
+
+    def _row_loss(self, rows: Any) -> Tensor:
+        packed = isinstance(rows, SequenceBatch)  # for a device, by the loader
+        loss: Tensor = (self.model.window_loss if packed else self.model.calculate_loss)(rows)
+        return loss
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:
