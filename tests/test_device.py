@@ -40,6 +40,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("PosSASRec", {"block": "hstu"}),
     ("PosSASRec", {"loss_type": "SCE"}),
     ("PosSASRec", {"train_windows": "sliding"}),
+    *(
+        ("TORoPE", {"batch_shapes": "fixed", "train_windows": mode})
+        for mode in ("chunk", "sliding")
+    ),
     *((name, {"augmentation": "prefix"}) for name in ("PosSASRec", "TORoPE")),
     ("PosRec", {"augmentation": "prefix"}),
     ("AttrFormer", {"augmentation": "prefix", "chunking": False}),

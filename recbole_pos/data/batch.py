@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from recbole.data.interaction import Interaction
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Windows of b sequences, packed: m events in all, none of them padding.
+    """Windows of b sequences, packed: m events in all, none of them padding unless ``filled``.
 
     Attributes:
         items: [m] int64 item of each input event.
@@ -24,6 +25,8 @@ class SequenceBatch:
         events: [m] int64 place of each input event in the log, or None.
         prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
             tuples of tensors, which go where the batch goes.
+        real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
+        count: how many of them, None for k.
     """
 
     items: Tensor
@@ -34,10 +37,12 @@ class SequenceBatch:
     times: Tensor | None = None
     events: Tensor | None = None
     prepared: Any = None
+    real: Tensor | None = None
+    count: int | None = None
 
     def __len__(self) -> int:
-        """The number of targets."""
-        return self.targets.numel()
+        """The number of targets that are real."""
+        return self.targets.numel() if self.count is None else self.count
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same batch on a device; of pinned memory, without waiting for the copy."""
@@ -58,3 +63,13 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return value
     parts = {field.name: getattr(value, field.name) for field in fields(value)}
     return replace(value, **{name: each_tensor(part, change) for name, part in parts.items()})
+
+
+def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
+    """A batch of the host on a device, which copies it by itself."""
+    if isinstance(made, SequenceBatch):
+        return (made.pin_memory() if device.type == "cuda" else made).to(device)
+    columns = made.interaction
+    if device.type == "cuda":
+        columns = {name: column.pin_memory() for name, column in columns.items()}
+    return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,41 +13,16 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.batch import SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
+from recbole_pos.data.needs import Needs
+from recbole_pos.data.shapes import filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a model declares about the batches it learns from.
-
-    Attributes:
-        windows: whether it can learn from packed windows, a target at every position.
-        causal: whether every event has a state of its own, made from the events up to it; else a
-            window has one target, after its newest event.
-        times: whether windows carry times.
-        events: whether windows carry the places of events in the log.
-        linked: whether all windows of a user come in one batch, one after the other, oldest first.
-        prepare: what sizes or places only values tell, made of a batch of windows on the host; None
-            for models that need none. A device would be waited for, so batches for one are made on
-            the host, and prepared one ahead; on a CPU the model does it itself, in its step.
-        pack: rows of RecBole's as the batch that the model makes of them, for the same reason: how
-            many of their places hold an event.
-    """
-
-    windows: bool = False
-    causal: bool = True
-    times: bool = False
-    events: bool = False
-    linked: bool = False
-    prepare: Callable[[SequenceBatch], SequenceBatch] | None = None
-    pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
 
 
 class WindowLoader:
@@ -66,6 +40,7 @@ class WindowLoader:
         pool: batches sorted together; 1 for none.
         seed: of the order.
         needs: of the model.
+        fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
     """
 
     packed = True  # what it gives: windows, not rows
@@ -79,12 +54,13 @@ class WindowLoader:
         seed: int,
         shuffle: bool,
         needs: Needs,
+        fill_to: int | None = None,
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs = shuffle, needs
+        self.shuffle, self.needs, self.fill_to = shuffle, needs, fill_to
         self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
@@ -157,7 +133,8 @@ class WindowLoader:
             order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
             index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
-            yield self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+            made = self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+            yield made if self.fill_to is None else filled(made, self.fill_to)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """The batches of an epoch where the model is.
@@ -230,16 +207,6 @@ class RowLoader(TrainDataLoader):
         self.collate_fn = lambda index: whole(share.of(index))
 
 
-def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
-    """A batch of the host on a device, which copies it by itself."""
-    if isinstance(made, SequenceBatch):
-        return (made.pin_memory() if device.type == "cuda" else made).to(device)
-    columns = made.interaction
-    if device.type == "cuda":
-        columns = {name: column.pin_memory() for name, column in columns.items()}
-    return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})
-
-
 class TargetLoader(FullSortEvalDataLoader):
     """One row for each held-out event, for RecBole's general models too.
 
@@ -299,6 +266,7 @@ def training_loader(
         seed=config["seed"],
         shuffle=config["shuffle"],
         needs=needs,
+        fill_to=config["MAX_ITEM_LIST_LENGTH"] if fixed_shapes(config) else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -29,6 +30,23 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
     raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
+
+
+def real_loss(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    real: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """Mean cross-entropy of the ``real`` ([m] bool) targets alone, m sizes being what they are.
+
+    All other states become zero. Their loss is then that of a choice at random, which is taken off,
+    and neither states nor items get a gradient of it: the loss need not know, at no further cost.
+    """
+    mean = loss(hidden.where(real[:, None], 0), weight, targets)
+    scale = len(real) / real.sum(dtype=torch.float64)
+    return (mean * scale - (scale - 1) * math.log(len(weight) - 1)).to(mean.dtype)
 
 
 class PosRecommender(SequentialRecommender):
@@ -114,8 +132,11 @@ class PosRecommender(SequentialRecommender):
             batch.width,
         )
         hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, len(batch))
-        return self.loss(hidden, self.item_embedding.weight, batch.targets)
+        self._require_states(hidden, batch.targets.numel())
+        loss = (
+            self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
+        )
+        return loss(hidden, self.item_embedding.weight, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Said in words: what follows multiplies, and would say it in those of torch."""
