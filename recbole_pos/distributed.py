@@ -34,10 +34,15 @@ class Share:
         """This process's rows of a batch, ``counts`` being their numbers of targets (1 if None)."""
         if self.alone:
             return rows
-        own_rows = rows[self.rank :: self.size]
+        own = rows[self.rank :: self.size]
         self.whole = len(rows) if counts is None else int(counts.sum())
-        self.own = len(own_rows) if counts is None else int(counts[self.rank :: self.size].sum())
-        return own_rows if len(own_rows) else rows[:1]
+        self.own = len(own) if counts is None else int(counts[self.rank :: self.size].sum())
+        return self.part(rows)
+
+    def part(self, rows: Any) -> Any:
+        """The same, nothing counted."""
+        own = rows[self.rank :: self.size]
+        return own if len(own) else rows[:1]
 
     @property
     def weight(self) -> float:
@@ -84,13 +89,20 @@ class SharedLoss:
 
 
 class _Loss(nn.Module):
-    """A model with its loss as ``forward``, the one function of which torch knows the end."""
+    """A model with its loss as ``forward``, the one function of which torch knows the end.
+
+    Of a parameter that is unused in a step torch asks the device whether another process has used
+    it. On a CPU there is always such a one, or torch would advise to leave the question out, which
+    a model may need; a GPU would be waited for in every step, so there the advice is not shown.
+    """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
         super().__init__()
         self.model, self.loss = model, loss
-        device = next(model.parameters()).device
-        self.unused = nn.Parameter(torch.zeros((), device=device))  # or torch warns
+        if next(model.parameters()).device.type == "cpu":
+            self.unused = nn.Parameter(torch.zeros(()))
+        else:
+            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
 
     def forward(self, batch: Any) -> Any:
         return self.loss(batch)
@@ -157,11 +169,11 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
-def total(value: float, device: torch.device) -> float:
-    """Sum of a number over all processes."""
-    summed = torch.tensor([value], dtype=torch.float64).to(device)
+def total(value: Tensor) -> Tensor:
+    """Sum of a scalar over all processes, in float64 and where it is: nobody waits for a GPU."""
+    summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)
-    return float(summed)
+    return summed
 
 
 def gather_rows(own: dict[str, Tensor]) -> dict[str, Tensor]:

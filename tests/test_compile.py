@@ -27,6 +27,7 @@ def fresh() -> None:
         ("PosSASRec", {}),
         ("PosSASRec", {"position": ["t5"], "attn_dropout_prob": 0.2}),
         ("PosSASRec", {"train_windows": "sliding", "precision": "bf16"}),
+        ("PosSASRec", {"train_windows": "sliding", "batch_shapes": "fixed"}),
         *((name, {}) for name in ("FPARec", "KernelAttention", "TORoPE")),
     ],
     ids=str,
@@ -45,10 +46,15 @@ def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) ->
 
 
 @pytest.mark.slow
-def test_it_learns_the_same_with_a_graph_for_all_sizes(experiment, monkeypatch) -> None:
+@pytest.mark.parametrize("shapes", ["exact", "fixed"])
+def test_it_learns_the_same_with_a_graph_for_all_sizes(
+    experiment, monkeypatch, shapes: str
+) -> None:
     """Loss and gradients of batches of other numbers of events, sequences and columns."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 64)
-    made = experiment("PosSASRec", n_layers=1, train_batch_size=8, **NO_DROPOUT)
+    made = experiment(
+        "PosSASRec", n_layers=1, train_batch_size=8, batch_shapes=shapes, **NO_DROPOUT
+    )
     model, trainer = made.model, made.trainer
     model.train()
     batches = list(trainer.training_loader(made.loaders["train"]))
@@ -60,7 +66,7 @@ def test_it_learns_the_same_with_a_graph_for_all_sizes(experiment, monkeypatch) 
             value = 3 * loss(batch)
             found.append((value, *torch.autograd.grad(value, list(model.parameters()))))
         torch.testing.assert_close(*found)
-    assert len({len(batch.items) for batch in batches}) > 4
+    assert len({(len(batch.items), batch.width) for batch in batches}) > 4
     assert sum(len(graph.graph.nodes) > 0 for graph in graphs.graphs) <= 2  # full blocks or not
 
 

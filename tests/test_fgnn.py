@@ -36,14 +36,13 @@ def test_states_equal_loops(experiment, double, options: dict) -> None:
 
 def test_self_loops_by_hand(experiment) -> None:
     """4 4 4 6 4: item 4 follows itself twice, item 6 never; no other edge is made up."""
-    from recbole_pos.layers.graph import SessionGraph
-
-    items, ctx = packed([[4, 4, 4, 6, 4], [1, 2, 3]])
-    graph = SessionGraph.build(items, ctx)
-    plain = experiment("FGNN", **SMALL).model.weights(graph).tolist()
+    sessions = packed([[4, 4, 4, 6, 4], [1, 2, 3]])
+    model = experiment("FGNN", **SMALL).model
+    plain = model.weights(*model.graphs(*sessions)).tolist()
     assert plain[0] == [[2, 1, 0], [1, 1, 0], [0, 0, 1]]  # rows receive; the third is padding
     assert plain[1] == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    anchored = experiment("FGNN", anchors=True, **SMALL).model.weights(graph).tolist()
+    model = experiment("FGNN", anchors=True, **SMALL).model
+    anchored = model.weights(*model.graphs(*sessions)).tolist()
     assert anchored[1] == [[1, 0, 0], [1, 1, 0], [2, 1, 1]]  # the first item sends to all
 
 

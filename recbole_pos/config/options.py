@@ -120,6 +120,7 @@ _TABLE = (
     Option("stopping_step", 0, 10**9, role=SCHEDULE, unit="validations"),
     Option("gpu_id", role=SCHEDULE),
     Option("compile", role=SCHEDULE),
+    Option("batch_shapes", choices=("auto", "exact", "fixed"), role=TRAINING),
     Option("data_on_device", choices=("auto", "always", "never"), role=SCHEDULE),
     Option("precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"), role=TRAINING),
     Option("worker", 0, 2 * cores(), unit="processes"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from recbole.data.interaction import Interaction
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Windows of b sequences, packed: m events in all, none of them padding.
+    """Windows of b sequences, packed: m events in all, none of them padding unless ``filled``.
 
     Attributes:
         items: [m] int64 item of each input event.
@@ -22,6 +23,10 @@ class SequenceBatch:
         positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
         times: [m] float64 time of each input event, or None.
         events: [m] int64 place of each input event in the log, or None.
+        prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
+            tuples of tensors, which go where the batch goes.
+        real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
+        count: how many of them, None for k.
     """
 
     items: Tensor
@@ -31,22 +36,40 @@ class SequenceBatch:
     positions: Tensor | None = None
     times: Tensor | None = None
     events: Tensor | None = None
+    prepared: Any = None
+    real: Tensor | None = None
+    count: int | None = None
 
     def __len__(self) -> int:
-        """The number of targets."""
-        return self.targets.numel()
+        """The number of targets that are real."""
+        return self.targets.numel() if self.count is None else self.count
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same batch on a device; of pinned memory, without waiting for the copy."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> SequenceBatch:
         """The same batch where a GPU can copy it from by itself."""
-        return self._each(Tensor.pin_memory)
+        return each_tensor(self, Tensor.pin_memory)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
-        changed: dict[str, Any] = {
-            name: change(value) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        }
-        return SequenceBatch(**changed)
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A dataclass or tuple with every tensor in it changed, however deep; others as they are."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(each_tensor(part, change) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: each_tensor(part, change) for name, part in parts.items()})
+
+
+def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
+    """A batch of the host on a device, which copies it by itself."""
+    if isinstance(made, SequenceBatch):
+        return (made.pin_memory() if device.type == "cuda" else made).to(device)
+    columns = made.interaction
+    if device.type == "cuda":
+        columns = {name: column.pin_memory() for name, column in columns.items()}
+    return Interaction({n: column.to(device, non_blocking=True) for n, column in columns.items()})

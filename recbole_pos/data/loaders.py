@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,34 +13,16 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.batch import SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
+from recbole_pos.data.needs import Needs
+from recbole_pos.data.shapes import filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a model declares about the batches it learns from.
-
-    Attributes:
-        windows: whether it can learn from packed windows, a target at every position.
-        causal: whether every event has a state of its own, made from the events up to it; else a
-            window has one target, after its newest event.
-        times: whether windows carry times.
-        events: whether windows carry the places of events in the log.
-        linked: whether all windows of a user come in one batch, one after the other, oldest first.
-    """
-
-    windows: bool = False
-    causal: bool = True
-    times: bool = False
-    events: bool = False
-    linked: bool = False
 
 
 class WindowLoader:
@@ -59,6 +40,7 @@ class WindowLoader:
         pool: batches sorted together; 1 for none.
         seed: of the order.
         needs: of the model.
+        fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
     """
 
     packed = True  # what it gives: windows, not rows
@@ -72,12 +54,13 @@ class WindowLoader:
         seed: int,
         shuffle: bool,
         needs: Needs,
+        fill_to: int | None = None,
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs = shuffle, needs
+        self.shuffle, self.needs, self.fill_to = shuffle, needs, fill_to
         self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
@@ -145,11 +128,13 @@ class WindowLoader:
         targets = self.windows.end - self.windows.first
         batches = self._batches()
         index: Iterator[Tensor | None] = itertools.repeat(None)
-        if self._gatherer.device.type != "cpu" and self.share.alone:  # the whole epoch's at once
-            order = torch.from_numpy(np.concatenate(batches)).to(self._gatherer.device)
-            index = iter(order.split([len(batch) for batch in batches]))
+        if self._gatherer.device.type != "cpu":  # the whole epoch's at once
+            own = batches if self.share.alone else [self.share.part(batch) for batch in batches]
+            order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
+            index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
-            yield self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+            made = self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+            yield made if self.fill_to is None else filled(made, self.fill_to)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """The batches of an epoch where the model is.
@@ -163,12 +148,15 @@ class WindowLoader:
         Raises:
             UsageError: if the log must be there and does not fit.
         """
-        if self._gatherer.device != device and lies_on(device, wanted, self.log, self.windows):
+        here, prepare = self._gatherer.device, self.needs.prepare
+        if here != device and prepare is None and lies_on(device, wanted, self.log, self.windows):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
             yield from self
             return
         batches: Iterator[SequenceBatch] = iter(self)
+        if prepare is not None:
+            batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
         if self.share.alone:  # or its numbers would be those of the next batch
@@ -190,6 +178,7 @@ class RowLoader(TrainDataLoader):
 
     packed = False
     share = Share()
+    needs = Needs()
     collate_fn: Any  # a method of RecBole's, until the batch is divided
 
     @property
@@ -200,7 +189,10 @@ class RowLoader(TrainDataLoader):
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
         """The batches of an epoch where the model is; rows are made on the host alone."""
         for batch in self:
-            yield batch.to(device)
+            if device.type == "cpu":
+                yield batch.to(device)
+            else:
+                yield sent(batch if self.needs.pack is None else self.needs.pack(batch), device)
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: torch's generator, which checkpoints keep, makes the order."""
@@ -259,7 +251,9 @@ def training_loader(
             f"augmentation: {name} can train with {' or '.join(choices)}, found {augmentation!r}"
         )
     if augmentation != "all_positions":
-        return RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+        rows = RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
+        rows.needs = needs
+        return rows
     if not needs.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
@@ -272,6 +266,7 @@ def training_loader(
         seed=config["seed"],
         shuffle=config["shuffle"],
         needs=needs,
+        fill_to=config["MAX_ITEM_LIST_LENGTH"] if fixed_shapes(config) else None,
     )
 
 

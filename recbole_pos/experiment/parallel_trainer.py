@@ -79,9 +79,9 @@ class ParallelTrainer(PosTrainer):
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
         return super()._loss(loss_func, batch) * self.share.weight
 
-    def _value(self, loss: Tensor) -> float:
+    def _value(self, loss: Tensor) -> Tensor:
         """Mean over the whole batch: where one process has no number, none has."""
-        return distributed.total(loss.item(), self.device)
+        return distributed.total(loss)
 
     def _targets(self, batch: Any) -> int:
         return self.share.whole

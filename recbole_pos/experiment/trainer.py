@@ -210,12 +210,12 @@ class PosTrainer(EvaluatingTrainer):
         self._zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
-        if self._skips and isinstance(value, Tensor) and value.device.type != "cpu":
+        if self._skips and value.device.type != "cpu":
             # seen too late to stop this step: the device itself leaves the weights as they were
             self.optimizer.found_inf = (~value.isfinite()).any().float()
+            watch.add(value, number, batch, self._targets(batch))
         else:
-            value = float(value)
-        watch.add(value, number, batch, self._targets(batch))
+            watch.add(float(value), number, batch, self._targets(batch))
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -262,7 +262,7 @@ class PosTrainer(EvaluatingTrainer):
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
 
-    def _value(self, loss: Tensor) -> Tensor | float:
+    def _value(self, loss: Tensor) -> Tensor:
         return loss.detach()
 
     def _targets(self, batch: Any) -> int:

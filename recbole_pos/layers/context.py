@@ -54,7 +54,8 @@ class SequenceContext:
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
     items: Tensor | None = None  # [m] int64 item of each event
-    relations: Any = None  # BatchRelations of layers/relations.py, for models that read them
+    # what only the host can tell of a batch, for models that read it: BatchRelations, graphs
+    relations: Any = None
 
     either: ClassVar[Alignment] = "start"  # for layers to which both are the same
 
@@ -194,6 +195,11 @@ def future_mask(t: int, device: torch.device) -> Tensor:
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
 
 
-def trimmed(rows: Tensor, lengths: Tensor) -> Tensor:
-    """[B, L] rows padded on the right, without the columns that are padding in all of them."""
+def trimmed(rows: Tensor, lengths: Tensor, told: bool = False) -> Tensor:
+    """[B, L] rows padded on the right, without the columns that are padding in all of them.
+
+    With ``told`` those of a device are left as they are: the host has trimmed them.
+    """
+    if told and rows.device.type != "cpu":
+        return rows
     return rows[:, : int(lengths.max())]

@@ -33,6 +33,7 @@ window.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -49,11 +50,12 @@ from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
-from recbole_pos.layers.relations import RelationLayer, RelationOptions
+from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
+from recbole_pos.model.posterior_options import posterior_options
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import RelationLookup, Rows
-from recbole_pos.values import Options, is_number
+from recbole_pos.values import Options
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 
@@ -64,6 +66,7 @@ class AttrFormer(PosSASRec):
     """
 
     needs_events = True
+    prepares = True
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         declared = read_relations(config["relations"], dataset)
@@ -91,7 +94,7 @@ class AttrFormer(PosSASRec):
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
-        self.betas, self.prior_weight = self._targets(config)
+        self.betas, self.prior_weight = posterior_options(config)
         counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
@@ -134,25 +137,6 @@ class AttrFormer(PosSASRec):
 
         return block
 
-    def _targets(self, config: Options) -> tuple[list[float], float]:
-        """beta of equation 17 and the weight of its prior."""
-        betas, weight = config["future_weights"], config["prior_weight"]
-        listed = isinstance(betas, (list, tuple)) and len(betas) > 0
-        if not listed or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
-            raise UsageError(
-                "future_weights: expected weights of the next items, the first above 0, such as "
-                f"[1.0, 0.25]; found {betas!r}"
-            )
-        if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
-            raise UsageError(f"future_weights: must not rise (section 3.2.3); found {betas!r}")
-        plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
-        if config["loss_type"] != "CE" and not plain:
-            raise UsageError(
-                f"loss_type: {config['loss_type']} cannot have posterior targets; set "
-                "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
-            )
-        return [1.0] if plain else [float(b) for b in betas], float(weight)
-
     def _bank_users(self, size: int) -> np.ndarray:
         """A fixed choice of users with training events, by the seed alone."""
         having = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
@@ -161,13 +145,39 @@ class AttrFormer(PosSASRec):
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Mean of equation 17 over the targets of packed windows."""
-        rows, at, target, items = self.window_rows(batch)
-        return self._loss(self.row_states(rows, at), target, items)
+        if batch.prepared is None:
+            rows, at, target, items = self.window_rows(batch)
+            return self._loss(self.row_states(rows, at), self._future(target), items)
+        relations, times, future = batch.prepared
+        ctx = SequenceContext.from_lengths(
+            batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
+        )
+        return self._loss(self.states(batch.items, ctx, batch.positions), future, batch.targets)
+
+    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
+        """With relations, times and future items, which the host looks up."""
+        rows, _, target, _ = self.window_rows(batch)
+        relations, times = self._looked_up(rows, self.lookup, batch.items.device)
+        return replace(batch, prepared=(relations, times, self._future(target)))
+
+    def pack_rows(self, interaction: Interaction) -> SequenceBatch:
+        """As others do, with the places of their events in the log."""
+        rows, last = self._histories(interaction)
+        batch = SequenceBatch(
+            items=self.lookup.items[torch.from_numpy(rows.events)],
+            lengths=torch.from_numpy(rows.lengths),
+            targets=interaction[self.POS_ITEM_ID],
+            width=int(rows.lengths.max()),
+            positions=torch.from_numpy(last),
+            events=torch.from_numpy(rows.events),
+        )
+        return self.prepare(batch)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
         hidden = self.row_states(*self.prefix_rows(interaction))
-        return self._loss(hidden, self._target_events(interaction), interaction[self.POS_ITEM_ID])
+        future = self._future(self._target_events(interaction))
+        return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
     def window_rows(self, batch: SequenceBatch) -> tuple[Rows, Tensor | None, np.ndarray, Tensor]:
         """Rows of a training batch of windows, and its k targets.
@@ -189,15 +199,20 @@ class AttrFormer(PosSASRec):
         rows = self.lookup.windows(events, lengths, source, self.linked)
         return rows, batch.positions, trained + 1, batch.targets
 
-    def _loss(self, hidden: Tensor, target: np.ndarray, items: Tensor) -> Tensor:
-        """Loss of states [k, d] before the events ``target`` ([k]), whose items are ``items``."""
-        if self.prior_weight == 0 and self.betas == [1.0]:
+    def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
+        """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
+        if future is None:
             return self.loss(hidden, self.item_embedding.weight, items)
-        targets, betas = self.future(target)
+        targets, betas = future
         device, weight = hidden.device, self.item_embedding.weight
         return posterior_loss(
             hidden, weight, targets.to(device), betas.to(device), self.prior, self.prior_weight
         )
+
+    def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
+        """``future``, unless the next items alone are learned."""
+        alone = self.prior_weight == 0 and self.betas == [1.0]
+        return None if alone else self.future(target)
 
     def future(self, target: np.ndarray) -> tuple[Tensor, Tensor]:
         """Items from each target event on, as many as there are betas, and their betas; [k, n].
@@ -218,18 +233,24 @@ class AttrFormer(PosSASRec):
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
         lookup = lookup or self.lookup
         device = self.item_embedding.weight.device
+        relations, times = self._looked_up(rows, lookup, device)
+        lengths = torch.from_numpy(rows.lengths).to(device)
+        items = lookup.items[torch.from_numpy(rows.events)].to(device)
+        ctx = SequenceContext.from_lengths(
+            lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
+        )
+        return self.states(items, ctx, positions)
+
+    def _looked_up(
+        self, rows: Rows, lookup: RelationLookup, device: torch.device
+    ) -> tuple[BatchRelations | None, Tensor]:
+        """The relations of rows, None where they are off, and the times of their events."""
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
-        events = torch.from_numpy(rows.events)
-        times = self._seconds(torch.from_numpy(lookup.times[rows.events])).to(device)
-        lengths = torch.from_numpy(rows.lengths).to(device)
-        items = lookup.items[events].to(device)
-        ctx = SequenceContext.from_lengths(
-            lengths, self.max_seq_length, times, items, relations, width=int(rows.lengths.max())
-        )
-        return self.states(items, ctx, positions)
+        times = self._seconds(torch.from_numpy(lookup.times[rows.events]))
+        return relations, times.to(device)
 
     def _draw(self) -> int:
         """Seed of the batch's clock: from torch's generator in training, which checkpoints keep."""

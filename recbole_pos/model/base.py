@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from recbole.data.interaction import Interaction
@@ -31,6 +33,23 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
 
 
+def real_loss(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    real: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """Mean cross-entropy of the ``real`` ([m] bool) targets alone, m sizes being what they are.
+
+    All other states become zero. Their loss is then that of a choice at random, which is taken off,
+    and neither states nor items get a gradient of it: the loss need not know, at no further cost.
+    """
+    mean = loss(hidden.where(real[:, None], 0), weight, targets)
+    scale = len(real) / real.sum(dtype=torch.float64)
+    return (mean * scale - (scale - 1) * math.log(len(weight) - 1)).to(mean.dtype)
+
+
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
@@ -48,6 +67,7 @@ class PosRecommender(SequentialRecommender):
     needs_events = False  # whether batches must say which events of the log they hold
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
+    prepares: ClassVar[bool] = False  # whether ``prepare`` does something
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -86,6 +106,24 @@ class PosRecommender(SequentialRecommender):
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
+    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
+        """A batch on the host with what only its values tell (``prepared``)."""
+        return batch
+
+    def pack_rows(self, rows: Interaction) -> SequenceBatch:
+        """RecBole's rows on the host as windows with one target each, and prepared."""
+        items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
+        real = torch.arange(items.size(1)) < lengths[:, None]
+        batch = SequenceBatch(
+            items=items[real],
+            lengths=lengths,
+            targets=rows[self.POS_ITEM_ID],
+            width=int(lengths.max()),
+            positions=lengths.cumsum(0) - 1,
+            times=rows[self.TIME_SEQ][real] if self.needs_time else None,
+        )
+        return self.prepare(batch)
+
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Loss of the targets of packed windows, by default mean cross-entropy (FPARec, eq. 11)."""
         ctx = SequenceContext.from_lengths(
@@ -93,11 +131,15 @@ class PosRecommender(SequentialRecommender):
             self.max_seq_length,
             None if batch.times is None else self._seconds(batch.times),
             batch.items,
-            width=batch.width,
+            batch.prepared,
+            batch.width,
         )
         hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, len(batch))
-        return self.loss(hidden, self.item_embedding.weight, batch.targets)
+        self._require_states(hidden, batch.targets.numel())
+        loss = (
+            self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
+        )
+        return loss(hidden, self.item_embedding.weight, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Said in words: what follows multiplies, and would say it in those of torch."""

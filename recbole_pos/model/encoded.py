@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from recbole.data.interaction import Interaction
 from recbole.model.sequential_recommender.sasrec import SASRec
 from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
@@ -69,11 +70,21 @@ class Silent(nn.Module):
         return 0.0
 
 
+def trim_rows(self: Any, rows: Interaction) -> Interaction:
+    """Rows of the host, before they go to a device, without the columns no history reaches.
+
+    A method of models whose states do not depend on the width of a batch.
+    """
+    items = trimmed(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN])
+    return Interaction({**rows.interaction, self.ITEM_SEQ: items})
+
+
 class EncodedSTAMP(STAMP):
     """RecBole's STAMP with encodings of positions added to the session's items (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
     item_embedding: nn.Embedding
+    pack_rows = trim_rows
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -82,7 +93,7 @@ class EncodedSTAMP(STAMP):
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
         """[B, L] histories to [B, d]."""
-        return super().forward(trimmed(item_seq, item_seq_len), item_seq_len)
+        return super().forward(trimmed(item_seq, item_seq_len, self.training), item_seq_len)
 
 
 class EncodedSASRec(SASRec):
@@ -90,6 +101,7 @@ class EncodedSASRec(SASRec):
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
     item_embedding: nn.Embedding
+    pack_rows = trim_rows
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -99,7 +111,7 @@ class EncodedSASRec(SASRec):
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
         """[B, L] histories to [B, d]."""
-        return super().forward(trimmed(item_seq, item_seq_len), item_seq_len)
+        return super().forward(trimmed(item_seq, item_seq_len, self.training), item_seq_len)
 
 
 def _schemes(config: Options, max_length: int, d: int) -> nn.ModuleList:

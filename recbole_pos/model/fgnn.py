@@ -27,21 +27,18 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 from recbole_pos.layers.wgat import WGAT, GRUSet2Set
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.graph_model import GraphRecommender
 from recbole_pos.values import Options
 
 
-class FGNN(PosRecommender):
+class FGNN(GraphRecommender):
     """Weighted graph attention with self-loops over a session's items, GRU-Set2Set readout
     (Qiu et al., "Rethinking the Item Order in Session-based Recommendation with Graph Neural
     Networks", CIKM 2019)."""
 
-    causal = False
-
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         d = config["hidden_size"]
-        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         layers = range(config["graph_layers"])
         self.graph_layers = nn.ModuleList(WGAT(d, config["n_heads"]) for _ in layers)
         self.readout = GRUSet2Set(d, config["readout_steps"])
@@ -51,16 +48,15 @@ class FGNN(PosRecommender):
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """[b, d] what predicts the event after each session's newest, z."""
         self.require_last(items, ctx, positions)
-        graph = SessionGraph.build(items, ctx)
-        weights = self.weights(graph)
+        graph, anchors = self.graphs(items, ctx)
+        weights = self.weights(graph, anchors)
         x = self.item_embedding(graph.items)
         for number, layer in enumerate(self.graph_layers):
             x = layer(x.relu() if number else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
 
-    def weights(self, graph: SessionGraph) -> Tensor:
+    def weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """[b, n, n] w_ij: of the edge to node i (row) from node j (column), 0 for none."""
-        anchors = Anchors.build(graph) if self.anchors else None
         into = neighbourhoods(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
         same = torch.eye(into.size(1), dtype=torch.bool, device=into.device)
         return torch.where(same & (into == 0), 1.0, into).to(self.item_embedding.weight)

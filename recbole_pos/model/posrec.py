@@ -37,21 +37,19 @@ from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.ggnn import PGGNN
-from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.graph import SessionGraph, neighbourhoods
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.graph_model import GraphRecommender
 from recbole_pos.position.additive import PositionEncoding
 from recbole_pos.position.build import row_encodings
 from recbole_pos.position.compose import Compose
 from recbole_pos.values import Options
 
 
-class PosRec(PosRecommender):
+class PosRec(GraphRecommender):
     """Gated graph layers over a session's items, then a bidirectional transformer (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021,
     section 4.3)."""
-
-    causal = False
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -65,7 +63,6 @@ class PosRec(PosRecommender):
             n_layers=config["n_layers"],
         )
         self.position_embedding = row_encodings(config["position"], dimensions, config)
-        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])
         self.mean = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
@@ -76,8 +73,7 @@ class PosRec(PosRecommender):
 
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
         """Packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
-        graph = SessionGraph.build(items, ctx)
-        anchors = Anchors.build(graph) if self.anchors else None
+        graph, anchors = self.graphs(items, ctx)
         x = self.item_embedding(graph.items)
         weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
         for layer in self.graph_layers:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.loaders import Needs
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.needs import Needs
+from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.row_gradients import LARGE, ItemTable
 from recbole_pos.model.base import PosRecommender
@@ -37,6 +39,12 @@ class Rows:
                 f"compile: {config['model']} has no graph of fixed form; causal models of the "
                 "plugin's own have, with augmentation: all_positions and loss_type: CE"
             )
+        if config["batch_shapes"] == "fixed" and not self.compiles():
+            raise UsageError(
+                f"batch_shapes: fixed is for what compile can have a graph of, and not for "
+                f"{config['model']}: causal models of the plugin's own, with augmentation: "
+                "all_positions and loss_type: CE. Take auto or exact"
+            )
 
     def compiles(self) -> bool:
         """Whether a step is one graph: nothing in it depends on what the values of a batch are."""
@@ -44,7 +52,7 @@ class Rows:
 
     def needs(self) -> Needs:
         """What batches must be like."""
-        return Needs()
+        return Needs(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """The loss as a function of a batch of rows or, if ``packed``, of windows."""
@@ -60,7 +68,22 @@ class Own(Rows):
 
     def needs(self) -> Needs:
         model = self.model
-        return Needs(True, model.causal, model.needs_time, model.needs_events, model.linked)
+        return Needs(
+            windows=True,
+            causal=model.causal,
+            times=model.needs_time,
+            events=model.needs_events,
+            linked=model.linked,
+            prepare=model.prepare if model.prepares else None,
+            pack=model.pack_rows if self._packs() else None,
+        )
+
+    def _packs(self) -> bool:
+        """Whether the loss of rows is that of windows made of them: no class of another package
+        has said otherwise."""
+        says = ("calculate_loss", "window_loss", "states_of", "forward", "after")
+        said_by = {getattr(type(self.model), name).__module__ for name in says}
+        return all(module.startswith("recbole_pos.") for module in said_by)
 
     def compiles(self) -> bool:
         model, config = self.model, self.config
@@ -68,7 +91,12 @@ class Own(Rows):
         return packed and model.causal and not model.needs_events
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
-        return self._window_loss if packed else self.model.calculate_loss
+        return self._window_loss if packed else self._row_loss
+
+    def _row_loss(self, rows: Any) -> Tensor:
+        packed = isinstance(rows, SequenceBatch)  # for a device, by the loader
+        loss: Tensor = (self.model.window_loss if packed else self.model.calculate_loss)(rows)
+        return loss
 
     def table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
@@ -78,9 +106,21 @@ class Own(Rows):
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:
-        """Compiled for all sizes of batches at once, as a function of them."""
+        """Compiled for all sizes of batches at once, as a function of them; on a GPU, if they are
+        few, recorded once for each and replayed."""
         loss = self.model.window_loss
-        return torch.compile(loss, dynamic=True) if self.config["compile"] else loss
+        if not self.config["compile"]:
+            return loss
+        if self.config["device"].type != "cuda" or not fixed_shapes(self.config):
+            return torch.compile(loss, dynamic=True)
+        compiled = torch.compile(loss, dynamic=True, mode="reduce-overhead")
+
+        def replayed(batch: SequenceBatch) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last step gave may be overwritten
+            value: Tensor = compiled(batch)
+            return value
+
+        return replayed
 
 
 class EveryPosition(Rows):

@@ -25,7 +25,7 @@ _INDIFFERENT = (
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types")),
-    **{"precision": "auto", "compile": False},
+    **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
 }
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}

@@ -1,0 +1,44 @@
+"""Models that learn from the graphs of sessions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.protocols import Dataset
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.graph import Anchors, SessionGraph
+from recbole_pos.model.base import PosRecommender
+from recbole_pos.values import Options
+
+
+class GraphRecommender(PosRecommender):
+    """Base of PosRec and FGNN. A session's graph changes with every event, so none is causal.
+
+    How many nodes a graph has only the values of its session tell, so on a device the graphs of a
+    batch come with it, made by the host while the one before is learned.
+    """
+
+    causal = False
+    prepares = True
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+
+    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
+        """A batch on the host with its graphs."""
+        ctx = SequenceContext.from_lengths(
+            batch.lengths, self.max_seq_length, items=batch.items, width=batch.width
+        )
+        return replace(batch, prepared=self.graphs(batch.items, ctx))
+
+    def graphs(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Anchors | None]:
+        """Those of packed item ids [m], or those that came with the batch; and their anchors."""
+        if ctx.relations is not None:
+            made: tuple[SessionGraph, Anchors | None] = ctx.relations
+            return made
+        graph = SessionGraph.build(items, ctx)
+        return graph, Anchors.build(graph) if self.anchors else None
