@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -20,6 +20,21 @@ test-all: lint  ## with those that wait for rare events (Ray giving up a trial, 
 
 test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
 	$(BIN)/python -m pytest -n 3 -m "not slow and not long"
+
+RAY_OLDEST := $(shell sed -n 's/.*ray\[.*>=\([0-9.]*\),.*/\1/p' setup.cfg)
+RAY_TESTS := $(wildcard tests/test_tune*.py tests/test_study_driver.py tests/test_study_cluster.py tests/test_*ray*.py)
+
+test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and studies on the oldest Ray that setup.cfg allows, and on the newest
+	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not long" $(RAY_TESTS)
+	.venv-ray-newest/bin/python -m pytest -n 2 --dist loadgroup -m "not long" $(RAY_TESTS)
+
+.venv-ray-oldest/installed: RAY = ray[data,tune]==$(RAY_OLDEST)
+.venv-ray-newest/installed: RAY = ray[data,tune]<3
+.venv-ray-%/installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	grep -v '^ray==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt '$(RAY)' -e '.[test]'
+	touch $@
 
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)
