@@ -59,6 +59,8 @@ class WindowLoader:
         pool: batches sorted together; 1 for none.
         seed: of the order.
         needs: of the model.
+        most_events: input events of a batch; one that has more is cut into batches with about equal
+            numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
     """
 
     packed = True  # what it gives: windows, not rows
@@ -72,12 +74,13 @@ class WindowLoader:
         seed: int,
         shuffle: bool,
         needs: Needs,
+        most_events: int | None = None,
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs = shuffle, needs
+        self.shuffle, self.needs, self.most_events = shuffle, needs, most_events
         self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
@@ -123,9 +126,22 @@ class WindowLoader:
             middle = np.cumsum(targets[pool]) - targets[pool] / 2
             share = np.minimum(middle * count // targets[pool].sum(), count - 1)
             batches += [part for part in np.split(pool, np.flatnonzero(np.diff(share)) + 1)]
+        if self.most_events is not None:
+            events = np.add.reduceat(self.windows.lengths[self.members], begin)
+            batches = [part for batch in batches for part in self._bounded(batch, events)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
+
+    def _bounded(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
+        """A batch, cut where it has more than ``most_events`` of the ``events`` of each group."""
+        own = events[groups]
+        total = int(own.sum())
+        if self.most_events is None or total <= self.most_events or len(groups) == 1:
+            return [groups]
+        share = (np.cumsum(own) - own / 2) * -(-total // self.most_events) // total
+        parts = np.split(groups, np.flatnonzero(np.diff(share)) + 1)  # two or more
+        return [one for part in parts for one in self._bounded(part, events)]
 
     def _groups(self, linked: bool) -> tuple[np.ndarray, np.ndarray]:
         """Windows that stay together: all of them, group by group, and the size of each group."""
@@ -272,6 +288,7 @@ def training_loader(
         seed=config["seed"],
         shuffle=config["shuffle"],
         needs=needs,
+        most_events=config["train_batch_events"],
     )
 
 
