@@ -24,6 +24,7 @@ from recbole_pos.experiment.state import weights_of
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.tune.storage import Mirror
 
+PARTS = ("weights", "best_weights")
 # the best epoch is neither the first nor the last, and comes more than once
 STORY = [0.1, 0.3, 0.2, 0.2, 0.5, 0.4]
 
@@ -109,6 +110,9 @@ def test_no_moment_mixes_two_epochs(story: Story) -> None:
         assert best == STORY.index(max(STORY[: newest + 1]))
         assert same_weights(state["weights"]["state_dict"], story.weights[newest])
         assert same_weights(state["best_weights"]["state_dict"], story.weights[best])
+        if best == newest:  # they are in the file once
+            places = [state[k]["state_dict"]["item_embedding.weight"].data_ptr() for k in PARTS]
+            assert places[0] == places[1]
         names.append([file.name for file in best_files(moment / "checkpoint.pt")])
     # those of a best epoch are written once, when it is not the newest any more
     assert len({name for one in names for name in one}) == 2 and max(map(len, names)) == 1
@@ -173,6 +177,29 @@ def test_writing_takes_a_twentieth_of_the_time(tmp_path: Path, monkeypatch) -> N
             kept.keep()
             kept._join()
     assert saved[:5] == [0.0, 45.0, 90.0, 135.0, 180.0]
+
+
+def test_a_copy_that_is_interrupted_is_not_written(tmp_path: Path, monkeypatch) -> None:
+    """Nor the one before it, whose memory it was taking."""
+    monkeypatch.setattr(keeper, "SHARE", 1e-9)
+    progress = {"next_epoch": 0, "best_epoch": None}
+    state = {"progress": progress, "weights": {}, "best_weights": None}
+    saved = []
+    monkeypatch.setattr(checkpoint, "save", lambda file, of: saved.append(of["progress"]))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        keeper.Keeper(tmp_path / "checkpoint.pt", lambda: state) as kept,
+    ):
+        for _ in range(2):
+            progress["next_epoch"] += 1
+            kept.keep()
+        monkeypatch.setattr(Snapshots, "take", interrupted)
+        kept.keep()
+    assert [one["next_epoch"] for one in saved] == [1]
 
 
 def test_an_interrupt_waits_for_the_write(tiny: Path, tmp_path: Path, monkeypatch) -> None:
@@ -296,7 +323,7 @@ def test_two_files_are_read_as_one(story: Story, two_files: Path, tmp_path: Path
     assert "best_file" not in checkpoint.load(file)
     checkpoint.copy(file, tmp_path / "one.pt")
     one, two = checkpoint.load(tmp_path / "one.pt"), checkpoint.load(file)
-    for part in ("weights", "best_weights"):
+    for part in PARTS:
         assert same_weights(one[part]["state_dict"], two[part]["state_dict"])
     shutil.copy(best, tmp_path / "kept")
     best.unlink()

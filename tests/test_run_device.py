@@ -122,6 +122,17 @@ def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:
     assert device_line(told) == "cpu with 1 thread in float32"
 
 
+def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny: Path, tmp_path: Path, no_gpu) -> None:
+    """It is another run there; what it has learned can be used."""
+    options = {**SMALL, "data_path": str(tiny), "epochs": 1}
+    recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(file.read_text().replace("precision: auto", "precision: fp16"))
+    with pytest.raises(UsageError, match=r"run is trained with precision: fp16, .* with a GPU"):
+        recbole_pos.run(resume=tmp_path / "run", config_dict={"epochs": 2}, verbose=False)
+    assert recbole_pos.load(tmp_path / "run").config["precision"] == "fp16"
+
+
 def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
     """Products alone: weights, gradients and the optimiser keep float32, and the loss is near."""
     losses = {}

@@ -13,6 +13,7 @@ from recbole_pos.config.options import rule
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index, training_windows
+from recbole_pos.distributed import Share
 from recbole_pos.errors import UsageError
 
 window_case = st.tuples(
@@ -140,3 +141,69 @@ def test_the_order_of_batches_depends_on_the_seed(experiment) -> None:
     made = [experiment("PosSASRec", seed=seed) for seed in (1, 2)]
     one, two = (m.trainer.training_loader(m.loaders["train"])._batches() for m in made)
     assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "most"), [("chunk", 1), ("chunk", 30), ("sliding", 7), ("prefix", 30)]
+)
+def test_no_batch_has_more_events_than_it_may(experiment, mode: str, most: int) -> None:
+    """Every target once; a longer window is alone; no batch is cut where it fits."""
+    options = {"train_windows": mode, "train_batch_size": 16, "length_pool": 3}
+    made = experiment("PosSASRec", **options, train_batch_events=most)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    loader.set_epoch(1)
+    batches = loader._batches()
+    assert sorted(np.concatenate(batches)) == list(range(len(loader.windows.start)))
+    assert sum(len(batch) for batch in loader) == loader.targets
+    events = np.array([loader.windows.lengths[batch].sum() for batch in batches])
+    assert all(n <= most or len(batch) == 1 for n, batch in zip(events, batches, strict=True))
+    whole = _unbound(experiment, options, 1)
+    fit = {tuple(b) for b in whole if loader.windows.lengths[b].sum() <= most}
+    assert fit <= {tuple(batch) for batch in batches}
+    if most > loader.windows.lengths.max():
+        assert len(batches) <= 2 * events.sum() / most + len(whole)
+
+
+def _unbound(experiment, options: dict, epoch: int) -> list[np.ndarray]:
+    made = experiment("PosSASRec", **options)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    loader.set_epoch(epoch)
+    return loader._batches()
+
+
+def test_a_bound_that_is_not_reached_changes_nothing(experiment) -> None:
+    options = {"train_batch_size": 16}
+    made = experiment("PosSASRec", **options, train_batch_events=10**6)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    whole = _unbound(experiment, options, 0)
+    assert len(loader) == len(whole) and all(map(np.array_equal, loader._batches(), whole))
+
+
+def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> None:
+    made = experiment("PosSASRec", train_batch_size=16, train_batch_events=20)
+    steps, targets = set(), 0
+    for rank in range(3):
+        loader = made.trainer.training_loader(made.loaders["train"])
+        loader.share = Share()  # as another process would begin
+        loader.divide(Share(rank, 3))
+        own = [loader.share.own for _ in loader]
+        steps.add(len(own))
+        targets += sum(own)
+    assert steps == {len(loader)} and targets == loader.targets
+
+
+def test_sequences_that_read_each_other_stay_together(experiment) -> None:
+    """All windows of a user are in one batch, however many events they have."""
+    made = experiment("AttrFormer", train_batch_events=10, MAX_ITEM_LIST_LENGTH=4)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    of_window = made.dataset.log.users[loader.windows.start]
+    users = [of_window[batch].unique().tolist() for batch in loader._batches()]
+    assert sum(map(len, users)) == len(of_window.unique())
+    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
+    assert all(n <= 10 or len(one) == 1 for n, one in zip(events, users, strict=True))
+    assert max(events) > 10
+
+
+def test_rows_have_no_bound_of_events(experiment) -> None:
+    with pytest.raises(UsageError, match="train_batch_events is only read under augmentation"):
+        experiment("PosSASRec", augmentation="prefix", train_batch_events=100)

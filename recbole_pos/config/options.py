@@ -136,6 +136,9 @@ _TABLE = (
     Option("window_stride", 1, _LENGTH, example=25, role=TRAINING, windows=True, unit="events"),
     Option("length_pool", 1, 10**6, role=TRAINING, windows=True, unit="batches"),
     Option("train_batch_size", 1, 10**7, role=TRAINING),
+    Option(
+        "train_batch_events", 1, 10**9, example=16384, role=TRAINING, windows=True, unit="events"
+    ),
     Option("train_neg_sample_args", inner=_NEGATIVES, empty=True, role=TRAINING),
     Option("train_neg_sample_args.distribution", choices=("none", "uniform", "popularity")),
     Option("train_neg_sample_args.sample_num", 1, 10**4),

@@ -41,6 +41,8 @@ class WindowLoader:
         seed: of the order.
         needs: of the model.
         fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
+        most_events: input events of a batch; one that has more is cut into batches with about equal
+            numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
     """
 
     packed = True  # what it gives: windows, not rows
@@ -55,12 +57,14 @@ class WindowLoader:
         shuffle: bool,
         needs: Needs,
         fill_to: int | None = None,
+        most_events: int | None = None,
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs, self.fill_to = shuffle, needs, fill_to
+        self.shuffle, self.needs = shuffle, needs
+        self.fill_to, self.most_events = fill_to, most_events
         self.members, self.sizes = self._groups(needs.linked)
         self.epoch = 0
         self.share = Share()
@@ -106,9 +110,22 @@ class WindowLoader:
             middle = np.cumsum(targets[pool]) - targets[pool] / 2
             share = np.minimum(middle * count // targets[pool].sum(), count - 1)
             batches += [part for part in np.split(pool, np.flatnonzero(np.diff(share)) + 1)]
+        if self.most_events is not None:
+            events = np.add.reduceat(self.windows.lengths[self.members], begin)
+            batches = [part for batch in batches for part in self._bounded(batch, events)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return [self.members[gather_index(begin[groups], self.sizes[groups])] for groups in batches]
+
+    def _bounded(self, groups: np.ndarray, events: np.ndarray) -> list[np.ndarray]:
+        """A batch, cut where it has more than ``most_events`` of the ``events`` of each group."""
+        own = events[groups]
+        total = int(own.sum())
+        if self.most_events is None or total <= self.most_events or len(groups) == 1:
+            return [groups]
+        share = (np.cumsum(own) - own / 2) * -(-total // self.most_events) // total
+        parts = np.split(groups, np.flatnonzero(np.diff(share)) + 1)  # two or more
+        return [one for part in parts for one in self._bounded(part, events)]
 
     def _groups(self, linked: bool) -> tuple[np.ndarray, np.ndarray]:
         """Windows that stay together: all of them, group by group, and the size of each group."""
@@ -267,6 +284,7 @@ def training_loader(
         shuffle=config["shuffle"],
         needs=needs,
         fill_to=config["MAX_ITEM_LIST_LENGTH"] if fixed_shapes(config) else None,
+        most_events=config["train_batch_events"],
     )
 
 

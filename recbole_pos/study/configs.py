@@ -24,7 +24,7 @@ _INDIFFERENT = (
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
-    **dict.fromkeys(("update_from", "new_items", "column_types")),
+    **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
 }
 # A study's runs are told about by the study.
