@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -62,6 +62,9 @@ bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pa
 
 bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds and memory (ARGS="--events 20000000"); writes results/reading.md
 	$(BIN)/python benchmarks/reading.py $(ARGS)
+
+bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md (ARGS="--quick")
+	$(BIN)/python benchmarks/scale.py $(ARGS)
 
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
 	$(BIN)/python benchmarks/sce.py

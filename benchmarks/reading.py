@@ -37,12 +37,12 @@ NAME = "generated"
 LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
 
 
-def write_log(folder: Path, events: int) -> Path:
-    """A log by time of events // 143 users and up to 27,000 items."""
+def write_log(folder: Path, events: int, each: int = 143, items: int | None = None) -> Path:
+    """A log by time of ``each`` events a user on average, by default of up to 27,000 items."""
     rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
-    users, items = max(events // 143, 2), min(max(events // 100, 2), 27_000)
+    users, items = max(events // each, 2), items or min(max(events // 100, 2), 27_000)
     path = folder / NAME / f"{NAME}.inter"
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     with path.open("w") as file:
         file.write("user_id:token\titem_id:token\ttimestamp:float\n")
         for start in range(0, events, batch):
