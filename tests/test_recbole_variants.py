@@ -11,6 +11,7 @@ from steps import learn
 from test_posrec import SESSIONS
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.chunks import CHUNK_ELEMENTS
 
 SIZE = {
     "SRGNN": "embedding_size",
@@ -103,11 +104,17 @@ def test_fresh_weights_are_recboles(experiment) -> None:
     assert all(torch.equal(plain[k], v) for k, v in experiment("GCSAN").model.state_dict().items())
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("overlap", ["distance", "edge", "sum"])
 @pytest.mark.parametrize("model", ["SRGNN", "GCSAN"])
-def test_graphs_with_anchors_equal_loops(experiment, double, model: str, overlap: str) -> None:
-    """Edges of weight 1 and anchors of their distances, both divided by their sum."""
+def test_graphs_with_anchors_equal_loops(
+    experiment, double, monkeypatch, model: str, overlap: str, far: bool
+) -> None:
+    """Edges of weight 1 and anchors of their distances, both divided by their sum; on a device
+    with more nodes than there are."""
     made = built(experiment, f"Anchored{model}", anchor_overlap=overlap, anchor_self_weight=0.5)
+    monkeypatch.setattr(made.model, "_far", lambda rows: far)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2000)
     rows, _ = padded(ALL)
     alias, weights, items = made.model._get_slice(rows)[:3]
     n = items.size(1)

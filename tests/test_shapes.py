@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.position.schemes import SCHEMES
 
 EXACT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
-LOGS = Path(__file__).parent.parent / "dataset"
 
 
 @given(st.integers(1, 10**6), st.sampled_from([1, 4, 8]))
@@ -100,7 +98,7 @@ def test_loss_and_gradients_are_those_of_the_batch(experiment, double, model, op
 
 
 def loader_of(**options: Any) -> Any:
-    given = {"data_path": str(LOGS), "show_progress": False, "batch_shapes": "fixed", **options}
+    given = {"show_progress": False, "batch_shapes": "fixed", **options}
     made = prepare(PosConfig("PosSASRec", "ml-100k", None, given))
     return made.trainer.training_loader(made.loaders["train"])
 

@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from recbole_pos.layers.chunks import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 
@@ -165,14 +166,19 @@ def distances(graph: SessionGraph, start: Tensor) -> Tensor:
 
 def _closure(graph: SessionGraph) -> Tensor:
     """``distances`` from all nodes, [k, n], by a number of rounds that the data do not change:
-    each doubles the steps that a path may have."""
+    each doubles the steps that a path may have. Some sessions at a time, of n^3 steps each."""
     nodes, n = graph.nodes, graph.nodes.width
     edges = graph.transitions + graph.transitions.transpose(1, 2)
     same = torch.eye(n, dtype=torch.bool, device=edges.device)
     far = 2 * nodes.max_length
     steps = torch.where(edges > 0, 1, far).masked_fill(same, 0)
-    for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
-        steps = (steps[:, :, :, None] + steps[:, None]).amin(2)
+    parts = []
+    for part in chunks(nodes.batch_size, n**3, edges.device):
+        of_part = steps[part]
+        for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
+            of_part = (of_part[:, :, :, None] + of_part[:, None]).amin(2)
+        parts.append(of_part)
+    steps = torch.cat(parts)
     outside = nodes.padding[:, None] | nodes.padding[:, :, None]
     return steps.masked_fill(outside, 0).view(-1, n)
 
