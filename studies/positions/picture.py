@@ -4,8 +4,7 @@
 
 A panel for each finished (or half-finished) study of this folder: NDCG@10 less that of NoPE, in
 percent of NoPE's, with the study's own 95% intervals, in colour where it is told from zero after
-Holm's correction, and at the right the seconds of an epoch against NoPE's. Rows without all their
-seeds are drawn hollow.
+Holm's correction. Rows without all their seeds are drawn hollow.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ BETTER, WORSE, UNTOLD = "#0072B2", "#D55E00", "#595959"
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, float, int]:
-    """Rows with gain and interval in percent and the cost; NoPE's NDCG@10; seeds of a full row."""
+    """Rows with gain and interval in percent; NoPE's NDCG@10; seeds of a full row."""
     table = pd.read_csv(folder / "table.csv")
     rows = table[(table["table"] == "Against NoPE") & (table["metric"] == "ndcg@10")]
     rows = rows.set_index("row")
-    runs = pd.read_csv(folder / "runs.csv").query("status == 'done'")
-    epoch = (runs["seconds"] / runs["epochs"]).groupby(runs["row"]).median()
     base = rows.loc["NoPE", "mean"]
     found = rows[["difference", "low", "high"]] * 100 / base
     found[["seeds", "star"]] = rows[["seeds", "star"]]
-    found["cost"] = epoch / epoch["NoPE"]
     return found.drop("NoPE"), base, int(rows["seeds"].max())
 
 
@@ -56,14 +52,6 @@ def draw(folders: list[Path], out: Path) -> None:
                 axis.plot([line["low"], line["high"]], [y, y], color=told, linewidth=1.2)
                 whole = line["seeds"] == seeds
                 axis.plot(line["difference"], y, "o", color=told, mfc=told if whole else "white")
-                axis.annotate(
-                    f"{line['cost']:.1f}x",
-                    (1.01, y),
-                    xycoords=("axes fraction", "data"),
-                    va="center",
-                    fontsize=7,
-                    color=UNTOLD,
-                )
             axis.set_yticks(range(len(order)), order)
             axis.set_xlabel("gain over NoPE, %")
         figure.savefig(out, dpi=130)
