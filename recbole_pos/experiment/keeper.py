@@ -48,13 +48,15 @@ class Keeper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None:
-            self.flush()
-            return
-        self._join()  # what stops the training is told, and not what may fail here as well
-        if self._error is None:
-            self._start()
+        try:
             self._join()
+            if self._error is None:
+                self._start()
+                self._join()
+            if kind is None:  # else what stops the training is told
+                self.check()
+        finally:
+            self._snapshots = Snapshots()  # gives its memory back
 
     def keep(self) -> None:
         """Take a copy of the state after an epoch, and write it if it is time.
