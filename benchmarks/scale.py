@@ -35,7 +35,7 @@ MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "Pos
 SCE = "PosSASRec, SCE"
 CENTRE = Cell("", "events", 1_000_000, 27_000, 200, 143)
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
-LENGTHS = (50, 200, 600, 2_000)
+LENGTHS = (50, 300, 2_000)
 ITEMS = (10_000, 27_000, 100_000, 1_000_000)
 LONG = 2_500  # events of a user on the axis of lengths, so that every window is full
 
