@@ -129,8 +129,8 @@ def million() -> str:
     words = (
         f"PosSASRec with L = 50, {dense['targets']:,.0f} targets a step, 1,000,000 x "
         f"64 weights of items, {torch.get_num_threads()} thread(s). CPU-seconds of a step, the "
-        f"best of {MILLION_ROUNDS} runs of each side, in turns. Both end with {same} weights. A step "
-        f"with one kept is {dense['all'] / kept['all']:.2f} times as fast."
+        f"best of {MILLION_ROUNDS} runs of each side, in turns. Both end with {same} weights. "
+        f"A step with one kept is {dense['all'] / kept['all']:.2f} times as fast."
     )
     return "\n".join([words, "", *lines])
 
