@@ -4,7 +4,7 @@ CPU-seconds and peak memory of a start, an epoch (some steps, taken for all), a 
 evaluation (some users), along one axis at a time. Every cell is a process of its own on one thread,
 with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as such. Writes
 ``results/scale.md`` and ``scale.png``. ARGS="--quick" has short steps, "--full" 20 million events
-for every model, "--found FILE" keeps cells there and goes on from them.
+for every model, "--most 5000000" none, "--found FILE" keeps cells there and goes on from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "Pos
 SCE = "PosSASRec, SCE"
 CENTRE = Cell("", "events", 1_000_000, 27_000, 200, 143)
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
-LENGTHS = (50, 200, 600, 2_000)
+LENGTHS = (50, 300, 2_000)
 ITEMS = (10_000, 27_000, 100_000, 1_000_000)
 LONG = 2_500  # events of a user on the axis of lengths, so that every window is full
 
@@ -110,7 +110,8 @@ def main() -> None:
     """Every cell that is not there yet; the page after each axis."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5, help="CPU-seconds of steps of a cell")
-    parser.add_argument("--quick", action="store_true", help="two CPU-seconds, no 20M events")
+    parser.add_argument("--quick", action="store_true", help="two CPU-seconds, 5M events at most")
+    parser.add_argument("--most", type=int, default=EVENTS[-1], help="events of the largest log")
     parser.add_argument("--full", action="store_true", help="20 million events for every model")
     parser.add_argument("--found", type=Path, help="file of cells that were measured")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.md")
@@ -120,7 +121,8 @@ def main() -> None:
     seconds = min(given.seconds, 2) if given.quick else given.seconds
     kept = given.found and given.found.exists()
     done: dict[str, dict[str, Any]] = json.loads(given.found.read_text()) if kept else {}
-    grid = [c for c in cells(given.full) if not (given.quick and c.events == EVENTS[-1])]
+    most = min(given.most, EVENTS[1]) if given.quick else given.most
+    grid = [cell for cell in cells(given.full) if cell.events <= most]
     with tempfile.TemporaryDirectory() as folder:
         for number, cell in enumerate(grid):
             if key(cell) in done:

@@ -2,7 +2,7 @@
 
 Every run has a process of its own, so that peak memory is each side's own; sides take turns. Prints
 the table and writes ``results/sce.md``. ``python benchmarks/sce.py SIDE`` makes one measurement.
-Then training steps over a million items, by ``sce_step.py``.
+Then training steps over a million items, by ``sce_step.py``; ``sce.py million`` makes these alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import torch
+from page import replace_section
 from rich.console import Console
 from speed import Report
 from torch import Tensor
@@ -38,6 +39,7 @@ NAMES = {
     "chunked": "full cross-entropy in chunks (`loss_type: CE`)",
     "unchunked": "full cross-entropy on all logits (`F.cross_entropy`)",
 }
+PAGE = Path(__file__).parent.parent / "results" / "sce.md"
 MILLION_ROUNDS = 3
 PARTS = {
     "zero": "zeroing",
@@ -124,13 +126,13 @@ def million() -> str:
     lines.append(f"| every run's step | {' | '.join(spread)} |")
     dense, kept = best.values()
     same = "the same" if len({r["weights"] for f in runs.values() for r in f}) == 1 else "**other**"
-    return f"""## A million items
-
-PosSASRec with L = 50, {dense["targets"]:,.0f} targets a step, its item table of 1,000,000 x 64 in
-float32; CPU-seconds of a step, the best of {MILLION_ROUNDS} runs of each side. Both end with
-{same} weights. With one kept a step is {dense["all"] / kept["all"]:.2f} times as fast.
-
-{chr(10).join(lines)}"""
+    words = (
+        f"PosSASRec with L = 50, {dense['targets']:,.0f} targets a step, 1,000,000 x "
+        f"64 weights of items, {torch.get_num_threads()} thread(s). CPU-seconds of a step, the "
+        f"best of {MILLION_ROUNDS} runs of each side, in turns. Both end with {same} weights. "
+        f"A step with one kept is {dense['all'] / kept['all']:.2f} times as fast."
+    )
+    return "\n".join([words, "", *lines])
 
 
 def main() -> None:
@@ -185,13 +187,19 @@ sides take turns, each figure is the best of {ROUNDS} runs.
 
 {table}
 
-{million()}
+## A million items
+
+<!-- begin million -->
+<!-- end million -->
 """
-    (Path(__file__).parent.parent / "results" / "sce.md").write_text(text)
+    PAGE.write_text(text)
+    replace_section(PAGE, "million", million())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["million"]:  # this part alone
+        replace_section(PAGE, "million", million())
+    elif len(sys.argv) > 1:
         print(json.dumps(measure(sys.argv[1])))
     else:
         main()

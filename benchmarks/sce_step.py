@@ -21,7 +21,7 @@ from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 
 SIZE = Size(7_000, 1_000_000, 1_000_000, length=50, d=64, layers=2, batch=128)
-STEPS = 8
+STEPS = 5
 PARTS = {"zero": "_zero_grad", "forward": "_loss"}  # methods of the trainer
 
 
