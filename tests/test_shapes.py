@@ -14,7 +14,9 @@ from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.loaders import training_loader
 from recbole_pos.data.shapes import Grid, Shape, around, filled, fixed_shapes, rounded
+from recbole_pos.distributed import Share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.position.schemes import SCHEMES
@@ -142,6 +144,24 @@ def test_training_counts_real_targets(experiment) -> None:
         assert sum(len(batch) for batch in loader) == loader.targets
         losses.append([made.trainer._train_epoch(loader, epoch)["loss"] for epoch in range(2)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] != losses[1]
+
+
+def test_parts_of_processes_are_filled_to_their_own_mean(experiment) -> None:
+    """Half of a batch is not filled up to a whole one."""
+    made = experiment("FPARec", batch_shapes="fixed")
+    loader = loader_of_parts(made, Share())
+    whole = max(len(batch.items) for batch in loader)
+    parts = [list(loader_of_parts(made, Share(rank, 2))) for rank in range(2)]
+    assert all(len(batch.items) < 0.75 * whole for part in parts for batch in part)
+    assert sum(len(batch) for part in parts for batch in part) == loader.targets
+
+
+def loader_of_parts(made: Any, share: Share) -> Any:
+    loader = training_loader(
+        made.config, made.loaders["train"]._dataset, made.trainer.adapter.needs()
+    )
+    loader.divide(share)
+    return loader
 
 
 @pytest.mark.parametrize(
