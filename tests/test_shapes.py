@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.shapes import Shape, filled, fixed_shapes, rounded
+from recbole_pos.data.loaders import training_loader
+from recbole_pos.data.shapes import Grid, Shape, around, filled, fixed_shapes, rounded
+from recbole_pos.distributed import Share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.position.schemes import SCHEMES
@@ -44,14 +46,27 @@ def batch_of(lengths: list[int], sliding: bool) -> SequenceBatch:
     )
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.booleans())
-def test_sequences_that_fill_are_sequences(lengths: list[int], sliding: bool) -> None:
+@given(st.integers(1, 10**6), st.integers(1, 10**5))
+def test_the_mean_of_batches_lies_between_two_steps(n: int, mean: int) -> None:
+    found, step = around(n, mean), max(1, mean // 16)
+    assert n <= found < n + step and around(found, mean) == found
+    near = {around(m, mean) for m in range(mean - step // 2 + 1, mean + step // 2 + 1)}
+    assert len(near) <= 1
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(1, 1500),
+)
+@example([1] * 9, False, 50)  # each event that fills is a sequence
+def test_sequences_that_fill_are_sequences(lengths: list[int], sliding: bool, mean: int) -> None:
     """Of one event to as many as a window may have; what was there stands where it stood."""
-    batch, longest = batch_of(lengths, sliding), 40
-    found, shape = filled(batch, longest), Shape.of(batch, longest)
+    batch, grid = batch_of(lengths, sliding), Grid(40, mean, mean)
+    found, shape = filled(batch, grid), Shape.of(batch, grid)
     assert len(found.items) == int(found.lengths.sum()) == shape.events == len(found.times)
     assert (len(found.lengths), len(found.targets)) == (shape.sequences, shape.targets)
-    assert max(lengths) <= found.width == shape.width <= longest
+    assert max(lengths) <= found.width == shape.width <= grid.longest
     more = found.lengths[len(lengths) :]
     assert len(more) > 0 and more.min() >= 1 and more.max() <= found.width
     assert len(found) == len(batch) == found.real.sum() and found.real[: len(batch)].all()
@@ -85,7 +100,7 @@ def test_loss_and_gradients_are_those_of_the_batch(experiment, double, model, op
     one = made.model.double().train()
     sizes = set()
     for batch in list(made.trainer.training_loader(made.loaders["train"]))[:4]:
-        full = filled(batch, 12)
+        full = filled(batch, Grid(12, 100, 60))
         sizes.add(len(full.items) - len(batch.items))
         found = learned(one, full)
         for value, want in zip(found, learned(one, batch), strict=True):
@@ -116,8 +131,8 @@ def test_an_epoch_of_ml_100k_has_few_shapes(options: dict[str, Any]) -> None:
             shapes[(*(len(x) for x in sizes), batch.width)] += 1
             events += len(batch.items)
             real += int((batch.items > 0).sum())
-    assert len(shapes) <= 8 and sum(shapes.values()) > 50
-    assert real < events < 1.06 * real
+    assert len(shapes) <= 10 and sum(shapes.values()) > 50
+    assert real < events < 1.05 * real
 
 
 def test_training_counts_real_targets(experiment) -> None:
@@ -129,6 +144,24 @@ def test_training_counts_real_targets(experiment) -> None:
         assert sum(len(batch) for batch in loader) == loader.targets
         losses.append([made.trainer._train_epoch(loader, epoch)["loss"] for epoch in range(2)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] != losses[1]
+
+
+def test_parts_of_processes_are_filled_to_their_own_mean(experiment) -> None:
+    """Half of a batch is not filled up to a whole one."""
+    made = experiment("FPARec", batch_shapes="fixed")
+    loader = loader_of_parts(made, Share())
+    whole = max(len(batch.items) for batch in loader)
+    parts = [list(loader_of_parts(made, Share(rank, 2))) for rank in range(2)]
+    assert all(len(batch.items) < 0.75 * whole for part in parts for batch in part)
+    assert sum(len(batch) for part in parts for batch in part) == loader.targets
+
+
+def loader_of_parts(made: Any, share: Share) -> Any:
+    loader = training_loader(
+        made.config, made.loaders["train"]._dataset, made.trainer.adapter.needs()
+    )
+    loader.divide(share)
+    return loader
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from recbole_pos.data.batch import SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
 from recbole_pos.data.needs import Needs
-from recbole_pos.data.shapes import filled, fixed_shapes
+from recbole_pos.data.shapes import Grid, filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
@@ -143,7 +143,7 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.end - self.windows.first
-        batches = self._batches()
+        batches, grid = self._batches(), self._grid()
         index: Iterator[Tensor | None] = itertools.repeat(None)
         if self._gatherer.device.type != "cpu":  # the whole epoch's at once
             own = batches if self.share.alone else [self.share.part(batch) for batch in batches]
@@ -151,7 +151,12 @@ class WindowLoader:
             index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
             made = self._gatherer.gather(self.share.of(batch, targets[batch]), there)
-            yield made if self.fill_to is None else filled(made, self.fill_to)
+            yield made if grid is None else filled(made, grid)
+
+    def _grid(self) -> Grid | None:
+        """The sizes of this process's parts of batches, where these are to be few."""
+        parts = len(self.windows.start) / self.batch_size * self.share.size
+        return None if self.fill_to is None else Grid.of(self.windows, parts, self.fill_to)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """The batches of an epoch where the model is.

@@ -5,6 +5,10 @@ another. A step that is replayed as it was recorded must have the sizes that it 
 are rounded up to a few steps, and further sequences of the padding item fill the batch. They are
 sequences like any other: nothing that keeps sequences apart has to know of them. Nothing is learned
 from them, since no target is theirs.
+
+Batches of an epoch have about equal numbers of targets, so steps of events and targets are laid
+around the mean. They depend on the windows of a run alone, so that all epochs have the same shapes,
+and a run that goes on those that it had.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.windows import Windows
 from recbole_pos.values import Options
 
-EVENTS = 8  # steps between a power of two and the next: of 12.5% at most, 6% on average
-BLOCKS = 4  # the same of sequences and width, which attention alone pays for
+EVENTS = 16  # steps to the mean number of events of a batch
+BLOCKS = 4  # steps from a power of two to the next, of sequences and width: attention alone pays
+TRIES = 3  # steps up at most for events enough that each further sequence has one
 
 
 def fixed_shapes(config: Options) -> bool:
@@ -32,6 +38,33 @@ def rounded(n: int, steps: int) -> int:
     """The next of the numbers of which ``steps`` lie between a power of two and the next."""
     step = max(1, (1 << max(n - 1, 1).bit_length() - 1) // steps)
     return -(-n // step) * step
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which sizes a batch of a run may have.
+
+    Attributes:
+        longest: the most events that a window of the run may have.
+        events, targets: of a batch on average.
+    """
+
+    longest: int
+    events: int
+    targets: int
+
+    @classmethod
+    def of(cls, windows: Windows, batches: float, longest: int) -> Grid:
+        """Of an epoch's windows in so many ``batches``."""
+        events = int(windows.lengths.sum())
+        return cls(longest, int(events / batches), int(windows.targets / batches))
+
+
+def around(n: int, mean: int) -> int:
+    """The next of the numbers that lie an ``EVENTS``-th of ``mean`` apart, the mean between two."""
+    step = max(1, mean // EVENTS)
+    first = (mean + step // 2) % step
+    return first - (first - n) // step * step
 
 
 @dataclass(frozen=True)
@@ -51,32 +84,33 @@ class Shape:
     targets: int
 
     @classmethod
-    def of(cls, batch: SequenceBatch, longest: int) -> Shape:
-        """Of a batch whose windows have ``longest`` events at most."""
+    def of(cls, batch: SequenceBatch, grid: Grid) -> Shape:
+        """The next in the grid of a batch's own."""
         m, b, k = batch.items.numel(), batch.lengths.numel(), batch.targets.numel()
-        width = min(rounded(batch.width, BLOCKS), longest)
-        events, sequences = rounded(m + 1, EVENTS), b + 1
-        while True:
-            sequences = rounded(max(sequences, b - (m - events) // width), BLOCKS)
-            if events - m >= sequences - b:
+        width = min(rounded(batch.width, BLOCKS), grid.longest)
+        events = m
+        for _ in range(TRIES):
+            events = around(events + 1, grid.events)
+            sequences = rounded(b + -(-(events - m) // width), BLOCKS)
+            if sequences - b <= events - m:
                 break
-            events = rounded(m + sequences - b, EVENTS)
-        targets = events if batch.positions is None else rounded(k, EVENTS)
+        sequences = min(sequences, b + events - m)
+        targets = events if batch.positions is None else around(k, grid.targets)
         return cls(events, sequences, width, targets)
 
 
-def filled(batch: SequenceBatch, longest: int) -> SequenceBatch:
+def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
     """A batch with sizes of few, where it lies; nothing is read from there.
 
     Args:
         batch: of windows, unpadded.
-        longest: the most events that a window of the run may have.
+        grid: the sizes to choose from.
 
     Returns:
         The same with events and targets of nobody behind, and which targets are ``real``.
     """
     m, b, k = batch.items.numel(), batch.lengths.numel(), batch.targets.numel()
-    shape, device = Shape.of(batch, longest), batch.items.device
+    shape, device = Shape.of(batch, grid), batch.items.device
     more, rows = shape.events - m, torch.arange(shape.sequences - b, device=device)
     each, left = divmod(more, len(rows))
     positions, times = batch.positions, batch.times
