@@ -25,6 +25,7 @@ FIGURES = {
 }
 SHOWN = {"epoch": "CPU-seconds of an epoch", "peak_mb": "peak memory, MB"}
 PAPER = 100_000_000  # events that are told from the fits
+GROWS = ("start", "epoch", "peak_mb")  # with events; what of the others seems to is noise
 
 
 def on_axis(found: Found, axis: str) -> Iterator[tuple[str, list[tuple[int, dict[str, Any]]]]]:
@@ -101,7 +102,7 @@ def slopes(found: Found, axis: str) -> str:
         if fitted:
             sizes = f"{fitted[0]:,} to {fitted[-1]:,}, {len(fitted)} sizes"
             rows.append([side, *row, sizes])
-    heads = [name.partition(",")[0] for name in FIGURES.values()]
+    heads = [name.rpartition(", ")[0] for name in FIGURES.values()]
     return markdown(["", *heads, "fitted on"], rows)
 
 
@@ -110,11 +111,11 @@ def on_paper(found: Found) -> str:
     rows = []
     for side, cells in on_axis(found, "events"):
         row = []
-        for figure in FIGURES:
+        for figure in GROWS:
             x, y = points(cells, figure)
             row.append(number(line_at(x, y, PAPER)) if len(x) > 1 else "")
-        rows.append([side, *row])
-    return markdown(["", *FIGURES.values()], rows)
+        rows.append([side, *row, f"{cells[-1][0]:,}"])
+    return markdown(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
 
 
 def tables(found: Found) -> str:
@@ -140,8 +141,14 @@ def draw(found: Found, file: Path) -> None:
                     color = "black" if "SCE" in side else None
                     panel.plot(x, y, "o-", label=side, color=color, markersize=4)
             panel.set(xscale="log", yscale="log", xlabel=label)
+            sizes = sorted({cell.size for cell, _ in found if cell.axis == axis})
+            panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            panel.minorticks_off()
             panel.grid(True, which="major", alpha=0.3)
         row[0].set_ylabel(title)
+        row[0].yaxis.set_major_formatter("{x:,.0f}")
+        if name == "peak_mb":
+            row[0].set_yticks([500 * 2**step for step in range(5)])
     lines, names = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.savefig(file, dpi=110)

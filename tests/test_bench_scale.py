@@ -93,7 +93,7 @@ def test_the_page(scale: Any, tmp_path: Path) -> None:
         found.append((cell, figures))
     text = page.tables(found)
     assert "| PosRec | 2,000 (stopped: over 150 CPU-seconds) | 1 |  |  |  |  |" in text
-    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 4 sizes" in text
+    assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in text and "50 to 2,000, 3 sizes" in text
     assert "| PosSASRec | 2.00 (2.00) |" in text.partition("## By events")[2]
     page.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
