@@ -89,6 +89,16 @@ def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, mo
     assert_same(whole, broken)
 
 
+def test_batches_of_bounded_events_are_the_same_after_a_resume(tiny: Path, tmp_path: Path) -> None:
+    bound = {"train_batch_events": 40}
+    run(tiny, tmp_path / "whole", epochs=2, **bound)
+    run(tiny, tmp_path / "parts", epochs=1, **bound)
+    recbole_pos.run(resume=tmp_path / "parts", config_dict={"epochs": 2}, verbose=False)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    run(tiny, tmp_path / "unbound", epochs=2)
+    assert outcome(tmp_path / "unbound")[1] != outcome(tmp_path / "whole")[1]
+
+
 def test_resume_of_a_finished_run_only_tests_again(tiny: Path, tmp_path: Path) -> None:
     run(tiny, tmp_path / "run")
     before = outcome(tmp_path / "run")
