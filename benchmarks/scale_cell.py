@@ -15,10 +15,12 @@ from typing import Any
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import TargetLoader
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.state import capture
 
 MEMORY = 12 << 30  # bytes of address space
 CPU = 150  # seconds of a cell, all phases together
@@ -131,11 +133,10 @@ def measure(cell: Cell, folder: Path, seconds: float, tell: Callable[..., None])
         tell(start=time.process_time() - begun, start_mb=peak_rss_mb())
         if cell.side == FIRST:
             return
-        made.trainer.saved_model_file = f"{kept}/checkpoint.pth"
         epoch, steps = train(made, seconds)
         tell(epoch=epoch, steps=steps, epoch_mb=peak_rss_mb())
         begun = time.process_time()
-        made.trainer._save_checkpoint()
-        size = Path(made.trainer.saved_model_file).stat().st_size / 1e6
+        checkpoint.save(Path(kept, "checkpoint.pt"), capture(made.trainer))
+        size = Path(kept, "checkpoint.pt").stat().st_size / 1e6
         tell(checkpoint=time.process_time() - begun, checkpoint_size=size)
         tell(evaluation=evaluate(made), peak_mb=peak_rss_mb())

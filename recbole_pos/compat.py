@@ -78,8 +78,16 @@ def import_when_called(name: str) -> Action:
     def stand_in(module: ModuleType) -> Callable[[], None] | None:
         if name in sys.modules:
             return None
-        there = sys.modules[name] = ModuleType(name)
-        vars(there)["__getattr__"] = lambda called: functools.partial(_call, name, called)
+        import torch  # noqa: F401  (looks through all modules while it is imported)
+
+        def named(called: str) -> Callable[..., Any]:
+            if called.startswith("__"):  # what others ask of every module
+                raise AttributeError(called)
+            return functools.partial(_call, name, called)
+
+        there = ModuleType(name)
+        vars(there)["__getattr__"] = named
+        sys.modules[name] = there
 
         def take_away() -> None:
             if sys.modules.get(name) is there:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import scipy.sparse
@@ -40,6 +41,15 @@ print(type(utils.SummaryWriter(sys.argv[1])).__module__)
     command = [sys.executable, "-c", code, str(tmp_path / "board")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["set()", "0.6", "2.0", "True", "torch.utils.tensorboard.writer"]
+
+
+def test_a_stand_in_has_nothing_that_every_module_has() -> None:
+    """``inspect`` asks all modules for their ``__file__``, also while torch is imported."""
+    take_away = compat.import_when_called("no.such.module")(ModuleType("of_recbole"))
+    assert not hasattr(sys.modules["no.such.module"], "__file__")
+    assert callable(sys.modules["no.such.module"].anything)
+    take_away()
+    assert "no.such.module" not in sys.modules
 
 
 def test_only_missing_numpy_names_are_added() -> None:
