@@ -13,20 +13,20 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
 
 test: lint  ## lint, then all tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-all: lint  ## with those that wait for rare events (Ray giving up a trial, a pipe nobody reads)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
-	$(BIN)/python -m pytest -n 3 -m "not slow and not long"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not long"
 
 RAY_OLDEST := $(shell sed -n 's/.*ray\[.*>=\([0-9.]*\),.*/\1/p' setup.cfg)
 RAY_TESTS := $(wildcard tests/test_tune*.py tests/test_study_driver.py tests/test_study_cluster.py tests/test_*ray*.py)
 
 test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and studies on the oldest Ray that setup.cfg allows, and on the newest
-	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not long" $(RAY_TESTS)
-	.venv-ray-newest/bin/python -m pytest -n 2 --dist loadgroup -m "not long" $(RAY_TESTS)
+	.venv-ray-oldest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
+	.venv-ray-newest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(RAY_TESTS)
 
 .venv-ray-oldest/installed: RAY = ray[data,tune]==$(RAY_OLDEST)
 .venv-ray-newest/installed: RAY = ray[data,tune]<3

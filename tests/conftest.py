@@ -62,20 +62,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
-# the time of them all. The longest first.
+# the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = (
-    *("test_tune_faults", "test_tune.py", "test_study_driver", "test_parallel", "test_wheel"),
-    *("test_stops", "test_fuzz", "test_readme", "test_plugins", "test_ranks", "test_tune_parts"),
-    *("test_compat", "test_device.py", "test_builtins", "test_dataset_sample", "test_recommend"),
-    *("test_tune_s", "test_tune_cluster", "test_pictures", "test_successive"),
-    *("test_broken_weights", "test_atomic", "test_inspect", "test_study_statistics"),
-    *("test_study_report", "test_warm_start", "test_recbole_", "test_checkpoint_damages"),
-    *("test_presets", "test_session_models", "test_options", "test_trainer", "test_old_runs"),
-    *("test_ties", "test_serve_", "test_study_cluster", "test_update", "test_grown"),
-    *("test_export", "test_ray_token", "test_shop_example", "test_convert"),
-    *("test_launch", "test_distributed", "test_cache", "test_studies.py", "test_graph.py"),
-    *("test_every_position", "test_fgnn", "test_splits_time", "test_sessions", "test_compile"),
-    *("test_filtering", "test_study_preview", "test_identity", "test_sce.py", "test_study_ties"),
+    *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
+    *("test_recommend_ray", "test_export_programs", "test_plugins", "test_export.py"),
+    *("test_fuzz_checkpoints", "test_stops", "test_parallel", "test_pictures"),
+    *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
+    *("test_recommend.py", "test_compat", "test_serve_fuzz", "test_successive"),
+    *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
+    *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
+    *("test_warm_start", "test_dataset_sample", "test_builtins", "test_distributed"),
+    *("test_convert", "test_atomic", "test_keeper", "test_shop_example", "test_launch"),
+    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_damages", "test_presets"),
+    *("test_session_models", "test_options", "test_old_runs", "test_ties"),
+    *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
+    *("test_fuzz", "test_graph.py", "test_every_position", "test_fgnn", "test_splits_time"),
+    *("test_sessions", "test_filtering", "test_study_preview", "test_identity", "test_sce.py"),
+    *("test_study_ties", "test_bench", "test_shapes", "test_row_gradients"),
 )
 
 

@@ -15,9 +15,6 @@ from server import Server, same, serving, trained
 
 from recbole_pos.serve.recommender import Recommender
 
-pytestmark = pytest.mark.xdist_group(
-    "serve_fuzz"
-)  # its fixtures take long: one process has them all
 CASES = 1_000
 
 

@@ -27,10 +27,6 @@ from recbole_pos.screen import Screen
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
 
-pytestmark = pytest.mark.xdist_group(
-    "serve_http"
-)  # its fixtures take long: one process has them all
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

@@ -27,9 +27,6 @@ from recbole_pos.study.configs import row_config, run_digest
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
 
-pytestmark = pytest.mark.xdist_group(
-    "study_driver"
-)  # its fixtures take long: one process has them all
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
 BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}

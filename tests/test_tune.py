@@ -27,7 +27,6 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.tune import Found, search
 
-pytestmark = pytest.mark.xdist_group("tune")  # its fixtures take long: one process has them all
 FAST = {
     "hidden_size": 16,
     "inner_size": 16,
