@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
 .PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale
 

@@ -82,15 +82,21 @@ SLOW = (
 )
 
 
+def place(path: Path) -> int:
+    """Which of the slow files it is; their number for none of them."""
+    return next((n for n, s in enumerate(SLOW) if path.name.startswith(s)), len(SLOW))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is left out anyhow is not imported."""
+    return "not slow" in config.option.markexpr and place(collection_path) < len(SLOW) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first, so that no process is left with it while the others have nothing."""
-
-    def place(item: pytest.Item) -> int:
-        return next((n for n, s in enumerate(SLOW) if item.path.name.startswith(s)), len(SLOW))
-
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
     for item in items:
-        if place(item) < len(SLOW):
+        if place(item.path) < len(SLOW):
             item.add_marker("slow")
 
 
