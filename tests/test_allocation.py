@@ -10,7 +10,7 @@ import torch
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import allocation
+from recbole_pos.experiment import allocation, evaluating
 from recbole_pos.experiment.allocation import Allocations, memory
 from recbole_pos.experiment.build import prepare
 
@@ -46,11 +46,21 @@ def test_what_cannot_fit_is_refused_before_it_is_there(
 
 
 def test_scores_of_a_batch_must_fit(tiny: Path, monkeypatch: Any) -> None:
-    config = PosConfig("Pop", "tiny", None, {"data_path": str(tiny)})
-    prepare(config)
+    """Of all items; of a part of them where a model is evaluated part by part."""
+    configs = {
+        model: PosConfig(model, "tiny", None, {"data_path": str(tiny), "eval_batch_size": 50})
+        for model in ("Pop", "FPARec")
+    }
+    made = {model: prepare(config) for model, config in configs.items()}
+    monkeypatch.setattr(evaluating, "PART", 10)
+    assert [made[model].trainer.part for model in configs] == [None, 10]
+    monkeypatch.setattr(Allocations, "_refuse_above", lambda *_: None)  # of weights
     monkeypatch.setattr(allocation, "memory", lambda: 1000)
-    with pytest.raises(UsageError, match="eval_batch_size: .* rows of scores for 41 items"):
-        prepare(config)
+    for model, items in (("Pop", 41), ("FPARec", 10)):
+        with pytest.raises(
+            UsageError, match=f"eval_batch_size: .* rows of scores for {items} items"
+        ):
+            prepare(configs[model])
 
 
 def test_memory_is_that_of_the_process(monkeypatch: Any) -> None:

@@ -122,18 +122,18 @@ class Allocations(TorchDispatchMode):
         return f"Large here are {', '.join(sizes)}; there are {data}" if sizes else f"It has {data}"
 
 
-def check_scores(config: Options, dataset: Dataset) -> None:
-    """Whether the scores of a batch of evaluation fit.
+def check_scores(config: Options, dataset: Dataset, items: int) -> None:
+    """Whether the scores of a batch of evaluation, for so many items at once, fit.
 
     Raises:
         UsageError: naming ``eval_batch_size``.
     """
     held_out = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     rows = min(config["eval_batch_size"], held_out)
-    wanted, limit = rows * dataset.item_num * 4, memory()
+    wanted, limit = rows * items * 4, memory()
     if wanted > limit:
         raise UsageError(
-            f"eval_batch_size: {rows:,} rows of scores for {dataset.item_num:,} items are "
+            f"eval_batch_size: {rows:,} rows of scores for {items:,} items are "
             f"{_gib(wanted)} GiB; {_gib(limit)} GiB are all there is. Give a smaller one"
         )
 

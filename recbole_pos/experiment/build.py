@@ -83,6 +83,7 @@ def prepare(
         update_weights(model, config, dataset)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
+    check_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
@@ -124,7 +125,6 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    check_scores(config, dataset)
     config.asked_for.clear()
     try:
         with Allocations(config, dataset):

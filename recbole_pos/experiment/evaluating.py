@@ -54,15 +54,16 @@ class EvaluatingTrainer(Trainer):
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
 
-    def _streams(self, interaction: Any) -> bool:
-        """Whether scores are made a part of the catalogue at a time: where there are several."""
-        return (
-            TARGET_EVENT in interaction
-            and isinstance(self.model, PosRecommender)
+    @property
+    def part(self) -> int | None:
+        """How many items are scored at a time, where that is a part of the catalogue."""
+        streams = (
+            isinstance(self.model, PosRecommender)
             and self.model.scores_by_products
             and self.model.item_embedding.num_embeddings > PART
             and self.eval_collector.takes_streamed
         )
+        return PART if streams else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """RecBole's, with past items masked as ``mask_history`` says."""
@@ -72,7 +73,7 @@ class EvaluatingTrainer(Trainer):
             history = None
         elif history is None:
             history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
-        if self._streams(interaction):
+        if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
             states = self.model.states_of(interaction.to(self.device))
             scores = StreamedScores(states, self.model.item_embedding.weight, barred)

@@ -91,34 +91,85 @@ def largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     """[n, min(k, rows)] which rows have the largest products with each of [n, d] buckets; exact.
 
     Rows are taken in chunks. The k-th best so far is a threshold, and of a chunk only groups of
-    products whose maximum lies above it are looked at: few after the first chunk.
+    products whose maximum lies above it are looked at: few after the first chunk. What is found
+    waits until there is as much of it as of the best.
     """
     n, total = len(buckets), len(rows)
-    elements = chunk_elements(rows.device)
-    groups = max(1, elements // n // GROUP)  # of a chunk
+    groups = max(1, chunk_elements(rows.device) // n // GROUP)  # of a chunk
     width = groups * GROUP
-    member = torch.arange(0, width, groups, device=rows.device)[:, None]  # a group has a stride
-    best, index = rows.new_empty(n, 0), torch.empty(n, 0, dtype=torch.int64, device=rows.device)
+    member = torch.arange(0, width, groups, device=rows.device)  # a group has a stride
+    found = _Largest(n, k, rows)
     buffer = rows.new_empty(n, min(width, total))
     for start in range(0, total, width):
         chunk = rows[start : start + width]
         products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
-        if best.size(1) < k or len(chunk) < width:
-            where = torch.arange(start, start + len(chunk), device=rows.device).expand(n, -1)
+        if found.best.size(1) < k:
+            found.take(products, torch.arange(start, start + len(chunk), device=rows.device))
+        elif len(chunk) < width:
+            found.wait(*found.above(products), start)
         else:
-            products = products.view(n, GROUP, groups)
-            highest = products.amax(1)
-            # "not below", so that values that are no numbers come through and end in the loss
-            count = int((~(highest <= best.amin(1, keepdim=True))).sum(1).amax())
-            if not count:
-                continue
-            group = highest.topk(count, 1, sorted=False).indices[:, None].expand(-1, GROUP, -1)
-            products = products.gather(2, group).flatten(1)
-            where = (group + member + start).flatten(1)
-        products, where = torch.cat([best, products], 1), torch.cat([index, where], 1)
-        best, kept = products.topk(min(k, products.size(1)), 1, sorted=False)
-        index = where.gather(1, kept)
-    return index
+            bucket, group, _ = found.above(products.view(n, GROUP, groups).amax(1))
+            found.wait(*found.above(products, bucket[:, None], group[:, None] + member), start)
+    return found.take_waiting()
+
+
+class _Largest:
+    """The k largest products of each of n buckets, and what may be among them but waits."""
+
+    def __init__(self, n: int, k: int, like: Tensor) -> None:
+        self.k = k
+        self.best = like.new_empty(n, 0)
+        self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
+        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def above(
+        self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Bucket, column and value of [n, columns] products above the least of the best: of all,
+        or of those at [c, 1] buckets and [c, g] columns."""
+        if bucket is None or column is None:
+            rows, columns = _not_below(products, self.least).nonzero(as_tuple=True)
+        else:
+            value, least = products[bucket, column], self.least[bucket[:, 0]]
+            which, member = _not_below(value, least).nonzero(as_tuple=True)
+            rows, columns = bucket[which, 0], column[which, member]
+        return rows, columns, products[rows, columns]
+
+    def wait(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
+        """What is above, of the products of the rows from ``start`` on."""
+        self.waiting.append((bucket, value, column + start))
+        if sum(len(bucket) for bucket, _, _ in self.waiting) > self.best.numel():
+            self.take_waiting()
+
+    def take_waiting(self) -> Tensor:
+        """The best of all so far: [n, k]."""
+        if self.waiting:
+            bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
+            self.waiting = []
+            order = bucket.argsort(stable=True)
+            count = bucket.bincount(minlength=len(self.best))
+            bucket = bucket[order]
+            place = torch.arange(len(order), device=order.device)
+            place -= (count.cumsum(0) - count)[bucket]
+            products = value.new_full((len(count), int(count.amax())), -torch.inf)
+            products[bucket, place] = value[order]
+            rows = where.new_zeros(products.shape)
+            rows[bucket, place] = where[order]
+            self.take(products, rows)
+        return self.index
+
+    def take(self, products: Tensor, where: Tensor) -> None:
+        """[n, c] products of the rows at [c] or [n, c]."""
+        where = torch.cat([self.index, where.expand_as(products)], 1)
+        products = torch.cat([self.best, products], 1)
+        self.best, kept = products.topk(min(self.k, products.size(1)), 1, sorted=False)
+        self.index = where.gather(1, kept)
+        self.least = self.best.amin(1, keepdim=True)
+
+
+def _not_below(products: Tensor, least: Tensor) -> Tensor:
+    """Above, or no number, so that such a value comes through and ends in the loss."""
+    return (products <= least).logical_not_()
 
 
 class _BucketCrossEntropy(torch.autograd.Function):
