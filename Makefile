@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -57,6 +57,9 @@ bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py
+
+bench-quality: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## training until RecTools and RePlay are as good; writes results/quality_peers.md
+	$(BIN)/python benchmarks/quality.py $(ARGS)
 
 bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pandas (ARGS="--events 20000000")
 	$(BIN)/python benchmarks/convert.py $(ARGS)

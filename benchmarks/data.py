@@ -55,6 +55,13 @@ def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.D
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
+def next_events(table: pd.DataFrame, events: pd.DataFrame, held_out: int = 2) -> pd.DataFrame:
+    """The first held-out event of each user of :func:`training_events`."""
+    table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
+    first = table.groupby("user_id").cumcount(ascending=False) == held_out - 1
+    return table[first & table["user_id"].isin(events["user_id"])]
+
+
 def count_targets(table: pd.DataFrame, length: int) -> int:
     """Real targets of an epoch in which each user gives one sequence of up to ``length`` inputs."""
     return int((table.groupby("user_id").size().clip(upper=length + 1) - 1).sum())

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from gpu_attention import attention
 from gpu_data import Size, trainer_of
+from gpu_several import several
 from gpu_timing import epoch_flops, peak_flops, peak_memory, reset_peak, synchronise, timed
 from torch import nn
 
@@ -49,7 +50,7 @@ class Section:
 SECTIONS = {
     "ml-20m": Section(
         "ml-20m sizes",
-        130,
+        110,
         "138,000 users, 27,000 items, 20 million events, d = 256, 4 layers, L = 200, all items in "
         "the loss. Goal: 10 s an epoch on one H200.",
     ),
@@ -80,9 +81,15 @@ SECTIONS = {
     ),
     "precision": Section(
         "Precision",
-        100,
+        80,
         "PosSASRec on ml-100k, ten epochs: test NDCG@10, seconds of training without validation, "
         "and after how many of them validation first has 99% of the best NDCG@10 of fp32.",
+    ),
+    "several": Section(
+        "Several GPUs",
+        40,
+        "`--nproc` processes with a GPU each, on ml-1m's sizes; a batch is shared among them, so "
+        "that steps are the same.",
     ),
     "peers": Section(
         "Other libraries",
@@ -238,6 +245,8 @@ def measure(name: str, tiny: bool) -> Iterator[list[str]]:
         return million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))
     if name == "attention":
         return attention([(large, 8), (small, 8)] if tiny else [(large, 256), (small, 128)])
+    if name == "several":
+        return several(small, torch.cuda.device_count() or 2)
     if name == "peers":
         return peers(tiny)
     options = {**TINY_OPTIONS, "epochs": 1} if tiny else {"epochs": 10}

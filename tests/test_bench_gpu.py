@@ -18,7 +18,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     import gpu
 
     yield gpu
-    for name in ("gpu", "gpu_attention", "gpu_data", "gpu_timing"):
+    for name in ("gpu", "gpu_attention", "gpu_data", "gpu_several", "gpu_timing"):
         del sys.modules[name]
 
 

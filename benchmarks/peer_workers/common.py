@@ -8,9 +8,17 @@ import platform
 import sys
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Ids = Mapping[int, int]
+    Score = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class Job:
     warmup_seconds: float = 30.0
     min_seconds: float = 10.0
     max_seconds: float = 1e9
+    held_out: str = ""  # csv with user_id, item_id: train until these are foretold no better
+    patience: int = 5  # epochs without gain before that
 
     @classmethod
     def read(cls) -> Job:
@@ -81,6 +91,75 @@ class Clock:
             self.began = time.perf_counter()
 
 
+class Curve(Clock):
+    """Trains to quality: what NDCG@10 each epoch ends with, and after how many seconds of training.
+
+    Every user's held-out item is ranked among all; the clock stands meanwhile.
+
+    Args:
+        job: with ``held_out``.
+        ids: the side's own number of each item.
+        score: of [b, L] such numbers, histories padded on the left with ``padding``, the scores
+            [b, items] of what comes next.
+        padding: the side's own, whose score does not count.
+    """
+
+    def __init__(self, job: Job, ids: Ids, score: Score, padding: int) -> None:
+        import pandas as pd
+
+        super().__init__(job)
+        self.score, self.padding = score, padding
+        events = pd.read_csv(job.events)
+        number = events["item_id"].map(ids)
+        histories = number.groupby(events["user_id"]).agg(list)
+        held_out = pd.read_csv(job.held_out, index_col="user_id")["item_id"].loc[histories.index]
+        self.inputs = [
+            [padding] * (job.length - len(one)) + one for one in histories.str[-job.length :]
+        ]
+        self.wanted = held_out.map(ids).fillna(-1).astype(int).tolist()  # -1 was never trained
+        self.points: list[tuple[float, float]] = []
+        self.began = time.perf_counter()
+
+    def tick(self, targets: int) -> None:
+        """As of a clock, which stands while what an epoch has made is looked at."""
+        self.targets += targets
+        if self.targets < (len(self.points) + 1) * self.job.targets:
+            return
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - self.began
+        self.points.append((self.seconds, self.ndcg()))
+        found = [value for _, value in self.points]
+        idle = len(found) - 1 - found.index(max(found))
+        self.done = idle >= self.job.patience or self.seconds >= self.job.max_seconds
+        self.began = time.perf_counter()
+
+    def ndcg(self) -> float:
+        """NDCG@10; an item that was never trained is not found."""
+        import torch
+
+        total = 0.0
+        for start in range(0, len(self.inputs), 256):
+            part = slice(start, start + 256)
+            with torch.no_grad():
+                scores = self.score(torch.tensor(self.inputs[part])).float().cpu()
+            wanted = torch.tensor(self.wanted[part])
+            if self.padding < scores.size(1):
+                scores[:, self.padding] = -torch.inf
+            own = scores.gather(1, wanted.clamp(min=0)[:, None])
+            rank = (scores > own).sum(1) + (scores == own).sum(1) // 2  # of equals the middle
+            gain = 1 / (rank + 2).double().log2()
+            total += float(gain[(wanted >= 0) & (rank < 10)].sum())
+        return total / len(self.inputs)
+
+
+def clock_of(job: Job, ids: Ids, score: Score, padding: int) -> Clock:
+    """Of speed, or of quality where something is held out."""
+    return Curve(job, ids, score, padding) if job.held_out else Clock(job)
+
+
 def check_targets(found: int, job: Job) -> None:
     """A comparison holds only if every side learns the same targets."""
     if found != job.targets:
@@ -111,6 +190,7 @@ def report(clock: Clock, items: int, model: object, packages: dict[str, str]) ->
         "items": items,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "versions": packages,
+        "points": clock.points if isinstance(clock, Curve) else [],
         "python": platform.python_version(),
     }
     print(json.dumps(result), flush=True)

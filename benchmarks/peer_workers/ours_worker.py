@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 
 import pandas as pd
+import torch
 from data import write_atomic
-from peer_workers.common import Clock, Job, check_targets, report, versions
+from peer_workers.common import Job, check_targets, clock_of, report, versions
+from recbole.data.interaction import Interaction
 
 from recbole_pos import __version__
 from recbole_pos.config.posconfig import PosConfig
@@ -43,13 +45,30 @@ def main() -> None:
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     check_targets(loader.targets, job)
-    clock, epoch = Clock(job), 0
+    model, dataset = experiment.model, experiment.dataset
+
+    def score(histories: torch.Tensor) -> torch.Tensor:
+        length = (histories != 0).sum(1)
+        place = torch.arange(job.length) + (job.length - length)[:, None]
+        items = histories.gather(1, place.clamp(max=job.length - 1))  # padded on the right
+        items[torch.arange(job.length) >= length[:, None]] = 0
+        batch = Interaction({model.ITEM_SEQ: items, model.ITEM_SEQ_LEN: length})
+        model.eval()
+        scores = model.full_sort_predict(batch.to(trainer.device)).view(len(items), -1)
+        model.train()
+        return scores
+
+    ids = {
+        int(name): dataset.token2id("item_id", name)
+        for name in dataset.id2token("item_id", range(1, dataset.item_num))
+    }
+    clock, epoch = clock_of(job, ids, score, 0), 0
     while not clock.done:
         trainer._train_epoch(loader, epoch)
         clock.tick(loader.targets)
         epoch += 1
     packages = {"recbole_pos": __version__, **versions("recbole")}
-    report(clock, experiment.dataset.item_num - 1, experiment.model, packages)
+    report(clock, dataset.item_num - 1, model, packages)
 
 
 if __name__ == "__main__":

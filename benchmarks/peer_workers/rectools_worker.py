@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pandas as pd
+import torch
 from peer_workers.common import (
-    Clock,
     Job,
     check_targets,
+    clock_of,
     report,
     set_attention_dropout,
     versions,
@@ -20,15 +24,26 @@ from rectools.models import SASRecModel
 class Timing(Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, items: Callable[[], np.ndarray]) -> None:
+        self.job, self.items = job, items
 
     def on_train_start(self, trainer, pl_module) -> None:
         check_targets(
             sum(int((batch["y"] != 0).sum()) for batch in trainer.train_dataloader), self.job
         )
         set_attention_dropout(pl_module, self.job.attention_dropout)
-        self.clock = Clock(self.job)
+        model = pl_module.torch_model
+
+        def score(histories: torch.Tensor) -> torch.Tensor:
+            model.eval()
+            batch = {"x": histories.to(pl_module.device)}
+            vectors = model.item_model.get_all_embeddings()
+            scores = model.encode_sessions(batch, vectors)[:, -1] @ vectors.T
+            model.train()
+            return scores
+
+        ids = {item: number for number, item in enumerate(self.items())}
+        self.clock = clock_of(self.job, ids, score, 0)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(int((batch["y"] != 0).sum()))
@@ -43,13 +58,16 @@ def main() -> None:
     events[Columns.Datetime] = pd.to_datetime(events[Columns.Datetime], unit="s")
     events[Columns.Weight] = 1.0
 
+    def items() -> np.ndarray:
+        return model.data_preparator.item_id_map.external_ids
+
     def trainer() -> Trainer:
         # RecTools' own trainer, but without an end and where the job says
         return Trainer(
             max_epochs=-1,
             accelerator=job.accelerator,
             devices=1,
-            callbacks=[Timing(job)],
+            callbacks=[Timing(job, items)],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -69,8 +87,8 @@ def main() -> None:
     )
     model.fit(Dataset.construct(events))
     timing = next(c for c in model.fit_trainer.callbacks if isinstance(c, Timing))
-    items = len(model.data_preparator.get_known_item_ids())
-    report(timing.clock, items, model.torch_model, versions("rectools", "pytorch-lightning"))
+    known = len(model.data_preparator.get_known_item_ids())
+    report(timing.clock, known, model.torch_model, versions("rectools", "pytorch-lightning"))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import lightning
 import pandas as pd
+import torch
 from peer_workers.common import (
-    Clock,
     Job,
     check_targets,
+    clock_of,
     report,
     set_attention_dropout,
     versions,
@@ -33,15 +34,24 @@ def real_targets(batch: dict) -> int:
 class Timing(lightning.Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, ids: dict[int, int]) -> None:
+        self.job, self.ids = job, ids
 
     def on_train_start(self, trainer, pl_module) -> None:
         module = trainer.datamodule
         batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
         check_targets(sum(map(real_targets, batches)), self.job)
         set_attention_dropout(pl_module, self.job.attention_dropout)
-        self.clock = Clock(self.job)
+        model, padding = pl_module.model, len(self.ids)
+
+        def score(histories: torch.Tensor) -> torch.Tensor:
+            model.eval()
+            items = histories.to(pl_module.device)
+            found = model(feature_tensors={"item_id": items}, padding_mask=items != padding)
+            model.train()
+            return found["logits"]
+
+        self.clock = clock_of(self.job, self.ids, score, padding)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(real_targets(batch))
@@ -89,7 +99,7 @@ def main() -> None:
         dropout=job.dropout,
         hidden_dim=job.inner_size,
     )
-    timing = Timing(job)
+    timing = Timing(job, {item: number for number, item in enumerate(items)})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.parquet"
         sequences.str[-job.length - 1 :].reset_index().to_parquet(file)
