@@ -156,7 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--patience", type=int, default=5, help="epochs without gain")
+    parser.add_argument("--patience", type=int, default=20, help="epochs without gain")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "quality_peers.md")
     return parser.parse_args()

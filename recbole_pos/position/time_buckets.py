@@ -88,7 +88,7 @@ class HSTUBias(AttentionPosition):
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         buckets = len(self.time)
         place = ctx.once(("hstu", buckets), lambda: pair_places(ctx, buckets))
-        bias = _Lookup.apply(self.time, place) + toeplitz_matrix(self.distance, ctx.width)
+        bias = of_buckets(self.time, place) + toeplitz_matrix(self.distance, ctx.width)
         return bias.unsqueeze(1).to(q.dtype)
 
 
@@ -109,8 +109,13 @@ def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     return out
 
 
+def of_buckets(table: Tensor, place: Tensor) -> Tensor:
+    """[b, t, t] the entries of a table, [buckets], at the places of :func:`pair_places`."""
+    return _Lookup.apply(table, place)
+
+
 class _Lookup(torch.autograd.Function):
-    """The entries of a table at the places of ``pair_places``.
+    """See :func:`of_buckets`.
 
     Neighbours mostly share a bucket, and adding to one number again and again waits for memory
     every time; with LANES tables in turn the gradient takes a third of that, and is summed apart

@@ -1,0 +1,94 @@
+"""Rotary angles of order, and of what a small sinusoidal network makes of an event's time.
+
+Reference:
+    Hailing Cheng, Daqi Sun, Xinyu Lu. "Learning to Rotate: Temporal and Semantic Rotary Encoding
+    for Sequential Modeling." 2026 (arXiv 2604.24717), SIREN-RoPE.
+
+Of the paper the abstract was at hand: continuous times and cyclical patterns turn query and key
+through a sinusoidal network of two branches. Sizes, scales and fresh weights are this module's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.position.calendar_rotary import PERIODS
+from recbole_pos.position.frequencies import base_form, radians
+from recbole_pos.position.rotary import planes_of
+from recbole_pos.position.time_rotary import AngularPosition
+from recbole_pos.values import SECONDS
+
+SPAN = 10.0  # log1p of 60 years in days: what the signal of elapsed time is divided by
+
+
+class SirenRotaryPosition(AngularPosition):
+    """Rotary positions whose angles are learned functions of time (SIREN-RoPE, Cheng et al. 2026).
+
+    Plane k of a head turns event number n at time t by
+
+        angle_k = n base^(-k / planes) + (W sin(omega (A u(t) + a)) + V gelu(B u(t) + b))_k
+        u(t) = (log(1 + t - t_first) / 10, and sin, cos of 2 pi t / period for every calendar part)
+
+    The frequencies of time are the rows of A: learned, and of any mixture of signals. W and V are 0
+    when fresh, so that a fresh model is that of ``rope``. Unlike those of other rotary schemes the
+    products depend on when two events happened, not on the time between them alone.
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        rope_base: the base of order.
+        calendar_parts: of hour, day, week, month, year, decade; in UTC.
+        siren_width: hidden units of each branch.
+        siren_omega: omega, how fast fresh waves are.
+        time_unit: of t - t_first.
+    """
+
+    order: Tensor
+    options = ("rope_base", "calendar_parts", "siren_width", "siren_omega", "time_unit")
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        rope_base: float,
+        calendar_parts: list[str],
+        siren_width: int,
+        siren_omega: float,
+        time_unit: str,
+    ) -> None:
+        super().__init__()
+        planes, signals = planes_of(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
+        self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
+        order = base_form(planes, rope_base, 1.0)
+        self.register_buffer("order", order, persistent=False)
+        # the last column of the inner ones is the bias
+        self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
+        self.smooth = nn.Parameter(torch.empty(siren_width, signals + 1))
+        for inner in (self.sine, self.smooth):
+            nn.init.uniform_(inner, -1 / signals, 1 / signals)
+        self.sine_out = nn.Parameter(torch.zeros(planes, siren_width))
+        self.smooth_out = nn.Parameter(torch.zeros(planes, siren_width))
+
+    def signals(self, ctx: SequenceContext) -> Tensor:
+        """[m, signals + 1] u(t), and a one for the bias."""
+        assert ctx.times is not None  # elapsed says so first
+        found = [torch.log1p(self.time(ctx)) / SPAN]
+        for part in self.parts_of_time:
+            period = PERIODS[part] * SECONDS["days"]
+            turn = 2 * math.pi * ctx.times.remainder(period) / period
+            found += [turn.sin(), turn.cos()]
+        return torch.stack([*found, torch.ones_like(found[0])], 1)
+
+    def angles(self, ctx: SequenceContext) -> Tensor:
+        u = ctx.once(
+            (type(self), self.time_unit, *self.parts_of_time), lambda: self.signals(ctx)
+        ).to(self.sine.dtype)
+        with torch.autocast(u.device.type, enabled=False):  # angles need their digits
+            waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
+            smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T
+        return (radians(ctx.index.double(), self.order) + waves + smooth)[:, None]
