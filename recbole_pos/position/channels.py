@@ -68,10 +68,11 @@ class SeparateChannels(AttentionPosition):
         block = ctx.pad(torch.cat((query, key, value), -1), "start")  # [b, t, h, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
         q, k, content = (part.transpose(1, 2) for part in (q, k, content))
+        whole = F.pad(content, (0, e - content.size(-1)))  # fused attention has one head size
         found = F.scaled_dot_product_attention(
-            q, k, content, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
+            q, k, whole, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
         )
-        parts = [found.transpose(1, 2)]
+        parts = [found[..., : content.size(-1)].transpose(1, 2)]
         place = ctx.once(("hstu", len(self.time)), lambda: pair_places(ctx, len(self.time)))
         future = future_mask(t, q.device)
         logits = (toeplitz_matrix(self.distance, t)[None], of_buckets(self.time, place))
