@@ -14,10 +14,10 @@ tune: $(VENV)/installed  ## search for FPARec's settings on ml-100k, 20 trials (
 	$(BIN)/recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --MAX_ITEM_LIST_LENGTH=50 $(ARGS)
 
 test: lint  ## lint, then all tests
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-all: lint  ## with those that wait for rare events (Ray giving up a trial, a pipe nobody reads)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/installed  ## what a change most likely breaks, in a minute
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow and not long"
