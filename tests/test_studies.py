@@ -39,11 +39,11 @@ FITS = {
     "attrformer/ml-1m.yaml": 21,
     "attrformer/ml-100k.yaml": 25,
     "attrformer/toyshop.yaml": 26,
-    "positions/ml-100k.yaml": 24 * 3,
+    "positions/ml-100k.yaml": 26 * 3,
     "positions/ml-100k-shuffled.yaml": 4 * 3,
-    "positions/toyshop.yaml": 24 * 3,
+    "positions/toyshop.yaml": 26 * 3,
     "positions/toyshop-shuffled.yaml": 4 * 3,
-    "positions/weekly.yaml": 24 * 3,
+    "positions/weekly.yaml": 26 * 3,
 }
 
 

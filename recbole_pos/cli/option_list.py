@@ -54,8 +54,9 @@ def _sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[
     """Titles, options and the files with their sentences; what wins comes first."""
     theirs = _recboles()
     general, data = theirs / "overall.yaml", theirs / "dataset" / "sample.yaml"
+    ours = overall_defaults()
     found = [
-        ("options of the plugin", overall_defaults(), [ROOT / "overall.yaml"]),
+        ("options of the plugin", ours, [ROOT / "overall.yaml"]),
         ("options of RecBole: training and evaluation", read_yaml(general), [general]),
         ("options of RecBole: data", read_yaml(data), [data]),
     ]
@@ -66,7 +67,7 @@ def _sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[
     options = plugin_defaults(model, position)
     own = ROOT / "model" / f"{model}.yaml"
     kept = read_yaml(own) if own.is_file() else {}
-    options = {**kept, **{k: v for k, v in options.items() if k not in overall_defaults()}}
+    options = {**kept, **{k: v for k, v in options.items() if k not in ours}}
     files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
     files += [ROOT / "base.yaml", own]
     return [(f"options of {model} and its position schemes", options, files), *found]
