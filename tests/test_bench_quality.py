@@ -79,6 +79,16 @@ def test_ndcg_by_hand(bench: Any, job: Any, padding: int) -> None:
     assert found == pytest.approx(want / 3, abs=1e-12)
 
 
+def test_scores_that_are_no_numbers_end_the_run(bench: Any, job: Any) -> None:
+    """They would stand above nothing, and nothing above them."""
+    broken = torch.full((3, 6), torch.nan)
+    curve = sys.modules["peer_workers.common"].Curve(
+        job, {item: item - 9 for item in range(10, 14)}, lambda _: broken, 0
+    )
+    with pytest.raises(SystemExit, match="epoch 1: scores that are no numbers"):
+        curve.ndcg()
+
+
 def test_the_clock_stands_while_an_epoch_is_looked_at(
     bench: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

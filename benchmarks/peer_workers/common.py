@@ -145,6 +145,8 @@ class Curve(Clock):
             part = slice(start, start + 256)
             with torch.no_grad():
                 scores = self.score(torch.tensor(self.inputs[part])).float().cpu()
+            if not scores.isfinite().all():  # nothing would stand above such a target
+                sys.exit(f"epoch {len(self.points) + 1}: scores that are no numbers")
             wanted = torch.tensor(self.wanted[part])
             if self.padding < scores.size(1):
                 scores[:, self.padding] = -torch.inf

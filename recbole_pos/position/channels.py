@@ -16,7 +16,7 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix
-from recbole_pos.position.time_buckets import of_buckets, pair_places
+from recbole_pos.position.time_buckets import of_intervals
 
 
 class SeparateChannels(AttentionPosition):
@@ -73,9 +73,8 @@ class SeparateChannels(AttentionPosition):
             q, k, whole, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
         )
         parts = [found[..., : content.size(-1)].transpose(1, 2)]
-        place = ctx.once(("hstu", len(self.time)), lambda: pair_places(ctx, len(self.time)))
         future = future_mask(t, q.device)
-        logits = (toeplitz_matrix(self.distance, t)[None], of_buckets(self.time, place))
+        logits = (toeplitz_matrix(self.distance, t)[None], of_intervals(self.time, ctx))
         for each, x in zip(logits, (order, time), strict=True):
             weights = each.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)  # [1 or b, t, t]
             parts.append((dropout(weights) @ x.flatten(2)).view_as(x))

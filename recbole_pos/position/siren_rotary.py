@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.calendar_rotary import PERIODS
-from recbole_pos.position.frequencies import base_form, radians
+from recbole_pos.position.frequencies import order_bank, radians
 from recbole_pos.position.rotary import planes_of
 from recbole_pos.position.time_rotary import AngularPosition
 from recbole_pos.values import SECONDS
@@ -48,7 +48,6 @@ class SirenRotaryPosition(AngularPosition):
         time_unit: of t - t_first.
     """
 
-    order: Tensor
     options = ("rope_base", "calendar_parts", "siren_width", "siren_omega", "time_unit")
 
     def __init__(
@@ -64,8 +63,7 @@ class SirenRotaryPosition(AngularPosition):
         super().__init__()
         planes, signals = planes_of(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
         self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
-        order = base_form(planes, rope_base, 1.0)
-        self.register_buffer("order", order, persistent=False)
+        self.order = order_bank(planes, rope_base, 1.0, learn="fixed", scaled=False)
         # the last column of the inner ones is the bias
         self.sine = nn.Parameter(torch.empty(siren_width, signals + 1))
         self.smooth = nn.Parameter(torch.empty(siren_width, signals + 1))
@@ -91,4 +89,5 @@ class SirenRotaryPosition(AngularPosition):
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits
             waves = (self.omega * (u @ self.sine.T)).sin() @ self.sine_out.T
             smooth = F.gelu(u @ self.smooth.T) @ self.smooth_out.T
-        return (radians(ctx.index.double(), self.order) + waves + smooth)[:, None]
+        assert self.order is not None  # a head has a plane at least
+        return (radians(ctx.index.double(), self.order()) + waves + smooth)[:, None]

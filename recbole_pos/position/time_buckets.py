@@ -86,9 +86,7 @@ class HSTUBias(AttentionPosition):
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        buckets = len(self.time)
-        place = ctx.once(("hstu", buckets), lambda: pair_places(ctx, buckets))
-        bias = of_buckets(self.time, place) + toeplitz_matrix(self.distance, ctx.width)
+        bias = of_intervals(self.time, ctx) + toeplitz_matrix(self.distance, ctx.width)
         return bias.unsqueeze(1).to(q.dtype)
 
 
@@ -109,13 +107,15 @@ def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     return out
 
 
-def of_buckets(table: Tensor, place: Tensor) -> Tensor:
-    """[b, t, t] the entries of a table, [buckets], at the places of :func:`pair_places`."""
+def of_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
+    """[b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
+    buckets = len(table)
+    place = ctx.once(("intervals", buckets), lambda: pair_places(ctx, buckets))
     return _Lookup.apply(table, place)
 
 
 class _Lookup(torch.autograd.Function):
-    """See :func:`of_buckets`.
+    """The entries of a table at the places of ``pair_places``.
 
     Neighbours mostly share a bucket, and adding to one number again and again waits for memory
     every time; with LANES tables in turn the gradient takes a third of that, and is summed apart
