@@ -93,6 +93,10 @@ class CompareArguments(ClusterArguments):
     run_dir: str | Path | None = _told(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _told(False, "say what would be trained, and train nothing", bool)
     report: bool = _told(False, "tables and report of what is finished, and train nothing", bool)
+    known: tuple[str | Path, ...] = _told(
+        (), "runs of --pack that are not trained again", list, "FILE"
+    )
+    pack: str | Path | None = _told(None, "write what is finished into one file", metavar="FILE")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from recbole_pos.study import report
 from recbole_pos.study.configs import QUIET
 from recbole_pos.study.expand import Fit, fits
 from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.packed import FROM
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
@@ -47,8 +48,9 @@ class Written:
 def results_of(plan: Plan, folder: StudyFolder) -> Results:
     """What the runs of a study have found so far."""
     lines, ranks, curves, trials = [], {}, [], []
-    metric = plan.metrics[0]
-    current, chosen = folder.current(), folder.facts().get("chosen", {})
+    metric, facts = plan.metrics[0], folder.facts()
+    current, chosen = folder.current(), facts.get("chosen", {})
+    made_with: dict[str, str] = {}
     for one in fits(plan):
         known = folder.fit(current.get(one.name, ""))
         if known is None:  # not begun
@@ -59,9 +61,11 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
             continue
         lines.append(_line(known, run, folder.path))
         curves += _curve(known, run, metric)
+        made_with = made_with or known.get("versions") or {}  # known runs were made elsewhere
         if known["status"] == DONE and run.ranks.is_file():
             ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)
-    return _results(plan, lines, ranks, curves, trials, _command(plan, folder), folder.facts())
+    facts = {**facts, "versions": made_with or facts.get("versions", {})}
+    return _results(plan, lines, ranks, curves, trials, _command(plan, folder), facts)
 
 
 def _command(plan: Plan, folder: StudyFolder) -> str:
@@ -94,6 +98,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
         "device": f"{device['name']}, {threads}, {device['precision']}" if device else "",
         "commit": known.get("commit", ""),
         "digest": known.get("digest", ""),
+        "known_from": known.get(FROM, ""),
         "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from recbole_pos.study.configs import data_key, row_config
 from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.fitting import fit
 from recbole_pos.study.folder import StudyFolder, commit
+from recbole_pos.study.packed import PackedStudy
+from recbole_pos.study.packed import pack as pack_study
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
 from recbole_pos.study.progress import StudyProgress
@@ -76,8 +79,8 @@ def compare(
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
             ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
-            ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``, ``gpus_per_trial``,
-            ``verbose``.
+            ``known``, ``pack``, ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``,
+            ``gpus_per_trial``, ``verbose``.
 
     Returns:
         What was found; None for ``dry_run``.
@@ -90,26 +93,54 @@ def compare(
     told = arguments(settings or CompareArguments(), given)
     screen = Screen(told.verbose)
     if runs := _run_folders(what):
+        for name in ("known", "pack"):
+            if getattr(told, name):
+                raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
         return _show(of_runs(runs, told.reference), screen, Path(told.run_dir or "compared"))
     base = {**(config_dict or {})}
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = _plan(what, dataset, base, told)
     plan = with_unread(plan, _complete)
+    packed = [PackedStudy(path) for path in told.known]
     if told.report:
-        return _show(results_of(plan, folder), screen, folder.path)
+        if packed:
+            with folder.held():
+                folder.write_plan(plan)
+                work = Work(plan, folder, told.rows, packed)
+                work.take()
+                _keep(work)
+        return _finish(plan, folder, told, screen, packed)
     configs = check_plan(plan, _complete)
     folder.use_storage(told.storage, make=not told.dry_run)
+    work = Work(plan, folder, told.rows, packed)
     if told.dry_run:
-        said, table = preview(Work(plan, folder, told.rows))
+        said, table = preview(work)
         for line in said:
             screen.line(line)
         screen.table(table)
         return None
     with folder.held():
         folder.write_plan(plan)
-        _train(plan, folder, told, screen, {c["model"] for c in configs.values()})
-    return _show(results_of(plan, folder), screen, folder.path)
+        _train(work, told, screen, {c["model"] for c in configs.values()})
+    return _finish(plan, folder, told, screen, packed)
+
+
+def _finish(
+    plan: Plan,
+    folder: StudyFolder,
+    told: CompareArguments,
+    screen: Screen,
+    packed: Sequence[PackedStudy],
+) -> Compared:
+    """Tables, the report and, if asked for, the study in one file."""
+    shown = _show(results_of(plan, folder), screen, folder.path)
+    for one in packed:
+        screen.line(str(one))
+    if told.pack:
+        count = pack_study(plan, folder, told.pack)
+        screen.line(f"{told.pack}: {count} run{'s' * (count != 1)}")
+    return shown
 
 
 def _complete(options: dict[str, Any]) -> dict[str, Any]:
@@ -171,15 +202,19 @@ def _registered(model: type) -> str:
     return register_model(model).__name__
 
 
-def _train(
-    plan: Plan, folder: StudyFolder, told: CompareArguments, screen: Screen, models: set[str]
-) -> None:
+def _keep(work: Work) -> None:
+    """Note which runs are the study's, and what is known of its data."""
+    work.folder.write_current(work.digests)
+    work.folder.write_facts(facts_of(work))
+
+
+def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str]) -> None:
     """Everything that is left to train."""
-    work = Work(plan, folder, told.rows)
+    folder = work.folder
     waiting = work.ready()
     folder.write_current(work.digests)
     if waiting is None:
-        folder.write_facts(facts_of(plan, work))
+        _keep(work)
         return
     started = connect(told.address)
     takes = {"num_cpus": told.cpus_per_trial, "num_gpus": told.gpus_per_trial}
@@ -187,7 +222,7 @@ def _train(
     shared: dict[tuple[str, bool], Any] = {}
     made_by = commit()
     running: dict[Any, tuple[Job, float]] = {}
-    progress = StudyProgress(screen, plan, work)
+    progress = StudyProgress(screen, work.plan, work)
 
     def begin(job: Job) -> None:
         test = job.fit.stage != "trial"
@@ -230,12 +265,11 @@ def _train(
             f"{folder.path}; continue with `recbole-pos compare {folder.path}`"
         ) from None
     finally:
-        folder.write_current(work.digests)
-        folder.write_facts(facts_of(plan, work))
+        _keep(work)
         stop(started)
 
 
-def facts_of(plan: Plan, work: Work) -> dict[str, Any]:
+def facts_of(work: Work) -> dict[str, Any]:
     """What reports say of the data, of the order of equal times, of versions and searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if work.datasets.kept:

@@ -27,7 +27,7 @@ def preview(work: Work) -> tuple[list[str], Fitted]:
     """
     plan, folder = work.plan, work.folder
     said, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
-    if folder.runs.is_dir():
+    if folder.runs.is_dir() or work.packed:
         left = work.left()
         fits = [(one.row, left[one.name]) for one in work.fits if not one.repeats]
         counts, by_row = Counter(state for _, state in fits), Counter(fits)

@@ -21,9 +21,12 @@ class RowSearch:
         plan: of the study.
         row: of the plan, with a search.
         folder: of the study.
+        drawn: trial -> options that were drawn before.
     """
 
-    def __init__(self, plan: Plan, row: Row, folder: StudyFolder) -> None:
+    def __init__(
+        self, plan: Plan, row: Row, folder: StudyFolder, drawn: dict[int, dict[str, Any]]
+    ) -> None:
         self.row, self.folder = row, folder
         self.metric = str(plan.base.get("valid_metric", plan.metrics[0])).lower()
         self.mode = "max" if plan.base.get("valid_metric_bigger", True) else "min"
@@ -40,7 +43,7 @@ class RowSearch:
                 else space_of(search.space or {}, search.lines)
             )
             self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
-            self.kept = folder.drawn(row.name)
+            self.kept = drawn
 
     def ask(self, trial: int) -> dict[str, Any]:
         """The options of a trial."""
@@ -52,8 +55,13 @@ class RowSearch:
         else:
             self.asked[trial] = self.searcher.suggest(str(trial))["options"]
             self.kept[trial] = self.asked[trial]
-            self.folder.write_drawn(self.row.name, self.kept)
+            self.keep()
         return self.asked[trial]
+
+    def keep(self) -> None:
+        """Write down what was drawn, if anything was."""
+        if self.searcher is not None:
+            self.folder.write_drawn(self.row.name, self.kept)
 
     def known(self, trial: int) -> bool:
         """Whether the options of a trial are known before it is asked for."""

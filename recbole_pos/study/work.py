@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
 from recbole_pos.study.expand import Fit, fits
 from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.packed import FROM, PackedStudy
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
@@ -43,10 +44,17 @@ class Work:
         plan: of the study.
         folder: of the study.
         rows: names of rows to train; all if empty.
+        packed: runs that need no training.
     """
 
-    def __init__(self, plan: Plan, folder: StudyFolder, rows: tuple[str, ...] = ()) -> None:
-        self.plan, self.folder = plan, folder
+    def __init__(
+        self,
+        plan: Plan,
+        folder: StudyFolder,
+        rows: tuple[str, ...] = (),
+        packed: Sequence[PackedStudy] = (),
+    ) -> None:
+        self.plan, self.folder, self.packed = plan, folder, packed
         for row in rows:
             plan.source.one_of(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
@@ -58,7 +66,7 @@ class Work:
         self.digests: dict[str, str] = {}
         self.datasets = Datasets()
         self.searches = {
-            name: RowSearch(plan, plan.rows[name], folder)
+            name: RowSearch(plan, plan.rows[name], folder, self._drawn(name))
             for name in wanted
             if plan.rows[name].search
         }
@@ -79,13 +87,21 @@ class Work:
                 continue
             if job is None:  # failed with what it needs
                 continue
-            known = self.folder.fit(job.digest) or {}
+            known = self._known(job, take=True)
             self.digests[one.name] = job.digest
             if known.get("status") == DONE:  # what failed may have been mended meanwhile
                 self.end(one, DONE, known=known)
                 continue
+            if reason := self._weightless(one):
+                self.end(one, FAILED, reason)
+                continue
             return job
         return None
+
+    def take(self) -> None:
+        """Mark what is finished, and what the packed runs have; all else counts as failed."""
+        while job := self.ready():
+            self.end(job.fit, FAILED, "not trained")
 
     def left(self) -> dict[str, str]:
         """What is left of every fit, if nothing else happens; nothing is written.
@@ -111,11 +127,48 @@ class Work:
         if job is None:
             return OPEN
         self.digests[one.name] = job.digest
-        known = self.folder.fit(job.digest) or {}
+        known = self._known(job, take=False)
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
             return DONE
         return CONTINUED if self.folder.is_begun(job.digest) else NEW
+
+    def _known(self, job: Job, take: bool) -> dict[str, Any]:
+        """What is said of a run in the study's folder, or in a packed study.
+
+        Args:
+            take: whether it is brought from there into the folder.
+        """
+        known = self.folder.fit(job.digest) or {}
+        if known.get("status") == DONE:
+            return known
+        for packed in self.packed:
+            if job.digest in packed:
+                if take:
+                    dataset = self.datasets.of(job.config)
+                    packed.restore(job.digest, self.folder, job.config, dataset)
+                    if job.fit.stage == "trial":
+                        self.searches[job.fit.row].keep()
+                return packed.fit(job.digest)
+        return known
+
+    def _weightless(self, one: Fit) -> str:
+        """Why a fit cannot start from the weights of another one; empty if it can, or need not."""
+        if one.stage != "attach":
+            return ""
+        source = self.digests[one.after[0]]
+        taken_from = (self.folder.fit(source) or {}).get(FROM)
+        if not taken_from or self.folder.is_begun(source):
+            return ""
+        return (
+            f"it starts from the weights of {one.after[0]}, and {taken_from} has none; to train "
+            f"that again, delete {self.folder.run(source).path} and leave --known out"
+        )
+
+    def _drawn(self, row: str) -> dict[int, dict[str, Any]]:
+        """What a search has drawn for a row, here or else in a packed study."""
+        kept = [self.folder.drawn(row), *(packed.drawn(row) for packed in self.packed)]
+        return next(filter(None, kept), {})
 
     def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
         """Note how a fit ended."""
@@ -144,7 +197,10 @@ class Work:
                     self.end(one, FAILED, f"all trials failed; the first one: {first}")
                     return None
                 more = search.asked[best]
-                begin = one.after[best] if one.seed == self.plan.seeds[0] else None
+                if one.seed == self.plan.seeds[0] and self.folder.is_begun(
+                    self.digests[one.after[best]]
+                ):
+                    begin = one.after[best]
         config = row_config(one.options, more)
         identity = self.datasets.of(config).identity
         digest = run_digest(config, identity, one.stage == "trial")

@@ -1,0 +1,205 @@
+"""A study in one file: what its tables are made of, so that nobody has to train it again.
+
+Of every finished run: configuration, validation by epoch, what it found, and where each test target
+stood. No weights, and nothing of the log: neither users nor items nor times, which are read from
+the data again. So the file may be given away where the data may not, and is of no use with others:
+runs are found by the digest of what decides them, data and split among it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.splits import TEST
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.ranks import rank_table
+from recbole_pos.files import whole, write_text
+from recbole_pos.study.expand import fits
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.results import DONE
+from recbole_pos.yaml_files import read_yaml
+
+FROM = "known_from"  # in what is said of a run: the file that it was taken from
+_SEARCHES = "searches.json"
+_FIT, _CONFIG, _METRICS, _RANKS = "fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"
+# Of the machine that trained, and of no interest to others.
+_OF_MACHINE = ("data_path", "init_from", "checkpoint_dir")
+_MOST = 2**30  # bytes that a file may have unpacked
+
+
+class PackedStudy:
+    """The runs of a file that :func:`pack` wrote.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        UsageError: if it cannot be read as one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.files = _read(self.path)
+        self.fits = {
+            name.split("/")[1]: self._json(name) for name in self.files if name.endswith(_FIT)
+        }
+        self.searches: dict[str, Any] = self._json(_SEARCHES) if _SEARCHES in self.files else {}
+        self.taken: set[str] = set()
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.fits
+
+    def drawn(self, row: str) -> dict[int, dict[str, Any]]:
+        """Trial -> options that a search had drawn for a row."""
+        return {int(number): options for number, options in self.searches.get(row, {}).items()}
+
+    def fit(self, digest: str) -> dict[str, Any]:
+        """What was said of a run, as :meth:`StudyFolder.fit`."""
+        self.taken.add(digest)
+        return {**self.fits[digest], FROM: self.path.name}
+
+    def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
+        """Write a run into a study's folder, as if it had been trained there, but for its weights.
+
+        Args:
+            digest: of the run, one of those in here.
+            folder: of the study.
+            config: of the run, with the places of this machine.
+            dataset: of the configuration, which the ranks are of.
+
+        Raises:
+            UsageError: if the file is damaged.
+        """
+        run = folder.run(digest)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.write_config(config.plain)
+        write_text(run.metrics, self._text(f"runs/{digest}/{_METRICS}"))
+        if (name := f"runs/{digest}/{_RANKS}") in self.files:
+            rank = self._array(name)
+            event = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
+            if len(rank) != len(event):
+                raise self._damaged(f"{name} has {len(rank):,} ranks of {len(event):,} targets")
+            run.write_ranks(rank_table(dataset, event, rank, config["timestamp_unit"]))
+        folder.write_fit(digest, self.fit(digest))
+
+    def __str__(self) -> str:
+        """How much of it a study could use."""
+        count = len(self.fits)
+        left = count - len(self.taken)
+        said = f"{self.path}: {len(self.taken)} of {count} runs are known"
+        return said + f"; {left} are of other options, data or rows" * bool(left)
+
+    def _text(self, name: str) -> str:
+        try:
+            return self.files[name].decode("utf-8")
+        except (KeyError, ValueError) as error:
+            raise self._damaged(f"{name} is missing or no text") from error
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads(self._text(name))
+        except ValueError as error:
+            raise self._damaged(f"{name}: {error}") from error
+        if not isinstance(found, dict):
+            raise self._damaged(f"{name} is no mapping")
+        return found
+
+    def _array(self, name: str) -> np.ndarray:
+        try:
+            found = np.load(io.BytesIO(self.files[name]), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise self._damaged(f"{name}: {error}") from error
+        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+            raise self._damaged(f"{name} are no ranks: {found.dtype} {list(found.shape)}")
+        return found.astype(np.int64)
+
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(f"{self.path} is damaged: {why}")
+
+
+def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
+    """Write the finished runs of a study into one file; the same runs give the same bytes.
+
+    Args:
+        plan: of the study.
+        folder: of the study.
+        path: of the file, by convention ending in ``.tar.xz``.
+
+    Returns:
+        How many runs are in it.
+
+    Raises:
+        UsageError: if no run is finished.
+    """
+    current = folder.current()
+    digests = {current[one.name] for one in fits(plan) if one.name in current}
+    files: dict[str, bytes] = {}
+    count = 0
+    for digest in sorted(digests):
+        known = folder.fit(digest) or {}
+        if known.get("status") == DONE:
+            count += 1
+            for name, content in _files_of(known, folder.run(digest)):
+                files[f"runs/{digest}/{name}"] = content
+    if not count:
+        raise UsageError(f"--pack {path}: {folder.path} has no finished run")
+    drawn = {row: kept for row in plan.rows if (kept := folder.drawn(row))}
+    if drawn:
+        files[_SEARCHES] = _bytes(drawn)
+    with whole(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
+        # alike files beside each other: most of a configuration is that of the next run
+        for name in sorted(files, key=lambda name: (name.split("/")[-1], name)):
+            about = tarfile.TarInfo(name)
+            about.size = len(files[name])
+            archive.addfile(about, io.BytesIO(files[name]))
+    return count
+
+
+def _files_of(known: Mapping[str, Any], run: Any) -> Iterable[tuple[str, bytes]]:
+    kept = {key: value for key, value in known.items() if key not in ("run_dir", "status", FROM)}
+    yield _FIT, _bytes({"status": DONE, **kept})
+    options = read_yaml(run.config).items()
+    plain = {key: value for key, value in options if key not in _OF_MACHINE}
+    yield _CONFIG, yaml.safe_dump(plain, allow_unicode=True).encode()
+    yield _METRICS, run.metrics.read_bytes() if run.metrics.is_file() else b""
+    if run.ranks.is_file():
+        rank = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
+        buffer = io.BytesIO()
+        np.save(buffer, rank.astype(np.min_scalar_type(int(rank.max(initial=0)))))
+        yield _RANKS, buffer.getvalue()
+
+
+def _bytes(content: Any) -> bytes:
+    return json.dumps(content, indent=1, default=str).encode()
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    """The files in an archive, by name; nothing is written anywhere."""
+    found: dict[str, bytes] = {}
+    size = 0
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            for one in archive:
+                file = archive.extractfile(one) if one.isfile() else None
+                size += one.size
+                if size > _MOST:
+                    raise UsageError(f"{path} has more than {_MOST >> 20:,} MiB unpacked")
+                if file is not None:
+                    found[one.name] = file.read()
+    except FileNotFoundError as error:
+        raise UsageError(f"--known: {path} does not exist") from error
+    except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise UsageError(f"--known: {path} is no file of `compare --pack`: {error}") from error
+    return found

@@ -1,0 +1,229 @@
+"""A study in one file: the same tables without training, and only what is missing is trained."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+from conftest import make_log, write_atomic
+from test_study_preview import finish, plan
+
+import recbole_pos
+from recbole_pos.errors import UsageError
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.packed import FROM, PackedStudy, pack
+from recbole_pos.study.results import FAILED
+from recbole_pos.study.work import Work
+
+SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
+BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}
+_SPLIT = {"order": "TO", "mode": "full", "split": {"LS": "valid_and_test"}}
+SPLITS: dict[str, dict[str, Any]] = {
+    "leave-one-out": _SPLIT,
+    "temporal": {**_SPLIT, "split": {"GT": [0.7, 0.85]}, "cold_items": "drop"},
+    "untied": {**_SPLIT, "ties": "drop"},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for all studies of this file."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def study(tiny: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "dataset": "tiny",
+        "title": "A study",
+        "base": {**BASE, "data_path": str(tiny)},
+        "rows": {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}},
+        "seeds": 2,
+        **more,
+    }
+
+
+def compare(what: Any, **given: Any) -> Any:
+    return recbole_pos.compare(what, verbose=False, **given)
+
+
+@pytest.fixture(scope="module")
+def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, Path]:
+    """A study, the folder where it was trained, and its file."""
+    root = tmp_path_factory.mktemp("packed")
+    data = write_atomic(make_log(), root)
+    what = study(data, search={"hidden_dropout_prob": [0.1, 0.4]})
+    compare(what, run_dir=root / "here", pack=root / "study.tar.xz")
+    return what, root / "here", root / "study.tar.xz"
+
+
+def text(folder: Path, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def test_same_tables_without_training(made, tmp_path: Path) -> None:
+    """Elsewhere, without weights: tables, values of each run and ranks are those of the first."""
+    what, here, file = made
+    found = compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
+    assert list(found.runs["status"]) == ["done"] * 4
+    assert set(found.runs["known_from"]) == {"study.tar.xz"}
+    assert text(tmp_path / "there", "table.md") == text(here, "table.md")
+    one, two = (pd.read_csv(place / "runs.csv") for place in (here, tmp_path / "there"))
+    pd.testing.assert_frame_equal(one.drop(columns="known_from"), two.drop(columns="known_from"))
+    for ranks in here.glob("runs/*/test_ranks.parquet"):
+        other = tmp_path / "there/runs" / ranks.parent.name / ranks.name
+        assert other.read_bytes() == ranks.read_bytes()
+    assert not list((tmp_path / "there").rglob("checkpoint.pt"))
+
+
+def test_packed_again_it_is_the_same_file(made, tmp_path: Path) -> None:
+    what, _, file = made
+    again = tmp_path / "again.tar.xz"
+    compare(what, run_dir=tmp_path / "there", known=(file,), report=True, pack=again)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_only_what_is_missing_is_trained(made, tmp_path: Path) -> None:
+    """A seed more: its runs are trained, the search and the other seeds are not."""
+    what, _, file = made
+    there = tmp_path / "there"
+    found = compare({**what, "seeds": 3}, run_dir=there, known=(file,))
+    new = found.runs[found.runs["known_from"].isna() | (found.runs["known_from"] == "")]
+    assert list(new["seed"]) == [2022, 2022]
+    trained = {path.parent.name for path in there.rglob("checkpoint.pt")}
+    assert trained == set(new["digest"])
+
+
+def test_nothing_of_the_log_is_in_it(made) -> None:
+    """No user, item or time, no weights, and no place of the machine that trained."""
+    _, here, file = made
+    content = b"".join(PackedStudy(file).files.values())
+    assert str(here).encode() not in content and str(here.parent).encode() not in content
+    names = {name.split("/")[-1] for name in PackedStudy(file).files}
+    assert names == {"fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ranks_of_any_split(cluster, split: str, tiny: Path, tmp_path: Path) -> None:
+    """Ranks find their targets again, several of a user or left out as they may be."""
+    what = study(tiny, rows={"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop"}}, seeds=1)
+    what["base"] = {**what["base"], "epochs": 1, "eval_args": SPLITS[split]}
+    file = tmp_path / "study.tar.xz"
+    found = compare(what, run_dir=tmp_path / "here")
+    assert list(found.runs["status"]) == ["done"] * 2, list(found.runs["reason"])
+    compare(what, run_dir=tmp_path / "here", pack=file)
+    compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
+    for ranks in (tmp_path / "here").glob("runs/*/test_ranks.parquet"):
+        other = tmp_path / "there/runs" / ranks.parent.name / ranks.name
+        assert other.read_bytes() == ranks.read_bytes()
+    assert text(tmp_path / "here", "table.md") == text(tmp_path / "there", "table.md")
+
+
+def test_other_data_or_options_know_nothing(made, tmp_path: Path) -> None:
+    """And the dry run says so before anything is trained."""
+    what, _, file = made
+    write_atomic(make_log(seed=1), tmp_path)
+    base = {**what["base"], "data_path": str(tmp_path)}
+    for other in ({**what, "base": base}, {**what, "base": {**what["base"], "n_layers": 2}}):
+        found = compare(other, run_dir=tmp_path / str(len(other)), known=(file,), report=True)
+        assert found.runs.empty
+
+
+def packed(content: dict[str, bytes], path: Path) -> Path:
+    with tarfile.open(path, "w:xz") as archive:
+        for name, data in content.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+    return path
+
+
+def array(values: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values, allow_pickle=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fit.json": b"[1]"}, "fit.json is no mapping"),
+        ({"fit.json": b"{"}, "fit.json: "),
+        ({"metrics.jsonl": b"\xff"}, "metrics.jsonl is missing or no text"),
+        ({"ranks.npy": array(np.arange(3))}, r"ranks.npy has 3 ranks of \d+ targets"),
+        ({"ranks.npy": array(np.arange(3.0))}, "ranks.npy are no ranks: float64"),
+        ({"ranks.npy": array(np.array([{}], dtype=object))}, "ranks.npy: "),
+        ({"ranks.npy": b""}, "ranks.npy: "),
+    ],
+)
+def test_damaged(made, change: dict[str, bytes], said: str, tmp_path: Path) -> None:
+    """What is wrong is said by name; nothing in a file is ever run."""
+    what, _, file = made
+    files = dict(PackedStudy(file).files)
+    for name, content in change.items():
+        place = [key for key in files if key.endswith(name)]
+        files |= dict.fromkeys(place, content)
+    broken = packed(files, tmp_path / "broken.tar.xz")
+    with pytest.raises(UsageError, match=f"broken.tar.xz is damaged: .*{said}"):
+        PackedStudy(broken)
+        compare(what, run_dir=tmp_path / "there", known=(broken,), report=True)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    (tmp_path / "text.tar.xz").write_text("no archive")
+    with pytest.raises(UsageError, match="nowhere.tar.xz does not exist"):
+        PackedStudy(tmp_path / "nowhere.tar.xz")
+    with pytest.raises(UsageError, match="no file of `compare --pack`"):
+        PackedStudy(tmp_path / "text.tar.xz")
+
+
+def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
+    """A run that starts from a known one cannot be trained, and it is said why."""
+    made = plan(tiny, seeds=1)
+    folder = StudyFolder(tmp_path / "here")
+    work = Work(made, folder)
+    for _ in range(2):
+        job = work.ready()
+        assert job is not None
+        finish(folder, job)
+    folder.write_current(work.digests)
+    assert pack(made, folder, tmp_path / "two.tar.xz") == 2
+    there = Work(made, StudyFolder(tmp_path / "there"), (), [PackedStudy(tmp_path / "two.tar.xz")])
+    assert there.ready() is None
+    reason = there.reasons["RoPE + kernel, seed 2020"]
+    assert there.status["RoPE + kernel, seed 2020"] == FAILED
+    assert "two.tar.xz has none" in reason and "leave --known out" in reason
+
+
+def test_what_a_search_drew_comes_along(tiny: Path, tmp_path: Path) -> None:
+    """A space's trials are known by what was drawn, which other draws would not repeat."""
+    search = {"trials": 3, "space": {"hidden_dropout_prob": "uniform 0.0, 0.9"}}
+    rows = {"NoPE": {"position": ["nope"]}}
+    made = plan(tiny, rows=rows, search=search, seeds=1)
+    folder = StudyFolder(tmp_path / "here")
+    work = Work(made, folder)
+    while job := work.ready():
+        finish(folder, job)
+        work.end(job.fit, "done", known=folder.fit(job.digest))
+    folder.write_current(work.digests)
+    pack(made, folder, tmp_path / "search.tar.xz")
+    there = StudyFolder(tmp_path / "there")
+    assert Work(made, there, (), [PackedStudy(tmp_path / "search.tar.xz")]).ready() is None
+    assert there.drawn("NoPE") == folder.drawn("NoPE") != {}
+    assert Work(made, there).ready() is None, "and stays"
+    assert (there.fit(next(iter(work.digests.values()))) or {})[FROM] == "search.tar.xz"
+
+
+def test_with_runs_it_is_refused(made, tmp_path: Path) -> None:
+    _, here, file = made
+    runs = sorted(here.glob("runs/*"))[:2]
+    with pytest.raises(UsageError, match="--known: goes with models or a study"):
+        compare(runs, known=(file,))
