@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
+import yaml
 from conftest import make_log, write_atomic
 from test_study_preview import finish, plan
 
@@ -227,3 +228,19 @@ def test_with_runs_it_is_refused(made, tmp_path: Path) -> None:
     runs = sorted(here.glob("runs/*"))[:2]
     with pytest.raises(UsageError, match="--known: goes with models or a study"):
         compare(runs, known=(file,))
+
+
+def test_a_study_on_other_data(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-d``: the same rows on another dataset, and the command that is told repeats it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "other"):
+        write_atomic(make_log(seed=len(name)), tmp_path / "dataset", name)
+    what = study(tmp_path, rows={"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}, seeds=1)
+    del what["base"]["data_path"]
+    Path("my.yaml").write_text(yaml.safe_dump(what), encoding="utf-8")
+    found = compare("my.yaml", dataset="other", run_dir="made")
+    assert list(found.runs["status"]) == ["done", "done"]
+    assert "recbole-pos compare my.yaml -d other" in text(Path("made"), "report.html")
+    assert compare("made", dataset="other", report=True).runs.equals(found.runs)
+    with pytest.raises(UsageError, match="-d tiny: made is a study of other already"):
+        compare("made", dataset="tiny", report=True)

@@ -76,9 +76,11 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
         return f"recbole-pos compare {folder.path}"
     content = {**plan.source.content, "base": dict(plan.source.content.get("base") or {})}
     elsewhere = content["base"].pop("data_path", None)
+    other = f" -d {plan.dataset}" * (content["dataset"] != written.get("dataset"))
+    content["dataset"] = written.get("dataset")
     if content != {**written, "base": written.get("base") or {}}:
         return f"recbole-pos compare {folder.path}"
-    return f"recbole-pos compare {plan.source.name}{' --data_path FOLDER' * bool(elsewhere)}"
+    return f"recbole-pos compare {plan.source.name}{other}{' --data_path FOLDER' * bool(elsewhere)}"
 
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:

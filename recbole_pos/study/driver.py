@@ -73,7 +73,7 @@ def compare(
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
-        dataset: of a list of models.
+        dataset: of a list of models; of a study, in the place of the one it names.
         config_file_list, config_dict: configuration of all rows of a list of models, and what wins
             over the base of a study.
         settings: the other arguments together.
@@ -188,6 +188,11 @@ def _plan(
     else:
         plan = make_plan(Source("study", what)) if isinstance(what, dict) else read_plan(what)
         folder = None
+    if dataset:
+        if folder is not None and dataset != plan.dataset:
+            raise UsageError(f"-d {dataset}: {what} is a study of {plan.dataset} already")
+        changes["dataset"], place = name_and_folder(dataset, base.get("data_path") or "dataset/")
+        base = {**base, **({} if place is None else {"data_path": place})}
     if base or changes:
         content = {**plan.source.content, **changes}
         content["base"] = {**(content.get("base") or {}), **base}

@@ -1,0 +1,170 @@
+"""Fills the tables of results/*.md from the runs that are kept in results/runs/.
+
+    python studies/pages.py [--data_path FOLDER ...] [--check] [PAGE ...]
+
+A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
+title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes; with
+the title ``runs`` it is what they were made with. STUDY@DATASET is the study with ``-d``. Nothing is trained. Data come from the folders
+given, from dataset/, or from the scripts that generate them; without them a table stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+import recbole_pos
+from recbole_pos.yaml_files import read_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
+RUNS_OF = "runs"  # the title of what a study was made with
+_TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_SHIPPED = "ml-100k"  # lies in recbole's wheel
+# Datasets that a script makes: name -> its command, to which the folder is added.
+_MADE = {
+    "weekly": [STUDIES / "to_rope/make_rhythm.py", "{folder}"],
+    "bursts": [STUDIES / "to_rope/make_rhythm.py", "{folder}"],
+    "toyshop-shuffled": [
+        *(STUDIES / "positions/shuffle.py", "toyshop", "{folder}"),
+        *("--data_path", ROOT / "dataset"),
+    ],
+    "ml-100k-shuffled": [STUDIES / "positions/shuffle.py", "ml-100k", "{folder}"],
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page as it is and as it should be."""
+
+    path: Path
+    before: str
+    after: str
+
+
+class Studies:
+    """Tables of studies, each made once.
+
+    Args:
+        folders: where data may lie.
+        work: an empty folder.
+    """
+
+    def __init__(self, folders: Sequence[Path], work: Path) -> None:
+        self.folders = [*folders, ROOT / "dataset", work / "data"]
+        self.work = work
+        self.made: dict[str, dict[str, str] | None] = {}
+
+    def tables(self, name: str) -> dict[str, str] | None:
+        """Title -> table; None without the data of the study.
+
+        Raises:
+            FileNotFoundError: if there is no such study, or no runs of it.
+        """
+        if name not in self.made:
+            self.made[name] = self._tables(name)
+        return self.made[name]
+
+    def _tables(self, name: str) -> dict[str, str] | None:
+        of, _, other = name.partition("@")
+        study, runs = STUDIES / f"{of}.yaml", RUNS / f"{name}.tar.xz"
+        for file in (study, runs):
+            if not file.is_file():
+                raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
+        place = self._data(other or str(read_yaml(study)["dataset"]))
+        if place is None:
+            return None
+        out = self.work / name.replace("/", "-")
+        given = {"known": (runs,), "report": True, "run_dir": out, "verbose": False}
+        found = recbole_pos.compare(str(study), other or None, config_dict=place, **given)
+        assert found is not None
+        parts = re.split(r"^## (.+)\n", (out / "table.md").read_text("utf-8"), flags=re.MULTILINE)
+        texts = zip(parts[1::2], parts[2::2], strict=True)
+        tables = {title: _only_table(text) for title, text in texts}
+        command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
+        command += ["--known", runs.relative_to(ROOT), *(["--data_path FOLDER"] if place else [])]
+        facts = json.loads((out / "facts.json").read_text("utf-8"))
+        return {**tables, RUNS_OF: _conditions(found.runs, facts, command)}
+
+    def _data(self, dataset: str) -> dict[str, str] | None:
+        """The option that names where the data are; None where they are not."""
+        if dataset == _SHIPPED:
+            return {}
+        if dataset in _MADE and not (self.work / "data" / dataset).is_dir():
+            command = [str(part).format(folder=self.work / "data") for part in _MADE[dataset]]
+            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        for folder in self.folders:
+            if (folder / dataset / f"{dataset}.inter").is_file():
+                return {"data_path": str(folder)}
+        return None
+
+
+def _only_table(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
+
+
+def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> str:
+    """What a study was made with, in a paragraph."""
+    data, done = facts["data"], runs[runs["status"] == "done"]
+    commits = ", ".join(f"`{name[:7]}`" for name in dict.fromkeys(done["commit"]))
+    devices = "; ".join(dict.fromkeys(done["device"]))
+    hours = done["seconds"].sum() / 3600
+    log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
+    return (
+        f"{len(done)} tested runs, {hours:.1f} hours of training in all ({devices}); "
+        f"commit{'s' * (', ' in commits)} {commits}. Data: {log}, sha256 of the events "
+        f"`{data['checksum'][:8]}…`. These tables again, without training:\n\n"
+        f"```sh\nrecbole-pos compare {' '.join(map(str, command))} --report\n```\n"
+    )
+
+
+def filled(path: Path, studies: Studies) -> Page:
+    """A page with its tables made again.
+
+    Raises:
+        KeyError: for a title that the study does not have.
+    """
+    before = path.read_text("utf-8")
+
+    def table(found: re.Match) -> str:
+        begin, name, title, old, end = found.groups()
+        tables = studies.tables(name)
+        if tables is None:
+            return found[0]
+        if title not in tables:
+            raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {list(tables)}")
+        return f"{begin}{tables[title]}{end}"
+
+    return Page(path, before, _TABLE.sub(table, before))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fill the tables of results/*.md.")
+    parser.add_argument("pages", nargs="*", type=Path, help="all of results/ by default")
+    parser.add_argument("--data_path", nargs="+", type=Path, default=[])
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as work:
+        studies = Studies(given.data_path, Path(work))
+        pages = [filled(path, studies) for path in given.pages or sorted(RESULTS.glob("*.md"))]
+        for name in (name for name, tables in studies.made.items() if tables is None):
+            print(f"{name}: its data are not there (--data_path); its tables stay")
+    changed = [page for page in pages if page.before != page.after]
+    for page in changed:
+        print(f"{page.path}: {'differs' if given.check else 'written'}")
+        if not given.check:
+            page.path.write_text(page.after, encoding="utf-8")
+    return int(given.check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
