@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -103,6 +103,9 @@ results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; 
 
 results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... ARGS="--data_path ... --seeds 3"; ten minutes)
 	$(BIN)/recbole-pos compare $(STUDY) $(ARGS)
+
+pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
+	$(BIN)/python studies/pages.py $(ARGS)
 
 rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm

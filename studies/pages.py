@@ -4,7 +4,8 @@
 
 A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
 title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes; with
-the title ``runs`` it is what they were made with. STUDY@DATASET is the study with ``-d``. Nothing is trained. Data come from the folders
+the title ``runs`` it is what they were made with. STUDY@DATASET is the study with ``-d DATASET``.
+Nothing is trained. Data come from the folders
 given, from dataset/, or from the scripts that generate them; without them a table stays as it is.
 """
 

@@ -22,6 +22,7 @@ STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglo
 FITS = {
     "first.yaml": 5 * 2,
     "ml-100k.yaml": 7 * 3,
+    "defaults.yaml": 4 + 1,
     "kernel_attention/beauty.yaml": 5 * (2 + 2) + 2 * 3 + 6 * 3,
     "kernel_attention/ml-100k.yaml": 5 * (2 + 2) + 2 * 3,
     "to_rope/ml-100k.yaml": 14 * 3,
@@ -40,7 +41,9 @@ FITS = {
     "attrformer/ml-100k.yaml": 25,
     "attrformer/toyshop.yaml": 26,
     "positions/ml-100k.yaml": 26 * 3,
+    "positions/ml-100k-hstu.yaml": 12 * 3,
     "positions/ml-100k-shuffled.yaml": 4 * 3,
+    "positions/ml-100k-temporal.yaml": 26 * 3,
     "positions/toyshop.yaml": 26 * 3,
     "positions/toyshop-shuffled.yaml": 4 * 3,
     "positions/weekly.yaml": 26 * 3,

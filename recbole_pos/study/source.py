@@ -12,6 +12,7 @@ import yaml
 from recbole_pos.errors import UsageError
 from recbole_pos.values import nearest, shown, suggest
 
+LIKE = "like"  # the key that names another study
 _Path = tuple[Any, ...]
 
 
@@ -23,17 +24,22 @@ class Source:
         name: the file, or what else it came from.
         content: its values.
         lines: path of keys and places in lists -> line, from 1.
+        like: the study that this one is like but for what its file says.
     """
 
     name: str
     content: dict[str, Any]
     lines: dict[_Path, int] = field(default_factory=dict)
+    like: Source | None = None
 
     def where(self, *path: Any) -> str:
         """File and line of a part, or of the nearest part around it that has a line."""
         for end in range(len(path), 0, -1):
-            if path[:end] in self.lines:
-                return f"{self.name}, line {self.lines[path[:end]]}"
+            source: Source | None = self
+            while source is not None:
+                if path[:end] in source.lines:
+                    return f"{source.name}, line {source.lines[path[:end]]}"
+                source = source.like
         return self.name
 
     def error(self, path: _Path, problem: str) -> UsageError:
@@ -85,11 +91,50 @@ class Source:
 
 
 def read_source(path: str | Path) -> Source:
-    """The file of a study.
+    """The file of a study, with what it takes from the one that it is like.
 
     Raises:
-        UsageError: if it cannot be read, is no yaml or holds no mapping; names the line.
+        UsageError: if one cannot be read, is no yaml or holds no mapping; names the line.
     """
+    return _whole(Path(path), ())
+
+
+def _whole(path: Path, above: tuple[Path, ...]) -> Source:
+    source = _read(path)
+    if LIKE not in source.content:
+        return source
+    name = source.text((LIKE,), source.content[LIKE])
+    other = path.parent / name
+    if not name or path.resolve() in above:
+        problem = "expected the file of another study" if not name else "goes round in a circle"
+        raise source.error((LIKE,), f"{LIKE}: {problem}; found {shown(name)}")
+    if not other.is_file():
+        raise source.error((LIKE,), f"{LIKE}: there is no {other}")
+    like = _whole(other, (*above, path.resolve()))
+    return Source(source.name, _merged(source, like), source.lines, like)
+
+
+def _merged(source: Source, like: Source) -> dict[str, Any]:
+    """The content of a study: keys of its own win, in base and rows option by option."""
+    given = {key: value for key, value in source.content.items() if key != LIKE}
+    found = {**like.content, **given}
+    if isinstance(given.get("base"), dict):
+        found["base"] = {**(like.content.get("base") or {}), **given["base"]}
+    theirs, rows = like.content.get("rows"), given.get("rows")
+    if not isinstance(theirs, dict):
+        return found
+    if isinstance(rows, list):  # some of theirs
+        names = source.names(("rows",), rows, "rows")
+        found["rows"] = {source.one_of(("rows",), name, theirs): theirs[name] for name in names}
+    elif isinstance(rows, dict):
+        found["rows"] = {**theirs, **rows}
+        for name in theirs.keys() & rows.keys():
+            if isinstance(theirs[name], dict) and isinstance(rows[name], dict):
+                found["rows"][name] = {**theirs[name], **rows[name]}
+    return found
+
+
+def _read(path: Path) -> Source:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
