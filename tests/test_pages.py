@@ -1,0 +1,103 @@
+"""The pages of results: their tables are what the runs that are kept say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import ray
+import yaml
+from conftest import make_log, write_atomic
+
+import recbole_pos
+
+ROOT = Path(__file__).parent.parent
+PAGE = """# A page
+
+Words that stay.
+
+<!-- begin my :: A study -->
+old
+<!-- end -->
+<!-- begin my :: runs -->
+<!-- end -->
+<!-- begin absent :: A study -->
+of data that are not here
+<!-- end -->
+"""
+STUDY = {
+    "dataset": "tiny",
+    "title": "A study",
+    "rows": {"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}},
+    "seeds": 2,
+}
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script, in a repository of its own with a study, its runs and a page."""
+    script = ROOT / "studies/pages.py"
+    spec = importlib.util.spec_from_file_location("studies_pages", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "studies_pages", module)
+    spec.loader.exec_module(module)
+    yield module
+
+
+@pytest.fixture
+def repository(pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    places = {"ROOT": "", "STUDIES": "studies", "RESULTS": "results", "RUNS": "results/runs"}
+    for name, place in places.items():
+        monkeypatch.setattr(pages, name, tmp_path / place)
+        (tmp_path / place).mkdir(exist_ok=True)
+    write_atomic(make_log(), tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for name, dataset in (("my", "tiny"), ("absent", "nowhere")):
+        study = {**STUDY, "dataset": dataset}
+        Path(f"studies/{name}.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
+    given = {"data_path": "data"}
+    runs = "results/runs/my.tar.xz"
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        recbole_pos.compare("studies/my.yaml", config_dict=given, pack=runs, verbose=False)
+    finally:
+        ray.shutdown()
+    Path("results/runs/absent.tar.xz").write_bytes(Path(runs).read_bytes())
+    Path("results/page.md").write_text(PAGE, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_page_is_filled(
+    pages: ModuleType, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables and conditions change, words and what has no data stay; then nothing changes."""
+    page = repository / "results/page.md"
+    assert pages.main(["--data_path", "data", "--check"]) == 1
+    assert page.read_text("utf-8") == PAGE
+    assert pages.main(["--data_path", "data"]) == 0
+    text = page.read_text("utf-8")
+    assert "Words that stay." in text and "of data that are not here" in text and "old" not in text
+    assert "| Pop | 2 |" in text and "4 tested runs" in text and "60 users, 40 items" in text
+    command = (
+        "recbole-pos compare studies/my.yaml --known results/runs/my.tar.xz --data_path FOLDER"
+    )
+    assert command in text
+    assert "absent: its data are not there" in capsys.readouterr().out
+    assert pages.main(["--data_path", "data", "--check"]) == 0
+
+
+def test_a_table_that_is_not_there(pages: ModuleType, repository: Path) -> None:
+    page = repository / "results/page.md"
+    page.write_text(PAGE.replace("my :: A study", "my :: Another"), encoding="utf-8")
+    with pytest.raises(KeyError, match="page.md: my has no table 'Another'"):
+        pages.main(["--data_path", "data"])
+
+
+def test_the_pages_of_this_repository(pages: ModuleType) -> None:
+    """Tables of data that anybody has are those of the runs in results/runs/."""
+    assert pages.main(["--check"]) == 0
