@@ -27,7 +27,7 @@ class Fit:
     Attributes:
         row: its row.
         seed: its seed.
-        stage: ``trial`` (of a search), ``final`` or ``attach``.
+        stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
         trial: number of the trial, from 0; None for others.
         options: model, dataset, options and config_files, as far as the plan knows them. A trial of
             a space lacks what is drawn, a final fit after a search what validation chooses.
@@ -65,7 +65,8 @@ def fits(plan: Plan) -> list[Fit]:
             options = {**plan.options(row.name), "seed": seed}
             after, stage = names[row.name], "final"
             if row.attach:
-                after, stage = (f"{row.attach.to}, seed {seed}",), "attach"
+                after = (f"{row.attach.to}, seed {seed}",)
+                stage = "retest" if row.attach.retest else "attach"
             repeats = row.search is not None and seed == plan.seeds[0]
             found.append(Fit(row.name, seed, stage, None, options, after, repeats))
     return found
@@ -229,6 +230,7 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
         model = row.options.get("model") or plan.base.get("model", "")
         if row.attach:
             model = f"{' + '.join(row.attach.schemes)} attached"
+            model = "tested again" if row.attach.retest else model
         lines.append(
             {
                 "row": name,

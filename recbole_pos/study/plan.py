@@ -18,11 +18,17 @@ class Attach:
 
     Attributes:
         to: that row.
-        schemes: position schemes that its trained models are given.
+        schemes: position schemes that its trained models are given; none of a row that only tests
+            them again, with options of its own.
     """
 
     to: str
-    schemes: tuple[str, ...]
+    schemes: tuple[str, ...] = ()
+
+    @property
+    def retest(self) -> bool:
+        """Whether nothing is trained."""
+        return not self.schemes
 
 
 @dataclass(frozen=True)

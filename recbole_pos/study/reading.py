@@ -26,6 +26,8 @@ KEYS = (
     *("title", "question", "protocol", "dataset", "base", "rows", "search", "seeds", "reference"),
     *("metrics", "bins", "paper", "tables", "split", "ties", "unit"),
 )
+# What a trained model may be tested with that it was not trained with.
+RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _METRIC = re.compile(r"[a-z]+@[1-9]\d*")
 _RANDOM = re.compile(r"random\((\d+)\)")
@@ -120,6 +122,9 @@ def _rows(
                         f"row {name}: {key} is that of row {attach.to}, which it is attached to"
                     )
                     raise source.error((*path, key), problem)
+        elif "retest" in options:
+            attach = Attach(source.one_of((*path, "retest"), options.pop("retest"), given))
+            source.require_known(path, options, RETESTED, "option of a trained model's test")
         elif "model" not in options and "model" not in base:
             hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
             raise source.error(path, f"row {name} has no model{hint}")

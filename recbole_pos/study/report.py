@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recbole_pos.study.charts import Chart, all_charts
 from recbole_pos.study.findings import findings
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.plan import Plan, Row
 from recbole_pos.study.results import Comparison, Results
 from recbole_pos.study.shown import Shown, listed, span
 from recbole_pos.study.tables import (
@@ -92,8 +92,7 @@ def protocol(results: Results) -> list[str]:
     said.append(_search(plan))
     attached = [row for row in plan.rows.values() if row.attach]
     said += [
-        f"{row.name} is made from the trained models of {row.attach.to}: "
-        f"{listed(row.attach.schemes)} attached, then trained."
+        f"{row.name} is made from the trained models of {row.attach.to}: {_attached(row)}."
         for row in attached
         if row.attach
     ]
@@ -104,6 +103,12 @@ def protocol(results: Results) -> list[str]:
         f"noise between {plural(plan.unit)} and between seeds in them (components of variance)."
     )
     return said
+
+
+def _attached(row: Row) -> str:
+    if row.attach and row.attach.schemes:
+        return f"{listed(row.attach.schemes)} attached, then trained"
+    return f"tested with {', '.join(f'{key} {value}' for key, value in row.options.items())}"
 
 
 def _but(plan: Plan, key: str) -> str:

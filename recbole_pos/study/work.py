@@ -17,6 +17,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 
+_FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
 CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
 
 
@@ -117,7 +118,7 @@ class Work:
 
     def _left(self, one: Fit, others: Mapping[str, str]) -> str:
         if any(others[name] != DONE for name in one.after):
-            return NEW if one.stage == "attach" else OPEN
+            return NEW if one.stage in _FROM_OTHERS else OPEN
         if one.trial is not None and not self.searches[one.row].known(one.trial):
             return NEW
         try:
@@ -154,7 +155,7 @@ class Work:
 
     def _weightless(self, one: Fit) -> str:
         """Why a fit cannot start from the weights of another one; empty if it can, or need not."""
-        if one.stage != "attach":
+        if one.stage not in _FROM_OTHERS:
             return ""
         source = self.digests[one.after[0]]
         taken_from = (self.folder.fit(source) or {}).get(FROM)
@@ -181,7 +182,7 @@ class Work:
 
     def _job(self, one: Fit) -> Job | None:
         failed = [name for name in one.after if self.status[name] == FAILED]
-        if one.stage == "attach":
+        if one.stage in _FROM_OTHERS:
             return self._attached(one, failed)
         row = self.plan.rows[one.row]
         more: dict[str, Any] = {}
@@ -215,6 +216,10 @@ class Work:
         kept = self.folder.run(source)
         schemes = one.options["attach"]
         own = {key: value for key, value in one.options.items() if key != "attach"}
+        if one.stage == "retest":
+            config = row_config({"config_files": [str(kept.config)]}, own)
+            identity = self.datasets.of(config).identity
+            return Job(one, config, run_digest(config, identity, source), source)
         before = row_config({"config_files": [str(kept.config)]})
         more = {
             **own,

@@ -1,0 +1,83 @@
+"""Rows that are the trained models of another row, tested otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import recbole_pos
+from recbole_pos.errors import UsageError
+from recbole_pos.study.reading import make_plan
+from recbole_pos.study.source import Source
+
+BASE = {
+    **{"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2},
+    **{"model": "PosSASRec", "n_layers": 1, "train_batch_size": 16},
+}
+ROWS = {
+    "RoPE": {"position": ["rope"], "search": {"hidden_dropout_prob": [0.1, 0.4]}},
+    "RoPE, past left out": {"retest": "RoPE", "mask_history": True},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for all studies of this file."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def study(data: Path, **more: Any) -> dict[str, Any]:
+    base = {**BASE, "data_path": str(data)}
+    content = {"dataset": "tiny", "title": "Again", "base": base, "rows": ROWS, "seeds": 2}
+    return {**content, **more}
+
+
+def test_tested_again_with_the_same_weights(cluster, tiny: Path, tmp_path: Path) -> None:
+    """What ``load`` and ``evaluate`` find; nothing is trained, and a known study knows it."""
+    here, file = tmp_path / "here", tmp_path / "study.tar.xz"
+    found = recbole_pos.compare(study(tiny), run_dir=here, pack=file, verbose=False)
+    runs = found.runs.set_index(["row", "seed"])
+    for seed in (2020, 2021):
+        first, again = (here / runs.loc[(row, seed), "path"] for row in ROWS)
+        assert (first / "metrics.jsonl").read_bytes() == (again / "metrics.jsonl").read_bytes()
+        made = recbole_pos.load(first)
+        made.config["mask_history"] = True
+        expected = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
+        line = runs.loc[("RoPE, past left out", seed)]
+        assert {name: line[name] for name in expected} == pytest.approx(dict(expected))
+        assert line["ndcg@10"] != runs.loc[("RoPE", seed), "ndcg@10"]
+    given = {"run_dir": tmp_path / "there", "known": (file,), "report": True, "verbose": False}
+    known = recbole_pos.compare(study(tiny), **given)
+    assert known.pairs.equals(found.pairs) and list(known.pairs["row"]) == ["RoPE, past left out"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"A": {"retest": "B"}}, "there is no row 'B'"),
+        ({"A": {"retest": ["A"]}}, "there is no row"),
+        ({"A": {"retest": "A"}}, "in a circle: A, A"),
+        ({"A": {}, "B": {"retest": "A", "epochs": 3}}, "unknown option of a trained model's test"),
+        ({"A": {}, "B": {"retest": "A", "search": {"epochs": [1, 2]}}}, "'?search"),
+    ],
+)
+def test_refused(rows: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_plan(Source("study", study(tmp_path, rows=rows)))
+
+
+def test_it_is_told_of(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
+    """In a dry run, and in the report as what it is."""
+    rows = {"NoPE": {"position": ["nope"]}, "masked": {"retest": "NoPE", "mask_history": True}}
+    recbole_pos.compare(study(tiny, rows=rows), run_dir=tmp_path / "dry", dry_run=True)
+    assert "tested again" in capsys.readouterr().out
+    made = study(tiny, rows=rows, seeds=1)
+    recbole_pos.compare(made, run_dir=tmp_path / "made", verbose=False)
+    report = (tmp_path / "made/report.html").read_text(encoding="utf-8")
+    assert "made from the trained models of NoPE: tested with mask_history True." in report
