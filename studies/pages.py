@@ -24,7 +24,7 @@ from pathlib import Path
 import pandas as pd
 
 import recbole_pos
-from recbole_pos.yaml_files import read_yaml
+from recbole_pos.study.reading import read_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
@@ -81,7 +81,7 @@ class Studies:
         for file in (study, runs):
             if not file.is_file():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
-        place = self._data(other or str(read_yaml(study)["dataset"]))
+        place = self._data(other or read_plan(study).dataset)
         if place is None:
             return None
         out = self.work / name.replace("/", "-")
@@ -92,9 +92,14 @@ class Studies:
         texts = zip(parts[1::2], parts[2::2], strict=True)
         tables = {title: _only_table(text) for title, text in texts}
         command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
-        command += ["--known", runs.relative_to(ROOT), *(["--data_path FOLDER"] if place else [])]
+        ours = place == {"data_path": str(ROOT / "dataset")}
+        folder = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
+        command += ["--known", runs.relative_to(ROOT), *folder]
         facts = json.loads((out / "facts.json").read_text("utf-8"))
-        return {**tables, RUNS_OF: _conditions(found.runs, facts, command)}
+        rows = read_plan(study).rows
+        retested = {name for name, row in rows.items() if row.attach and row.attach.retest}
+        runs = found.runs[~found.runs["row"].isin(retested)]
+        return {**tables, RUNS_OF: _conditions(runs, facts, command)}
 
     def _data(self, dataset: str) -> dict[str, str] | None:
         """The option that names where the data are; None where they are not."""
@@ -113,15 +118,20 @@ def _only_table(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
 
 
+def _short(commit: str) -> str:
+    name, _, dirty = commit.partition("-")
+    return f"{name[:7]}-{dirty}" if dirty else name[:7]
+
+
 def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> str:
     """What a study was made with, in a paragraph."""
     data, done = facts["data"], runs[runs["status"] == "done"]
-    commits = ", ".join(f"`{name[:7]}`" for name in dict.fromkeys(done["commit"]))
+    commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
     devices = "; ".join(dict.fromkeys(done["device"]))
     hours = done["seconds"].sum() / 3600
     log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
     return (
-        f"{len(done)} tested runs, {hours:.1f} hours of training in all ({devices}); "
+        f"{len(done)} trained and tested runs, {hours:.1f} hours of training in all ({devices}); "
         f"commit{'s' * (', ' in commits)} {commits}. Data: {log}, sha256 of the events "
         f"`{data['checksum'][:8]}…`. These tables again, without training:\n\n"
         f"```sh\nrecbole-pos compare {' '.join(map(str, command))} --report\n```\n"

@@ -82,7 +82,11 @@ def test_a_page_is_filled(
     assert pages.main(["--data_path", "data"]) == 0
     text = page.read_text("utf-8")
     assert "Words that stay." in text and "of data that are not here" in text and "old" not in text
-    assert "| Pop | 2 |" in text and "4 tested runs" in text and "60 users, 40 items" in text
+    assert (
+        "| Pop | 2 |" in text
+        and "4 trained and tested runs" in text
+        and "60 users, 40 items" in text
+    )
     command = (
         "recbole-pos compare studies/my.yaml --known results/runs/my.tar.xz --data_path FOLDER"
     )

@@ -18,9 +18,12 @@ from test_study_preview import finish, plan
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.packed import FROM, PackedStudy, pack
+from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
+from recbole_pos.study.packed import PackedStudy, pack
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.source import Source
 from recbole_pos.study.work import Work
 
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
@@ -128,14 +131,20 @@ def test_ranks_of_any_split(cluster, split: str, tiny: Path, tmp_path: Path) -> 
     assert text(tmp_path / "here", "table.md") == text(tmp_path / "there", "table.md")
 
 
-def test_other_data_or_options_know_nothing(made, tmp_path: Path) -> None:
+def test_other_data_or_options_know_nothing(made, tmp_path: Path, capsys) -> None:
     """And the dry run says so before anything is trained."""
     what, _, file = made
     write_atomic(make_log(seed=1), tmp_path)
     base = {**what["base"], "data_path": str(tmp_path)}
-    for other in ({**what, "base": base}, {**what, "base": {**what["base"], "n_layers": 2}}):
-        found = compare(other, run_dir=tmp_path / str(len(other)), known=(file,), report=True)
-        assert found.runs.empty
+    others = ({**what, "base": base}, {**what, "base": {**what["base"], "n_layers": 2}})
+    for number, other in enumerate(others):
+        given = {"run_dir": tmp_path / str(number), "known": (file,)}
+        recbole_pos.compare(other, **given, dry_run=True)
+        assert "0 of its 8 runs are of this study" in capsys.readouterr().out
+        assert compare(other, **given, report=True).runs.empty
+    recbole_pos.compare(what, run_dir=tmp_path / "same", known=(file, file), dry_run=True)
+    said = capsys.readouterr().out
+    assert said.count("8 of its 8 runs are of this study") == 2 and "6 finished" in said
 
 
 def packed(content: dict[str, bytes], path: Path) -> Path:
@@ -158,6 +167,9 @@ def array(values: Any) -> bytes:
     [
         ({"fit.json": b"[1]"}, "fit.json is no mapping"),
         ({"fit.json": b"{"}, "fit.json: "),
+        ({"fit.json": b'{"status": "failed"}'}, "fit.json is of no finished run"),
+        ({"fit.json": b'{"status": "done", "seconds": 3}'}, "fit.json: seconds is no mapping"),
+        ({"metrics.jsonl": b"[1]"}, "metrics.jsonl has lines that are no epochs"),
         ({"metrics.jsonl": b"\xff"}, "metrics.jsonl is missing or no text"),
         ({"ranks.npy": array(np.arange(3))}, r"ranks.npy has 3 ranks of \d+ targets"),
         ({"ranks.npy": array(np.arange(3.0))}, "ranks.npy are no ranks: float64"),
@@ -173,9 +185,15 @@ def test_damaged(made, change: dict[str, bytes], said: str, tmp_path: Path) -> N
         place = [key for key in files if key.endswith(name)]
         files |= dict.fromkeys(place, content)
     broken = packed(files, tmp_path / "broken.tar.xz")
+    folder = StudyFolder(tmp_path / "there")
     with pytest.raises(UsageError, match=f"broken.tar.xz is damaged: .*{said}"):
-        PackedStudy(broken)
-        compare(what, run_dir=tmp_path / "there", known=(broken,), report=True)
+        known = PackedStudy(broken)
+        plan = make_plan(Source("study", what))
+        work = Work(plan, folder, (), [known])
+        work.take()
+        raise UsageError(next(iter(work.reasons.values())))
+    written = {path.parent.name for path in folder.path.rglob("metrics.jsonl")}
+    assert all(folder.fit(digest) for digest in written), "nothing half written"
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -187,7 +205,10 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
-    """A run that starts from a known one cannot be trained, and it is said why."""
+    """A run that starts from a known one cannot be trained, and it is said why.
+
+    Not even where a checkpoint lies that was not finished: its weights are none of the known run.
+    """
     made = plan(tiny, seeds=1)
     folder = StudyFolder(tmp_path / "here")
     work = Work(made, folder)
@@ -197,30 +218,107 @@ def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
         finish(folder, job)
     folder.write_current(work.digests)
     assert pack(made, folder, tmp_path / "two.tar.xz") == 2
-    there = Work(made, StudyFolder(tmp_path / "there"), (), [PackedStudy(tmp_path / "two.tar.xz")])
-    assert there.ready() is None
-    reason = there.reasons["RoPE + kernel, seed 2020"]
-    assert there.status["RoPE + kernel, seed 2020"] == FAILED
+    there = StudyFolder(tmp_path / "there")
+    for digest in work.digests.values():
+        there.run(digest).path.mkdir(parents=True)
+        there.run(digest).checkpoint.touch()  # of an epoch before the last
+    again = Work(made, there, (), [PackedStudy(tmp_path / "two.tar.xz")])
+    assert again.ready() is None
+    reason = again.reasons["RoPE + kernel, seed 2020"]
+    assert again.status["RoPE + kernel, seed 2020"] == FAILED
     assert "two.tar.xz has none" in reason and "leave --known out" in reason
 
 
-def test_what_a_search_drew_comes_along(tiny: Path, tmp_path: Path) -> None:
-    """A space's trials are known by what was drawn, which other draws would not repeat."""
-    search = {"trials": 3, "space": {"hidden_dropout_prob": "uniform 0.0, 0.9"}}
-    rows = {"NoPE": {"position": ["nope"]}}
-    made = plan(tiny, rows=rows, search=search, seeds=1)
+SEARCH = {"trials": 3, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}, "n_layers": 2}}
+
+
+def searched(tiny: Path, tmp_path: Path) -> tuple[Plan, StudyFolder, PackedStudy]:
+    """A study with a search, finished, and its file."""
+    made = plan(tiny, rows={"NoPE": {"position": ["nope"]}}, search=SEARCH, seeds=1)
     folder = StudyFolder(tmp_path / "here")
     work = Work(made, folder)
     while job := work.ready():
+        assert job.config["n_layers"] == 2, "what the space fixes"
         finish(folder, job)
         work.end(job.fit, "done", known=folder.fit(job.digest))
     folder.write_current(work.digests)
     pack(made, folder, tmp_path / "search.tar.xz")
+    return made, folder, PackedStudy(tmp_path / "search.tar.xz")
+
+
+def draws(folder: StudyFolder) -> dict[str, Any]:
+    return folder.search("NoPE").get("drawn", {})
+
+
+def test_what_a_search_drew_comes_along(tiny: Path, tmp_path: Path) -> None:
+    """A space's trials are known by what was drawn, which other draws would not repeat."""
+    made, folder, known = searched(tiny, tmp_path)
+    assert len({one["learning_rate"] for one in draws(folder).values()}) == 3
     there = StudyFolder(tmp_path / "there")
-    assert Work(made, there, (), [PackedStudy(tmp_path / "search.tar.xz")]).ready() is None
-    assert there.drawn("NoPE") == folder.drawn("NoPE") != {}
+    work = Work(made, there, (), [known])
+    work.take()
+    assert set(work.status.values()) == {"done"} and draws(there) == draws(folder)
     assert Work(made, there).ready() is None, "and stays"
-    assert (there.fit(next(iter(work.digests.values()))) or {})[FROM] == "search.tar.xz"
+    assert (there.fit(next(iter(work.digests.values()))) or {})[KNOWN_FROM] == "search.tar.xz"
+
+
+@pytest.mark.parametrize("other", ["space", "row", "base"])
+def test_what_another_search_drew_does_not(tiny: Path, tmp_path: Path, other: str) -> None:
+    """The same name of a row says nothing: neither a report nor a training takes those draws."""
+    _, folder, known = searched(tiny, tmp_path)
+    rows, search, more = {"NoPE": {"position": ["nope"]}}, SEARCH, {}
+    if other == "space":
+        search = {**SEARCH, "space": {"learning_rate": {"loguniform": [1e-4, 1e-3]}}}
+    elif other == "row":
+        rows = {"NoPE": {"position": ["rope"]}}
+    else:
+        more = {"base": {**plan(tiny).base, "epochs": 3}}
+    made = plan(tiny, rows=rows, search=search, seeds=1, **more)
+    there = StudyFolder(tmp_path / "there")
+    Work(made, there, (), [known]).take()
+    assert draws(there) == {}, "a report draws nothing"
+    job = Work(made, there, (), [known]).ready()
+    assert job is not None and draws(there)["0"]["learning_rate"] == job.config["learning_rate"]
+    before = draws(there)
+    edited = plan(tiny, rows=rows, search={**search, "space": {"n_layers": {"choice": [1, 2]}}})
+    Work(edited, there).ready()
+    assert "n_layers" in draws(there)["0"] and draws(there) != before, "of the edited space"
+
+
+def test_times_and_reasons_stay_at_home(tiny: Path, tmp_path: Path) -> None:
+    """Boundaries of a split in time, and what an earlier attempt failed of."""
+    made = plan(tiny, rows={"NoPE": {"position": ["nope"]}}, seeds=1)
+    folder = StudyFolder(tmp_path / "here")
+    work = Work(made, folder)
+    job = work.ready()
+    assert job is not None
+    folder.write_fit(job.digest, {"status": FAILED, "reason": "/home/me is full"})
+    finish(folder, job)
+    folder.write_fit(job.digest, {"split": {"boundaries": [1715729063.4]}})
+    assert "reason" not in (folder.fit(job.digest) or {})
+    folder.write_current(work.digests)
+    pack(made, folder, tmp_path / "one.tar.xz")
+    content = b"".join(PackedStudy(tmp_path / "one.tar.xz").files.values())
+    assert b"1715729063" not in content and b"/home/me" not in content
+
+
+def test_nothing_is_half_asked(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot end well is refused before it begins."""
+    what, here, _ = made
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--pack: .* is in no folder: there is no nowhere"):
+        compare(what, run_dir="a", pack="nowhere/study.tar.xz")
+    with pytest.raises(UsageError, match="dataset 'tinny' not found"):
+        compare(what, dataset="tinny", run_dir="a")
+    with pytest.raises(UsageError, match="is a study of tiny, not of other"):
+        compare(what, dataset="other", run_dir=here, report=True)
+    base = {**what["base"], "epochs": 3}
+    with pytest.raises(UsageError, match=r"trained with other options .* \(epochs\)"):
+        compare({**what, "base": base}, run_dir=here, report=True)
+    warm = {**what, "rows": {"Warm": {"init_from": str(here)}}}
+    with pytest.raises(UsageError, match="init_from: a row of a study begins with fresh weights"):
+        compare(warm, run_dir="a")
+    assert not list(tmp_path.iterdir())
 
 
 def test_with_runs_it_is_refused(made, tmp_path: Path) -> None:
@@ -242,5 +340,5 @@ def test_a_study_on_other_data(cluster, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(found.runs["status"]) == ["done", "done"]
     assert "recbole-pos compare my.yaml -d other" in text(Path("made"), "report.html")
     assert compare("made", dataset="other", report=True).runs.equals(found.runs)
-    with pytest.raises(UsageError, match="-d tiny: made is a study of other already"):
+    with pytest.raises(UsageError, match="made is a study of other, not of tiny"):
         compare("made", dataset="tiny", report=True)

@@ -37,6 +37,7 @@ def finish(folder: StudyFolder, job: Job, value: float = 0.1) -> None:
     metrics = {"best_valid": {"ndcg@10": value}}
     folder.write_fit(job.digest, {"status": DONE, "row": job.fit.row, **metrics})
     folder.run(job.digest).write_config(job.config.plain)
+    folder.run(job.digest).checkpoint.touch()
 
 
 def run(work: Work, most: int, values: tuple[float, ...] = ()) -> None:

@@ -17,8 +17,7 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.study import report
 from recbole_pos.study.configs import QUIET
 from recbole_pos.study.expand import Fit, fits
-from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.packed import FROM
+from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
@@ -50,7 +49,7 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
     current, chosen = folder.current(), facts.get("chosen", {})
-    made_with: dict[str, str] = {}
+    made_with: list[dict[str, str]] = []
     for one in fits(plan):
         known = folder.fit(current.get(one.name, ""))
         if known is None:  # not begun
@@ -61,11 +60,18 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
             continue
         lines.append(_line(known, run, folder.path))
         curves += _curve(known, run, metric)
-        made_with = made_with or known.get("versions") or {}  # known runs were made elsewhere
+        made_with.append(known.get("versions") or {})
         if known["status"] == DONE and run.ranks.is_file():
             ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)
-    facts = {**facts, "versions": made_with or facts.get("versions", {})}
+    facts = {**facts, "versions": _all_versions(made_with) or facts.get("versions", {})}
     return _results(plan, lines, ranks, curves, trials, _command(plan, folder), facts)
+
+
+def _all_versions(runs: list[dict[str, str]]) -> dict[str, str]:
+    """Package -> version, or versions where runs were made with several."""
+    names = dict.fromkeys(name for versions in runs for name in versions)
+    found = {name: dict.fromkeys(v[name] for v in runs if name in v) for name in names}
+    return {name: ", ".join(versions) for name, versions in found.items()}
 
 
 def _command(plan: Plan, folder: StudyFolder) -> str:
@@ -77,7 +83,9 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
     content = {**plan.source.content, "base": dict(plan.source.content.get("base") or {})}
     elsewhere = content["base"].pop("data_path", None)
     other = f" -d {plan.dataset}" * (content["dataset"] != written.get("dataset"))
-    content["dataset"] = written.get("dataset")
+    if other:  # figures of a paper are left out with other data
+        content = {**content, "dataset": written.get("dataset"), "paper": written.get("paper")}
+        content = {key: value for key, value in content.items() if value is not None}
     if content != {**written, "base": written.get("base") or {}}:
         return f"recbole-pos compare {folder.path}"
     return f"recbole-pos compare {plan.source.name}{other}{' --data_path FOLDER' * bool(elsewhere)}"
@@ -100,7 +108,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
         "device": f"{device['name']}, {threads}, {device['precision']}" if device else "",
         "commit": known.get("commit", ""),
         "digest": known.get("digest", ""),
-        "known_from": known.get(FROM, ""),
+        "known_from": known.get(KNOWN_FROM, ""),
         "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
     }
 

@@ -18,7 +18,7 @@ from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
-_INDIFFERENT = (
+INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
 )
@@ -71,7 +71,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
     plain = {
         key: value
         for key, value in config.plain.items()
-        if key not in _INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
+        if key not in INDIFFERENT and not (key in _SINCE_1 and value == _SINCE_1[key])
     }
     return digest(plain, dict(identity), NUMERICS, sources(config), *others)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,22 @@ import ray
 
 from recbole_pos.config.arguments import CompareArguments, arguments
 from recbole_pos.config.plugins import pack
-from recbole_pos.data.location import name_and_folder
+from recbole_pos.data.location import require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
 from recbole_pos.screen import Screen
+from recbole_pos.study.asked import complete, plan_and_folder, require_same_study, run_folders
 from recbole_pos.study.collect import of_runs, results_of, write_results
-from recbole_pos.study.command import plan_of_models
-from recbole_pos.study.configs import data_key, row_config
+from recbole_pos.study.configs import data_key
 from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.fitting import fit
 from recbole_pos.study.folder import StudyFolder, commit
-from recbole_pos.study.packed import PackedStudy
+from recbole_pos.study.packed import PackedStudy, require_place
 from recbole_pos.study.packed import pack as pack_study
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
 from recbole_pos.study.progress import StudyProgress
-from recbole_pos.study.reading import make_plan, read_plan
 from recbole_pos.study.results import DONE, FAILED, Results
-from recbole_pos.study.source import Source
 from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 from recbole_pos.study.work import Job, Work
@@ -92,7 +89,7 @@ def compare(
     """
     told = arguments(settings or CompareArguments(), given)
     screen = Screen(told.verbose)
-    if runs := _run_folders(what):
+    if runs := run_folders(what):
         for name in ("known", "pack"):
             if getattr(told, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
@@ -100,30 +97,35 @@ def compare(
     base = {**(config_dict or {})}
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
-    plan, folder = _plan(what, dataset, base, told)
-    plan = with_unread(plan, _complete)
-    packed = [PackedStudy(path) for path in told.known]
-    if told.report:
-        if packed:
-            with folder.held():
-                folder.write_plan(plan)
-                work = Work(plan, folder, told.rows, packed)
-                work.take()
-                _keep(work)
-        return _finish(plan, folder, told, screen, packed)
-    configs = check_plan(plan, _complete)
-    folder.use_storage(told.storage, make=not told.dry_run)
+    plan, folder = plan_and_folder(what, dataset, base, told)
+    plan = with_unread(plan, complete)
+    require_same_study(plan, folder, told.report)
+    if told.pack:
+        require_place(told.pack)
+    files = (told.known,) if isinstance(told.known, (str, Path)) else told.known
+    packed = [PackedStudy(path) for path in files]
+    if told.report and not packed:
+        return _finish(plan, folder, told, screen)
+    configs = check_plan(plan, complete)
+    for config in configs.values():
+        require_dataset(plan.dataset, Path(config["data_path"]), ["inter"])
+    if not told.report:
+        folder.use_storage(told.storage, make=not told.dry_run)
     work = Work(plan, folder, told.rows, packed)
     if told.dry_run:
         said, table = preview(work)
-        for line in said:
+        for line in [*said, *map(str, packed)]:
             screen.line(line)
         screen.table(table)
         return None
     with folder.held():
         folder.write_plan(plan)
-        _train(work, told, screen, {c["model"] for c in configs.values()})
-    return _finish(plan, folder, told, screen, packed)
+        if told.report:
+            work.take()
+            _keep(work)
+        else:
+            _train(work, told, screen, {c["model"] for c in configs.values()})
+    return _finish(plan, folder, told, screen, work)
 
 
 def _finish(
@@ -131,80 +133,19 @@ def _finish(
     folder: StudyFolder,
     told: CompareArguments,
     screen: Screen,
-    packed: Sequence[PackedStudy],
+    work: Work | None = None,
 ) -> Compared:
-    """Tables, the report and, if asked for, the study in one file."""
+    """Tables, the report, what else there is to say and, if asked for, the study in one file."""
     shown = _show(results_of(plan, folder), screen, folder.path)
-    for one in packed:
-        screen.line(str(one))
+    if work is not None:
+        for name, reason in work.unmade() if not told.report else ():
+            screen.line(f"{name}: failed: {reason}")
+        for one in work.packed:
+            screen.line(str(one))
     if told.pack:
         count = pack_study(plan, folder, told.pack)
         screen.line(f"{told.pack}: {count} run{'s' * (count != 1)}")
     return shown
-
-
-def _complete(options: dict[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a row."""
-    return row_config(options).plain
-
-
-def _run_folders(what: Any) -> list[Path]:
-    """Folders of runs, if that is what was given."""
-    several = what if isinstance(what, (list, tuple)) else [what]
-    paths = [Path(one) for one in several if isinstance(one, (str, Path))]
-    runs = [path for path in paths if (path / "config.yaml").is_file()]
-    if runs and len(runs) < len(several):
-        other = next(str(one) for one in several if Path(str(one)) not in runs)
-        raise UsageError(f"compare: {other} is not the folder of a run, as {runs[0]} is")
-    if len(runs) == 1:
-        raise UsageError(f"compare: {runs[0]} is one run; name two folders of runs or more")
-    return runs
-
-
-def _plan(
-    what: Any, dataset: str | None, base: dict[str, Any], told: CompareArguments
-) -> tuple[Plan, StudyFolder]:
-    """The plan of what was given, and where its runs are kept."""
-    changes: dict[str, Any] = {}
-    if told.seeds is not None:
-        changes["seeds"] = told.seeds
-    if told.reference is not None:
-        changes["reference"] = told.reference
-    if isinstance(what, (list, tuple)):
-        names = [one if isinstance(one, str) else _registered(one) for one in what]
-        if not dataset:
-            raise UsageError("no dataset (-d) given")
-        dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
-        if place is not None:
-            base = {**base, "data_path": place}
-        seeds = changes.pop("seeds", 1)
-        plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
-        return plan, StudyFolder.of(plan, told.run_dir)
-    if told.vary:
-        raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
-    if not isinstance(what, dict) and Path(what).is_dir():
-        folder = StudyFolder(what)
-        plan = folder.read_plan()
-    else:
-        plan = make_plan(Source("study", what)) if isinstance(what, dict) else read_plan(what)
-        folder = None
-    if dataset:
-        if folder is not None and dataset != plan.dataset:
-            raise UsageError(f"-d {dataset}: {what} is a study of {plan.dataset} already")
-        changes["dataset"], place = name_and_folder(dataset, base.get("data_path") or "dataset/")
-        base = {**base, **({} if place is None else {"data_path": place})}
-    if base or changes:
-        content = {**plan.source.content, **changes}
-        content["base"] = {**(content.get("base") or {}), **base}
-        plan = make_plan(Source(plan.source.name, content, plan.source.lines))
-    return plan, folder or StudyFolder.of(plan, told.run_dir)
-
-
-def _registered(model: type) -> str:
-    """The name of a class, after it was made known."""
-    from recbole_pos.model.models import register_model
-
-    return register_model(model).__name__
 
 
 def _keep(work: Work) -> None:

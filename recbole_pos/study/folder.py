@@ -19,10 +19,12 @@ from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
+from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.source import Source
 from recbole_pos.tune.storage import Mirror, place_of
 
 FIT = "fit.json"  # in a run's folder: of which fit it is
+KNOWN_FROM = "known_from"  # in it: the file of a packed study that the run was taken from
 
 
 class StudyFolder:
@@ -113,13 +115,20 @@ class StudyFolder:
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Say what a run is, and what became of it."""
         make_folder(self.runs / digest)
-        known = self.fit(digest) or {}
-        text = json.dumps({**known, **facts, "digest": digest}, indent=2, default=str)
+        known = {**(self.fit(digest) or {}), **facts, "digest": digest}
+        if known.get("status") != FAILED:
+            known.pop("reason", None)  # of an attempt before
+        text = json.dumps(known, indent=2, default=str)
         write_text(self.runs / digest / FIT, text + "\n")
 
     def fit(self, digest: str) -> dict[str, Any] | None:
         """What was said of a run; None if nothing was."""
         return self._read(self.runs / digest / FIT) or None
+
+    def has_weights(self, digest: str) -> bool:
+        """Whether the weights of a finished run are here, and not only what it found."""
+        known = self.fit(digest) or {}
+        return known.get("status") == DONE and not known.get(KNOWN_FROM) and self.is_begun(digest)
 
     def current(self) -> dict[str, str]:
         """Fit -> digest of its run, as the plan stands; runs of older options stay beside them."""
@@ -146,15 +155,28 @@ class StudyFolder:
             return {}
         return kept if isinstance(kept, dict) else {}
 
-    def drawn(self, row: str) -> dict[int, dict[str, Any]]:
-        """Trial -> options that a search has drawn for a row, by number."""
-        kept = self._read(self._search_file(row))
-        return {int(number): options for number, options in kept.items() if number.isdigit()}
+    def drawn(self, row: str, space: str) -> dict[int, dict[str, Any]]:
+        """Trial -> what a search has drawn for a row, by number.
 
-    def write_drawn(self, row: str, drawn: dict[int, dict[str, Any]]) -> None:
+        Args:
+            row: its name.
+            space: digest of what was drawn from; draws from another space are none of this search.
+        """
+        kept = self._read(self._search_file(row))
+        drawn = kept.get("drawn", kept)  # studies of 0.1 have no digest
+        if kept.get("space", space) != space or not isinstance(drawn, dict):
+            return {}
+        return {int(number): options for number, options in drawn.items() if number.isdigit()}
+
+    def write_drawn(self, row: str, space: str, drawn: dict[int, dict[str, Any]]) -> None:
         """Keep what a search has drawn for a row."""
         make_folder(self.searches)
-        write_text(self._search_file(row), json.dumps(drawn, indent=2, default=str) + "\n")
+        content = {"space": space, "drawn": drawn}
+        write_text(self._search_file(row), json.dumps(content, indent=2, default=str) + "\n")
+
+    def search(self, row: str) -> dict[str, Any]:
+        """What is kept of a row's search: ``space``, ``drawn``; empty where nothing is."""
+        return self._read(self._search_file(row))
 
     def _search_file(self, row: str) -> Path:
         return self.searches / f"{re.sub(r'[^A-Za-z0-9]+', '-', row)}.json"

@@ -29,7 +29,12 @@ def preview(work: Work) -> tuple[list[str], Fitted]:
     said, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
     if folder.runs.is_dir() or work.packed:
         left = work.left()
-        fits = [(one.row, left[one.name]) for one in work.fits if not one.repeats]
+        # a trial that was chosen is the row's first run, unless its weights are not here
+        fits = [
+            (one.row, left[one.name])
+            for one in work.fits
+            if not one.repeats or left[one.name] == NEW
+        ]
         counts, by_row = Counter(state for _, state in fits), Counter(fits)
         parts = [text.format(counts[state]) for state, text in _SAID.items() if counts[state]]
         said.append(f"In {folder.path}: {', '.join(parts)}")

@@ -19,7 +19,7 @@ from recbole_pos.study.plan import (
     grid_points,
     require_equal_trials,
 )
-from recbole_pos.study.source import Source, read_source
+from recbole_pos.study.source import LIKE, Source, read_source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
 KEYS = (
@@ -50,7 +50,9 @@ def make_plan(source: Source) -> Plan:
         UsageError: as :func:`read_plan`.
     """
     given = source.content
-    source.require_known((), given, KEYS, "key")
+    if LIKE in given:  # of a file it is merged already
+        raise source.error((LIKE,), f"{LIKE}: goes with the file of a study, not with a mapping")
+    source.require_known((), given, (*KEYS, LIKE), "key")
     base, files = _options_and_files(source, ("base",), given.get("base"))
     if "split" in given:
         split = source.mapping(("split",), given["split"], "such as {LS: valid_and_test}")

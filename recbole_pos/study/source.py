@@ -13,6 +13,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import nearest, shown, suggest
 
 LIKE = "like"  # the key that names another study
+_MERGED = ("base", "rows")  # keys that are taken over option by option
+_OF_ROWS = ("reference", "tables", "paper")  # keys that name rows
 _Path = tuple[Any, ...]
 
 
@@ -39,7 +41,8 @@ class Source:
             while source is not None:
                 if path[:end] in source.lines:
                     return f"{source.name}, line {source.lines[path[:end]]}"
-                source = source.like
+                own = (path[0],) in source.lines and path[0] not in _MERGED
+                source = None if own else source.like
         return self.name
 
     def error(self, path: _Path, problem: str) -> UsageError:
@@ -109,7 +112,8 @@ def _whole(path: Path, above: tuple[Path, ...]) -> Source:
         problem = "expected the file of another study" if not name else "goes round in a circle"
         raise source.error((LIKE,), f"{LIKE}: {problem}; found {shown(name)}")
     if not other.is_file():
-        raise source.error((LIKE,), f"{LIKE}: there is no {other}")
+        problem = "is a folder" if other.is_dir() else "does not exist"
+        raise source.error((LIKE,), f"{LIKE}: {other} {problem}; name the file of a study")
     like = _whole(other, (*above, path.resolve()))
     return Source(source.name, _merged(source, like), source.lines, like)
 
@@ -118,20 +122,51 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
     """The content of a study: keys of its own win, in base and rows option by option."""
     given = {key: value for key, value in source.content.items() if key != LIKE}
     found = {**like.content, **given}
-    if isinstance(given.get("base"), dict):
-        found["base"] = {**(like.content.get("base") or {}), **given["base"]}
-    theirs, rows = like.content.get("rows"), given.get("rows")
-    if not isinstance(theirs, dict):
-        return found
-    if isinstance(rows, list):  # some of theirs
+    if given.get("dataset", found.get("dataset")) != like.content.get("dataset"):
+        found["paper"] = given.get("paper")  # figures are of a dataset
+    for key in _MERGED:
+        if key in like.content:
+            like.mapping((key,), like.content[key], "as of a study")
+    found["base"] = _over(like.content.get("base"), given.get("base"))
+    theirs, rows = like.content.get("rows") or {}, given.get("rows")
+    if isinstance(rows, (list, str)):
         names = source.names(("rows",), rows, "rows")
         found["rows"] = {source.one_of(("rows",), name, theirs): theirs[name] for name in names}
-    elif isinstance(rows, dict):
-        found["rows"] = {**theirs, **rows}
-        for name in theirs.keys() & rows.keys():
-            if isinstance(theirs[name], dict) and isinstance(rows[name], dict):
-                found["rows"][name] = {**theirs[name], **rows[name]}
-    return found
+        found |= {
+            key: _of_rows(key, found[key], names)
+            for key in _OF_ROWS
+            if key not in given and key in found
+        }
+    elif rows is None or isinstance(rows, dict):
+        found["rows"] = {
+            name: _over(theirs.get(name), (rows or {}).get(name))
+            for name in {**theirs, **(rows or {})}
+        }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _over(theirs: Any, mine: Any) -> Any:
+    """Options over options; nothing of one's own leaves theirs."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return {**theirs, **mine}
+    return theirs if mine is None else mine
+
+
+def _of_rows(key: str, value: Any, names: tuple[str, ...]) -> Any:
+    """What is left of a key of another study when some of its rows are; None for nothing."""
+    if key == "reference":
+        return value if value in names else None
+    if key == "paper":
+        return {row: figures for row, figures in (value or {}).items() if row in names}
+    tables = []
+    for table in value if isinstance(value, list) else []:
+        one = dict(table)
+        if "rows" in one:
+            one["rows"] = [row for row in one["rows"] if row in names]
+        rows = one.get("rows", names)
+        if rows and one.get("reference", rows[0]) in rows:
+            tables.append(one)
+    return tables or None
 
 
 def _read(path: Path) -> Source:

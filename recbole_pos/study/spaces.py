@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recbole_pos.study.expand import grid
+from recbole_pos.study.expand import digest, grid
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan, Row
 from recbole_pos.tune.files import read_space, space_file, space_of
@@ -21,12 +21,14 @@ class RowSearch:
         plan: of the study.
         row: of the plan, with a search.
         folder: of the study.
-        drawn: trial -> options that were drawn before.
+
+    Attributes:
+        asked: trial -> options that the search gives it.
+        kept: trial -> what was drawn for it, of a space.
+        space: digest of what is drawn from, and how; empty for a grid.
     """
 
-    def __init__(
-        self, plan: Plan, row: Row, folder: StudyFolder, drawn: dict[int, dict[str, Any]]
-    ) -> None:
+    def __init__(self, plan: Plan, row: Row, folder: StudyFolder) -> None:
         self.row, self.folder = row, folder
         self.metric = str(plan.base.get("valid_metric", plan.metrics[0])).lower()
         self.mode = "max" if plan.base.get("valid_metric_bigger", True) else "min"
@@ -36,6 +38,8 @@ class RowSearch:
         assert search is not None
         self.points = grid(search.grid) if search.grid is not None else []
         self.searcher: OptunaSearcher | None = None
+        self.space, self.fixed = "", dict[str, Any]()
+        self.kept: dict[int, dict[str, Any]] = {}
         if search.grid is None:
             space = (
                 read_space(space_file(search.space, ""))
@@ -43,25 +47,40 @@ class RowSearch:
                 else space_of(search.space or {}, search.lines)
             )
             self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
-            self.kept = drawn
+            self.fixed = space.fixed
+            drawn_from = [[one.name, one.kind, one.values, one.when] for one in space.parameters]
+            self.space = digest({"space": drawn_from, "seed": plan.seeds[0], "mode": self.mode})
+            self.kept = folder.drawn(row.name, self.space)
 
-    def ask(self, trial: int) -> dict[str, Any]:
-        """The options of a trial."""
+    def ask(self, trial: int, drawn: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The options of a trial.
+
+        Args:
+            trial: its number.
+            drawn: what the same search has drawn for it elsewhere.
+        """
         if self.searcher is None:
             self.asked[trial] = self.points[trial]
-        elif trial in self.kept:
-            self.searcher.recall(str(trial), self.kept[trial])
-            self.asked[trial] = self.kept[trial]
-        else:
-            self.asked[trial] = self.searcher.suggest(str(trial))["options"]
-            self.kept[trial] = self.asked[trial]
+            return self.asked[trial]
+        known = self.kept.get(trial, drawn)
+        if known is None:
+            known = self.searcher.suggest(str(trial))["options"]
+            self.kept[trial] = known
             self.keep()
+        else:
+            self.searcher.recall(str(trial), known)
+            self.kept[trial] = known
+        self.asked[trial] = self.options(known)
         return self.asked[trial]
 
     def keep(self) -> None:
-        """Write down what was drawn, if anything was."""
+        """Write down what was drawn, of a space."""
         if self.searcher is not None:
-            self.folder.write_drawn(self.row.name, self.kept)
+            self.folder.write_drawn(self.row.name, self.space, self.kept)
+
+    def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """What was drawn, with what the space fixes."""
+        return {**self.fixed, **drawn}
 
     def known(self, trial: int) -> bool:
         """Whether the options of a trial are known before it is asked for."""

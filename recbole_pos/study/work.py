@@ -11,8 +11,8 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
 from recbole_pos.study.expand import Fit, fits
-from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.packed import FROM, PackedStudy
+from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
+from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
@@ -67,28 +67,34 @@ class Work:
         self.digests: dict[str, str] = {}
         self.datasets = Datasets()
         self.searches = {
-            name: RowSearch(plan, plan.rows[name], folder, self._drawn(name))
+            name: RowSearch(plan, plan.rows[name], folder)
             for name in wanted
             if plan.rows[name].search
         }
 
-    def ready(self) -> Job | None:
+    def ready(self, draw: bool = True) -> Job | None:
         """The next fit that can be trained; None if none can until others have ended.
 
         What was trained by an earlier call is marked on the way, and so is what cannot be trained.
+
+        Args:
+            draw: whether searches may draw what nobody has drawn before.
         """
         for one in list(self.waiting):
             if any(name not in self.status for name in one.after):
                 continue
             self.waiting.remove(one)
+            if not draw and not self._is_drawn(one):
+                self.end(one, FAILED, "not trained")
+                continue
             try:
                 job = self._job(one)
+                if job is None:  # failed with what it needs
+                    continue
+                known = self._known(job, take=True)
             except UsageError as error:
                 self.end(one, FAILED, str(error))
                 continue
-            if job is None:  # failed with what it needs
-                continue
-            known = self._known(job, take=True)
             self.digests[one.name] = job.digest
             if known.get("status") == DONE:  # what failed may have been mended meanwhile
                 self.end(one, DONE, known=known)
@@ -101,8 +107,12 @@ class Work:
 
     def take(self) -> None:
         """Mark what is finished, and what the packed runs have; all else counts as failed."""
-        while job := self.ready():
+        while job := self.ready(draw=False):
             self.end(job.fit, FAILED, "not trained")
+
+    def unmade(self) -> list[tuple[str, str]]:
+        """Fits that failed before there was a run to say so, with their reasons."""
+        return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
 
     def left(self) -> dict[str, str]:
         """What is left of every fit, if nothing else happens; nothing is written.
@@ -119,7 +129,7 @@ class Work:
     def _left(self, one: Fit, others: Mapping[str, str]) -> str:
         if any(others[name] != DONE for name in one.after):
             return NEW if one.stage in _FROM_OTHERS else OPEN
-        if one.trial is not None and not self.searches[one.row].known(one.trial):
+        if not self._is_drawn(one):
             return NEW
         try:
             job = self._job(one)
@@ -132,7 +142,9 @@ class Work:
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
             return DONE
-        return CONTINUED if self.folder.is_begun(job.digest) else NEW
+        if self.folder.is_begun(job.digest):
+            return CONTINUED
+        return DONE if one.repeats and job.begin else NEW
 
     def _known(self, job: Job, take: bool) -> dict[str, Any]:
         """What is said of a run in the study's folder, or in a packed study.
@@ -141,35 +153,51 @@ class Work:
             take: whether it is brought from there into the folder.
         """
         known = self.folder.fit(job.digest) or {}
-        if known.get("status") == DONE:
+        holders = [packed for packed in self.packed if job.digest in packed]
+        for packed in holders:
+            packed.used.add(job.digest)
+        if known.get("status") == DONE or not holders:
             return known
-        for packed in self.packed:
-            if job.digest in packed:
-                if take:
-                    dataset = self.datasets.of(job.config)
-                    packed.restore(job.digest, self.folder, job.config, dataset)
-                    if job.fit.stage == "trial":
-                        self.searches[job.fit.row].keep()
-                return packed.fit(job.digest)
-        return known
+        if take:
+            dataset = self.datasets.of(job.config)
+            holders[0].restore(job.digest, self.folder, job.config, dataset)
+            if job.fit.trial is not None:
+                self.searches[job.fit.row].keep()
+        return holders[0].fit(job.digest)
 
     def _weightless(self, one: Fit) -> str:
         """Why a fit cannot start from the weights of another one; empty if it can, or need not."""
         if one.stage not in _FROM_OTHERS:
             return ""
         source = self.digests[one.after[0]]
-        taken_from = (self.folder.fit(source) or {}).get(FROM)
-        if not taken_from or self.folder.is_begun(source):
+        taken_from = (self.folder.fit(source) or {}).get(KNOWN_FROM)
+        if not taken_from:
             return ""
         return (
             f"it starts from the weights of {one.after[0]}, and {taken_from} has none; to train "
             f"that again, delete {self.folder.run(source).path} and leave --known out"
         )
 
-    def _drawn(self, row: str) -> dict[int, dict[str, Any]]:
-        """What a search has drawn for a row, here or else in a packed study."""
-        kept = [self.folder.drawn(row), *(packed.drawn(row) for packed in self.packed)]
-        return next(filter(None, kept), {})
+    def _is_drawn(self, one: Fit) -> bool:
+        """Whether the options of a fit are known without drawing any."""
+        return (
+            one.trial is None
+            or self.searches[one.row].known(one.trial)
+            or self._drawn_elsewhere(one) is not None
+        )
+
+    def _drawn_elsewhere(self, one: Fit) -> dict[str, Any] | None:
+        """What the same search has drawn for a trial in a packed study that has its run, too."""
+        search = self.searches[one.row]
+        if one.trial is None or not search.space or search.known(one.trial):
+            return None
+        for packed in self.packed:
+            drawn = packed.drawn(one.row, search.space, one.trial)
+            if drawn is not None:
+                config = row_config(one.options, search.options(drawn))
+                if run_digest(config, self.datasets.of(config).identity, True) in packed:
+                    return drawn
+        return None
 
     def end(self, one: Fit, status: str, reason: str = "", known: Any = None) -> None:
         """Note how a fit ended."""
@@ -190,7 +218,7 @@ class Work:
         if row.search:
             search = self.searches[one.row]
             if one.trial is not None:
-                more = search.ask(one.trial)
+                more = search.ask(one.trial, self._drawn_elsewhere(one))
             else:
                 best = search.best()
                 if best is None:
@@ -198,10 +226,8 @@ class Work:
                     self.end(one, FAILED, f"all trials failed; the first one: {first}")
                     return None
                 more = search.asked[best]
-                if one.seed == self.plan.seeds[0] and self.folder.is_begun(
-                    self.digests[one.after[best]]
-                ):
-                    begin = one.after[best]
+                trained = self.folder.has_weights(self.digests[one.after[best]])
+                begin = one.after[best] if trained and one.seed == self.plan.seeds[0] else None
         config = row_config(one.options, more)
         identity = self.datasets.of(config).identity
         digest = run_digest(config, identity, one.stage == "trial")
@@ -213,23 +239,28 @@ class Work:
             self.end(one, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
             return None
         source = self.digests[one.after[0]]
-        kept = self.folder.run(source)
+        options = self._options_of(source)
         schemes = one.options["attach"]
-        own = {key: value for key, value in one.options.items() if key != "attach"}
-        if one.stage == "retest":
-            config = row_config({"config_files": [str(kept.config)]}, own)
-            identity = self.datasets.of(config).identity
-            return Job(one, config, run_digest(config, identity, source), source)
-        before = row_config({"config_files": [str(kept.config)]})
-        more = {
-            **own,
-            "position": attached(before.plain["position"], schemes),
-            "init_from": str(kept.path.resolve()),
-            "train_only": list(schemes),
-        }
-        config = row_config({"config_files": [str(kept.config)]}, more)
-        identity = self.datasets.of(config).identity
-        return Job(one, config, run_digest(config, identity, source))
+        more = {key: value for key, value in one.options.items() if key != "attach"}
+        if schemes:
+            before = row_config(options)
+            more |= {
+                "position": attached(before.plain["position"], schemes),
+                "init_from": str(self.folder.run(source).path.resolve()),
+                "train_only": list(schemes),
+            }
+        config = row_config(options, more)
+        digest = run_digest(config, self.datasets.of(config).identity, source)
+        return Job(one, config, digest, None if schemes else source)
+
+    def _options_of(self, digest: str) -> dict[str, Any]:
+        """The configuration of a finished run, here or, while nothing is written, in a file."""
+        kept = self.folder.run(digest).config
+        holders = [packed for packed in self.packed if digest in packed]
+        if kept.is_file() or not holders:
+            return {"config_files": [str(kept)]}
+        place = {key: self.plan.base[key] for key in ("data_path",) if key in self.plan.base}
+        return {**holders[0].config(digest), **place}
 
     def searched(self, one: Fit) -> dict[str, Any]:
         """The options that a search chose for a fit, which are not its plan's."""

@@ -91,7 +91,14 @@ def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
     Raises:
         UsageError: naming file and line.
     """
-    return _space([(name, value, lines.get(name, name)) for name, value in content.items()])
+    space = _space([(name, value, lines.get(name, name)) for name, value in content.items()])
+    if not space.parameters:
+        first = next(iter(lines.values()), "space")
+        raise UsageError(
+            f"{first}: the space searches nothing; a line that searches looks like "
+            "`learning_rate: {loguniform: [1e-4, 1e-2]}`"
+        )
+    return space
 
 
 def _space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
