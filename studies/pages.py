@@ -132,8 +132,8 @@ def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> s
     log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
     return (
         f"{len(done)} trained and tested runs, {hours:.1f} hours of training in all ({devices}); "
-        f"commit{'s' * (', ' in commits)} {commits}. Data: {log}, sha256 of the events "
-        f"`{data['checksum'][:8]}…`. These tables again, without training:\n\n"
+        f"commit{'s' * (', ' in commits)} {commits}. Data: {log}; checksum of the log "
+        f"as it is read `{data['checksum'][:8]}…`. These tables again, without training:\n\n"
         f"```sh\nrecbole-pos compare {' '.join(map(str, command))} --report\n```\n"
     )
 
