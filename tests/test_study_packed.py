@@ -328,6 +328,14 @@ def test_with_runs_it_is_refused(made, tmp_path: Path) -> None:
         compare(runs, known=(file,))
 
 
+def test_known_runs_are_compared_by_their_study(made, tmp_path: Path) -> None:
+    what, _, file = made
+    compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
+    runs = sorted((tmp_path / "there").glob("runs/*"))[:2]
+    with pytest.raises(UsageError, match="was taken from study.tar.xz, without weights"):
+        compare(runs)
+
+
 def test_a_study_on_other_data(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``-d``: the same rows on another dataset, and the command that is told repeats it."""
     monkeypatch.chdir(tmp_path)

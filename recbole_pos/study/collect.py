@@ -17,7 +17,7 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.study import report
 from recbole_pos.study.configs import QUIET
 from recbole_pos.study.expand import Fit, fits
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
+from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
@@ -190,6 +190,12 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     lines, curves, seeds = [], [], []
     ranks: dict[tuple[str, int], pd.DataFrame] = {}
     first: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
+    for path in paths:
+        if source := known_from(path):
+            raise UsageError(
+                f"compare: {path} was taken from {source}, without weights; give that file to its "
+                "study, `compare STUDY --known`"
+            )
     configs = [read_yaml(RunFolder(path).require().config) for path in paths]
     names = _names(configs)
     metric = str(configs[0].get("valid_metric", "ndcg@10")).lower()

@@ -182,6 +182,14 @@ class StudyFolder:
         return self.searches / f"{re.sub(r'[^A-Za-z0-9]+', '-', row)}.json"
 
 
+def known_from(run: Path) -> str:
+    """The packed study that a run was taken from; empty for one that was trained."""
+    try:
+        return str(json.loads((run / FIT).read_text(encoding="utf-8")).get(KNOWN_FROM) or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
 def commit() -> str:
     """The commit of the checkout that the package runs from; empty where it is installed."""
     package = Path(__file__).resolve().parent
