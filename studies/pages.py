@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ import pandas as pd
 
 import recbole_pos
 from recbole_pos.study.reading import read_plan
+from recbole_pos.study.shown import span
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
@@ -128,14 +130,14 @@ def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> s
     data, done = facts["data"], runs[runs["status"] == "done"]
     commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
     devices = "; ".join(dict.fromkeys(done["device"]))
-    hours = done["seconds"].sum() / 3600
     log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
-    return (
-        f"{len(done)} trained and tested runs, {hours:.1f} hours of training in all ({devices}); "
-        f"commit{'s' * (', ' in commits)} {commits}. Data: {log}; checksum of the log "
-        f"as it is read `{data['checksum'][:8]}…`. These tables again, without training:\n\n"
-        f"```sh\nrecbole-pos compare {' '.join(map(str, command))} --report\n```\n"
+    text = (
+        f"{len(done)} trained and tested runs, {span(done['seconds'].sum())} of training in all "
+        f"({devices}); commit{'s' * (', ' in commits)} {commits}. Data: {log}; checksum of the log "
+        f"as it is read `{data['checksum'][:8]}…`. These tables again, without training:"
     )
+    line = f"recbole-pos compare {' '.join(map(str, command))} --report"
+    return f"{textwrap.fill(text, 120)}\n\n```sh\n{line}\n```\n"
 
 
 def filled(path: Path, studies: Studies) -> Page:
