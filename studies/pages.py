@@ -1,6 +1,6 @@
 """Fills the tables of results/*.md from the runs that are kept in results/runs/.
 
-    python studies/pages.py [--data_path FOLDER ...] [--check] [PAGE ...]
+    python studies/pages.py [--data_path FOLDER]... [--check] [PAGE ...]
 
 A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
 title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes; with
@@ -98,10 +98,7 @@ class Studies:
         folder = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
         command += ["--known", runs.relative_to(ROOT), *folder]
         facts = json.loads((out / "facts.json").read_text("utf-8"))
-        rows = read_plan(study).rows
-        retested = {name for name, row in rows.items() if row.attach and row.attach.retest}
-        runs = found.runs[~found.runs["row"].isin(retested)]
-        return {**tables, RUNS_OF: _conditions(runs, facts, command)}
+        return {**tables, RUNS_OF: _conditions(found.runs, facts, command)}
 
     def _data(self, dataset: str) -> dict[str, str] | None:
         """The option that names where the data are; None where they are not."""
@@ -127,7 +124,8 @@ def _short(commit: str) -> str:
 
 def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> str:
     """What a study was made with, in a paragraph."""
-    data, done = facts["data"], runs[runs["status"] == "done"]
+    data = facts["data"]
+    done = runs[(runs["status"] == "done") & runs["seconds"].notna()]  # others are tested again
     commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
     devices = "; ".join(dict.fromkeys(done["device"]))
     log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
@@ -163,7 +161,7 @@ def filled(path: Path, studies: Studies) -> Page:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fill the tables of results/*.md.")
     parser.add_argument("pages", nargs="*", type=Path, help="all of results/ by default")
-    parser.add_argument("--data_path", nargs="+", type=Path, default=[])
+    parser.add_argument("--data_path", action="append", type=Path, default=[])
     parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as work:

@@ -80,7 +80,7 @@ def test_a_page_is_filled(
     assert pages.main(["--data_path", "data", "--check"]) == 1
     assert page.read_text("utf-8") == PAGE
     assert pages.main(["--data_path", "data"]) == 0
-    text = page.read_text("utf-8")
+    text = " ".join(page.read_text("utf-8").split())
     assert "Words that stay." in text and "of data that are not here" in text and "old" not in text
     assert (
         "| Pop | 2 |" in text

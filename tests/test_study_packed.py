@@ -175,6 +175,8 @@ def array(values: Any) -> bytes:
         ({"ranks.npy": array(np.arange(3.0))}, "ranks.npy are no ranks: float64"),
         ({"ranks.npy": array(np.array([{}], dtype=object))}, "ranks.npy: "),
         ({"ranks.npy": b""}, "ranks.npy: "),
+        ({"ranks.npy": b"PK\x03\x04xxxx"}, "ranks.npy: "),
+        ({"ranks.npy": array(np.array([-1, 2]))}, "ranks.npy are no ranks: int64"),
     ],
 )
 def test_damaged(made, change: dict[str, bytes], said: str, tmp_path: Path) -> None:
@@ -260,6 +262,33 @@ def test_what_a_search_drew_comes_along(tiny: Path, tmp_path: Path) -> None:
     assert set(work.status.values()) == {"done"} and draws(there) == draws(folder)
     assert Work(made, there).ready() is None, "and stays"
     assert (there.fit(next(iter(work.digests.values()))) or {})[KNOWN_FROM] == "search.tar.xz"
+
+
+@pytest.mark.parametrize("search", [{"learning_rate": [0.1, 0.01]}, SEARCH], ids=["grid", "space"])
+def test_a_search_that_is_not_finished_chooses_nothing(
+    tiny: Path, tmp_path: Path, search: dict[str, Any]
+) -> None:
+    """A report of known runs does not test what the missing trials may beat."""
+    rows = {"NoPE": {"position": ["nope"]}}
+    made = plan(tiny, rows=rows, search=search, seeds=1)
+    folder = StudyFolder(tmp_path / "here")
+    work = Work(made, folder)
+    while job := work.ready():
+        finish(folder, job)
+        work.end(job.fit, "done", known=folder.fit(job.digest))
+    folder.write_current(work.digests)
+    pack(made, folder, tmp_path / "search.tar.xz")
+    if "trials" in search:
+        longer = {**search, "trials": 5}
+    else:
+        longer = {"learning_rate": [0.1, 0.01, 0.001]}
+    more = plan(tiny, rows=rows, search=longer, seeds=1)
+    there = Work(
+        more, StudyFolder(tmp_path / "there"), (), [PackedStudy(tmp_path / "search.tar.xz")]
+    )
+    there.take()
+    assert there.status["NoPE, seed 2020"] == FAILED
+    assert there.status["NoPE, trial 0"] == "done"
 
 
 @pytest.mark.parametrize("other", ["space", "row", "base"])

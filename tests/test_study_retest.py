@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import ray
 
@@ -51,6 +52,7 @@ def test_tested_again_with_the_same_weights(cluster, tiny: Path, tmp_path: Path)
         expected = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
         line = runs.loc[("RoPE, past left out", seed)]
         assert {name: line[name] for name in expected} == pytest.approx(dict(expected))
+        assert pd.isna(line["seconds"]) and pd.isna(line["epochs"]), "nothing was trained"
         assert line["ndcg@10"] != runs.loc[("RoPE", seed), "ndcg@10"]
     given = {"run_dir": tmp_path / "there", "known": (file,), "report": True, "verbose": False}
     known = recbole_pos.compare(study(tiny), **given)
@@ -62,9 +64,17 @@ def test_tested_again_with_the_same_weights(cluster, tiny: Path, tmp_path: Path)
     [
         ({"A": {"retest": "B"}}, "there is no row 'B'"),
         ({"A": {"retest": ["A"]}}, "there is no row"),
-        ({"A": {"retest": "A"}}, "in a circle: A, A"),
+        ({"A": {"retest": "A", "mask_history": True}}, "in a circle: A, A"),
+        ({"A": {}, "B": {"retest": "A"}}, "row B is row A again: give it one of mask_history"),
+        (
+            {"A": {}, "B": {"retest": "A", "mask_history": True, "config_files": ["b.yaml"]}},
+            "takes the configuration of row A; write its options here",
+        ),
         ({"A": {}, "B": {"retest": "A", "epochs": 3}}, "unknown option of a trained model's test"),
-        ({"A": {}, "B": {"retest": "A", "search": {"epochs": [1, 2]}}}, "'?search"),
+        (
+            {"A": {}, "B": {"retest": "A", "mask_history": True, "search": {"epochs": [1]}}},
+            "'?search",
+        ),
     ],
 )
 def test_refused(rows: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
             trials.append(_trial(known, one, metric, chosen.get(one.row) == one.trial))
             continue
         lines.append(_line(known, run, folder.path))
-        curves += _curve(known, run, metric)
+        if one.stage == "retest":  # nothing was trained
+            lines[-1] |= {"seconds": None, "epochs": None}
+        else:
+            curves += _curve(known, run, metric)
         made_with.append(known.get("versions") or {})
         if known["status"] == DONE and run.ranks.is_file():
             ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)

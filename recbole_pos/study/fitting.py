@@ -47,8 +47,8 @@ def fit(
     Args:
         plain: the configuration.
         path: folder of the run; with a checkpoint it goes on from that.
-        begin: folder of a run of the same configuration that is to be tested, and was trained
-            without test events.
+        begin: folder of a run whose weights are tested: the trial that was chosen, which had no
+            test events, or a run of another row that is tested with other options.
         packed: models and schemes that only the process of the study has made.
         takes: ``num_cpus`` and ``num_gpus``.
         data: a :class:`SharedData`; Ray puts it in the place of its reference.

@@ -90,7 +90,8 @@ class StudyFolder:
     def write_plan(self, plan: Plan) -> None:
         """Keep a plan, so that the study can be continued and shown without its file."""
         content = {"name": plan.source.name, "content": plan.source.content}
-        content |= {"storage": self.storage} if self.storage else {}
+        storage = self.storage or self._read(self.plan).get("storage")
+        content |= {"storage": storage} if storage else {}
         write_text(self.plan, json.dumps(content, indent=2, default=str) + "\n")
 
     def read_plan(self) -> Plan:

@@ -37,7 +37,7 @@ from recbole_pos.yaml_files import read_yaml
 _SEARCHES = "searches.json"
 _FIT, _CONFIG, _METRICS, _RANKS = "fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"
 _FIT_OF = re.compile(rf"runs/(\w+)/{re.escape(_FIT)}")
-# What is said of a run that others may read: nothing of the machine, no times of the split.
+# What is said of a run that others may read: no paths, no names of machines, no times of the split.
 _SAID = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched", "digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
@@ -165,10 +165,11 @@ class PackedStudy:
 
     def _array(self, name: str) -> np.ndarray:
         try:
-            found = np.load(io.BytesIO(self.files[name]), allow_pickle=False)
+            found = np.lib.format.read_array(io.BytesIO(self.files[name]), allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             raise self._damaged(f"{name}: {error}") from error
-        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        whole_numbers = np.issubdtype(found.dtype, np.integer)
+        if found.ndim != 1 or not whole_numbers or found.min(initial=0) < 0:
             raise self._damaged(f"{name} are no ranks: {found.dtype} {list(found.shape)}")
         return found.astype(np.int64)
 

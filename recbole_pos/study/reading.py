@@ -127,9 +127,19 @@ def _rows(
         elif "retest" in options:
             attach = Attach(source.one_of((*path, "retest"), options.pop("retest"), given))
             source.require_known(path, options, RETESTED, "option of a trained model's test")
+            if not options:
+                problem = (
+                    f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
+                )
+                raise source.error(path, problem)
         elif "model" not in options and "model" not in base:
             hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
             raise source.error(path, f"row {name} has no model{hint}")
+        if attach and files:
+            problem = (
+                f"row {name} takes the configuration of row {attach.to}; write its options here"
+            )
+            raise source.error((*path, "config_files"), problem)
         if attach and own is not True:
             problem = f"row {name} takes the configuration of row {attach.to}; leave search out"
             raise source.error((*path, "search"), problem)

@@ -157,12 +157,16 @@ def _of_rows(key: str, value: Any, names: tuple[str, ...]) -> Any:
     if key == "reference":
         return value if value in names else None
     if key == "paper":
-        return {row: figures for row, figures in (value or {}).items() if row in names}
+        kept = value if isinstance(value, dict) else {}
+        return {row: figures for row, figures in kept.items() if row in names}
     tables = []
     for table in value if isinstance(value, list) else []:
+        if not isinstance(table, dict) or not isinstance(table.get("rows", []), (list, str)):
+            return value  # which is refused where it is read
         one = dict(table)
         if "rows" in one:
-            one["rows"] = [row for row in one["rows"] if row in names]
+            rows = [one["rows"]] if isinstance(one["rows"], str) else one["rows"]
+            one["rows"] = [row for row in rows if row in names]
         rows = one.get("rows", names)
         if rows and one.get("reference", rows[0]) in rows:
             tables.append(one)

@@ -17,6 +17,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 
+_UNTRAINED = "not trained"
 _FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
 CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
 
@@ -85,7 +86,7 @@ class Work:
                 continue
             self.waiting.remove(one)
             if not draw and not self._is_drawn(one):
-                self.end(one, FAILED, "not trained")
+                self.end(one, FAILED, _UNTRAINED)
                 continue
             try:
                 job = self._job(one)
@@ -108,7 +109,7 @@ class Work:
     def take(self) -> None:
         """Mark what is finished, and what the packed runs have; all else counts as failed."""
         while job := self.ready(draw=False):
-            self.end(job.fit, FAILED, "not trained")
+            self.end(job.fit, FAILED, _UNTRAINED)
 
     def unmade(self) -> list[tuple[str, str]]:
         """Fits that failed before there was a run to say so, with their reasons."""
@@ -159,10 +160,10 @@ class Work:
         if known.get("status") == DONE or not holders:
             return known
         if take:
-            dataset = self.datasets.of(job.config)
-            holders[0].restore(job.digest, self.folder, job.config, dataset)
             if job.fit.trial is not None:
                 self.searches[job.fit.row].keep()
+            dataset = self.datasets.of(job.config)
+            holders[0].restore(job.digest, self.folder, job.config, dataset)
         return holders[0].fit(job.digest)
 
     def _weightless(self, one: Fit) -> str:
@@ -220,6 +221,9 @@ class Work:
             if one.trial is not None:
                 more = search.ask(one.trial, self._drawn_elsewhere(one))
             else:
+                if any(self.reasons.get(name) == _UNTRAINED for name in one.after):
+                    self.end(one, FAILED, _UNTRAINED)  # others may be better
+                    return None
                 best = search.best()
                 if best is None:
                     first = self.reasons.get(one.after[0], "no trial has a validation value")
@@ -259,8 +263,11 @@ class Work:
         holders = [packed for packed in self.packed if digest in packed]
         if kept.is_file() or not holders:
             return {"config_files": [str(kept)]}
+        config = holders[0].config(digest)
         place = {key: self.plan.base[key] for key in ("data_path",) if key in self.plan.base}
-        return {**holders[0].config(digest), **place}
+        if config.get("train_only"):  # goes with a place that no file has
+            place["init_from"] = str(self.folder.run(digest).path)
+        return {**config, **place}
 
     def searched(self, one: Fit) -> dict[str, Any]:
         """The options that a search chose for a fit, which are not its plan's."""
