@@ -3,9 +3,9 @@
     python studies/pages.py [--data_path FOLDER]... [--check] [PAGE ...]
 
 A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
-title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes; with
-the title ``runs`` it is what they were made with. STUDY@DATASET is the study with ``-d DATASET``.
-Nothing is trained. Data come from the folders
+title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes. With
+the title ``runs`` it is what they were made with, with ``trials`` all trials of the searches.
+STUDY@DATASET is the study with ``-d DATASET``. Nothing is trained. Data come from the folders
 given, from dataset/, or from the scripts that generate them; without them a table stays as it is.
 """
 
@@ -25,12 +25,15 @@ from pathlib import Path
 import pandas as pd
 
 import recbole_pos
+from recbole_pos.study.collect import results_of
+from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.reading import read_plan
 from recbole_pos.study.shown import span
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
 RUNS_OF = "runs"  # the title of what a study was made with
+TRIALS_OF = "trials"  # and of all trials of its searches, by row, the best one first
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SHIPPED = "ml-100k"  # lies in recbole's wheel
 # Datasets that a script makes: name -> its command, to which the folder is added.
@@ -95,9 +98,11 @@ class Studies:
         tables = {title: _only_table(text) for title, text in texts}
         command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
         ours = place == {"data_path": str(ROOT / "dataset")}
-        folder = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
-        command += ["--known", runs.relative_to(ROOT), *folder]
+        data = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
+        command += ["--known", runs.relative_to(ROOT), *data]
         facts = json.loads((out / "facts.json").read_text("utf-8"))
+        folder = StudyFolder(out)
+        tables[TRIALS_OF] = _trials(results_of(folder.read_plan(), folder).searches)
         return {**tables, RUNS_OF: _conditions(found.runs, facts, command)}
 
     def _data(self, dataset: str) -> dict[str, str] | None:
@@ -115,6 +120,15 @@ class Studies:
 
 def _only_table(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
+
+
+def _trials(searches: pd.DataFrame) -> str:
+    """A line a trial: options and validation, which is all that a trial has."""
+    lines = ["| row | trial | validation |", "| --- | --- | ---: |"]
+    if len(searches):
+        best = searches.sort_values(["row", "value"], ascending=[True, False])
+        lines += [f"| {one.row} | {one.options} | {one.value:.4f} |" for one in best.itertuples()]
+    return "\n".join(lines) + "\n"
 
 
 def _short(commit: str) -> str:
