@@ -140,6 +140,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_atomic(make_log(), tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """One Ray for all studies of a file."""
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture
 def experiment(tiny: Path) -> Callable[..., Experiment]:
     """``experiment(model, **options)`` on the tiny dataset, with small sizes."""

@@ -9,15 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
-import ray
 from conftest import make_log, wait, write_atomic
+from small_study import BASE, SMALL, study
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -28,27 +27,6 @@ from recbole_pos.study.folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
-SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
-BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all studies of this file."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def study(tiny: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "dataset": "tiny",
-        "title": "A study",
-        "base": {**BASE, "data_path": str(tiny)},
-        "rows": {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}},
-        "seeds": 2,
-        **more,
-    }
 
 
 def times(folder: Path) -> dict[str, float]:

@@ -4,55 +4,30 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 import yaml
 from conftest import make_log, write_atomic
-from test_study_preview import finish, plan
+from small_study import study
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
-from recbole_pos.study.packed import PackedStudy, pack
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.reading import make_plan
-from recbole_pos.study.results import FAILED
 from recbole_pos.study.source import Source
 from recbole_pos.study.work import Work
 
-SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
-BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}
 _SPLIT = {"order": "TO", "mode": "full", "split": {"LS": "valid_and_test"}}
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": _SPLIT,
     "temporal": {**_SPLIT, "split": {"GT": [0.7, 0.85]}, "cold_items": "drop"},
     "untied": {**_SPLIT, "ties": "drop"},
 }
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all studies of this file."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def study(tiny: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "dataset": "tiny",
-        "title": "A study",
-        "base": {**BASE, "data_path": str(tiny)},
-        "rows": {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}},
-        "seeds": 2,
-        **more,
-    }
 
 
 def compare(what: Any, **given: Any) -> Any:
@@ -204,131 +179,6 @@ def test_no_such_file(tmp_path: Path) -> None:
         PackedStudy(tmp_path / "nowhere.tar.xz")
     with pytest.raises(UsageError, match="no file of `compare --pack`"):
         PackedStudy(tmp_path / "text.tar.xz")
-
-
-def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
-    """A run that starts from a known one cannot be trained, and it is said why.
-
-    Not even where a checkpoint lies that was not finished: its weights are none of the known run.
-    """
-    made = plan(tiny, seeds=1)
-    folder = StudyFolder(tmp_path / "here")
-    work = Work(made, folder)
-    for _ in range(2):
-        job = work.ready()
-        assert job is not None
-        finish(folder, job)
-    folder.write_current(work.digests)
-    assert pack(made, folder, tmp_path / "two.tar.xz") == 2
-    there = StudyFolder(tmp_path / "there")
-    for digest in work.digests.values():
-        there.run(digest).path.mkdir(parents=True)
-        there.run(digest).checkpoint.touch()  # of an epoch before the last
-    again = Work(made, there, (), [PackedStudy(tmp_path / "two.tar.xz")])
-    assert again.ready() is None
-    reason = again.reasons["RoPE + kernel, seed 2020"]
-    assert again.status["RoPE + kernel, seed 2020"] == FAILED
-    assert "two.tar.xz has none" in reason and "leave --known out" in reason
-
-
-SEARCH = {"trials": 3, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}, "n_layers": 2}}
-
-
-def searched(tiny: Path, tmp_path: Path) -> tuple[Plan, StudyFolder, PackedStudy]:
-    """A study with a search, finished, and its file."""
-    made = plan(tiny, rows={"NoPE": {"position": ["nope"]}}, search=SEARCH, seeds=1)
-    folder = StudyFolder(tmp_path / "here")
-    work = Work(made, folder)
-    while job := work.ready():
-        assert job.config["n_layers"] == 2, "what the space fixes"
-        finish(folder, job)
-        work.end(job.fit, "done", known=folder.fit(job.digest))
-    folder.write_current(work.digests)
-    pack(made, folder, tmp_path / "search.tar.xz")
-    return made, folder, PackedStudy(tmp_path / "search.tar.xz")
-
-
-def draws(folder: StudyFolder) -> dict[str, Any]:
-    return folder.search("NoPE").get("drawn", {})
-
-
-def test_what_a_search_drew_comes_along(tiny: Path, tmp_path: Path) -> None:
-    """A space's trials are known by what was drawn, which other draws would not repeat."""
-    made, folder, known = searched(tiny, tmp_path)
-    assert len({one["learning_rate"] for one in draws(folder).values()}) == 3
-    there = StudyFolder(tmp_path / "there")
-    work = Work(made, there, (), [known])
-    work.take()
-    assert set(work.status.values()) == {"done"} and draws(there) == draws(folder)
-    assert Work(made, there).ready() is None, "and stays"
-    assert (there.fit(next(iter(work.digests.values()))) or {})[KNOWN_FROM] == "search.tar.xz"
-
-
-@pytest.mark.parametrize("search", [{"learning_rate": [0.1, 0.01]}, SEARCH], ids=["grid", "space"])
-def test_a_search_that_is_not_finished_chooses_nothing(
-    tiny: Path, tmp_path: Path, search: dict[str, Any]
-) -> None:
-    """A report of known runs does not test what the missing trials may beat."""
-    rows = {"NoPE": {"position": ["nope"]}}
-    made = plan(tiny, rows=rows, search=search, seeds=1)
-    folder = StudyFolder(tmp_path / "here")
-    work = Work(made, folder)
-    while job := work.ready():
-        finish(folder, job)
-        work.end(job.fit, "done", known=folder.fit(job.digest))
-    folder.write_current(work.digests)
-    pack(made, folder, tmp_path / "search.tar.xz")
-    if "trials" in search:
-        longer = {**search, "trials": 5}
-    else:
-        longer = {"learning_rate": [0.1, 0.01, 0.001]}
-    more = plan(tiny, rows=rows, search=longer, seeds=1)
-    there = Work(
-        more, StudyFolder(tmp_path / "there"), (), [PackedStudy(tmp_path / "search.tar.xz")]
-    )
-    there.take()
-    assert there.status["NoPE, seed 2020"] == FAILED
-    assert there.status["NoPE, trial 0"] == "done"
-
-
-@pytest.mark.parametrize("other", ["space", "row", "base"])
-def test_what_another_search_drew_does_not(tiny: Path, tmp_path: Path, other: str) -> None:
-    """The same name of a row says nothing: neither a report nor a training takes those draws."""
-    _, folder, known = searched(tiny, tmp_path)
-    rows, search, more = {"NoPE": {"position": ["nope"]}}, SEARCH, {}
-    if other == "space":
-        search = {**SEARCH, "space": {"learning_rate": {"loguniform": [1e-4, 1e-3]}}}
-    elif other == "row":
-        rows = {"NoPE": {"position": ["rope"]}}
-    else:
-        more = {"base": {**plan(tiny).base, "epochs": 3}}
-    made = plan(tiny, rows=rows, search=search, seeds=1, **more)
-    there = StudyFolder(tmp_path / "there")
-    Work(made, there, (), [known]).take()
-    assert draws(there) == {}, "a report draws nothing"
-    job = Work(made, there, (), [known]).ready()
-    assert job is not None and draws(there)["0"]["learning_rate"] == job.config["learning_rate"]
-    before = draws(there)
-    edited = plan(tiny, rows=rows, search={**search, "space": {"n_layers": {"choice": [1, 2]}}})
-    Work(edited, there).ready()
-    assert "n_layers" in draws(there)["0"] and draws(there) != before, "of the edited space"
-
-
-def test_times_and_reasons_stay_at_home(tiny: Path, tmp_path: Path) -> None:
-    """Boundaries of a split in time, and what an earlier attempt failed of."""
-    made = plan(tiny, rows={"NoPE": {"position": ["nope"]}}, seeds=1)
-    folder = StudyFolder(tmp_path / "here")
-    work = Work(made, folder)
-    job = work.ready()
-    assert job is not None
-    folder.write_fit(job.digest, {"status": FAILED, "reason": "/home/me is full"})
-    finish(folder, job)
-    folder.write_fit(job.digest, {"split": {"boundaries": [1715729063.4]}})
-    assert "reason" not in (folder.fit(job.digest) or {})
-    folder.write_current(work.digests)
-    pack(made, folder, tmp_path / "one.tar.xz")
-    content = b"".join(PackedStudy(tmp_path / "one.tar.xz").files.values())
-    assert b"1715729063" not in content and b"/home/me" not in content
 
 
 def test_nothing_is_half_asked(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import ray
+from small_study import study
 
 import recbole_pos
 from recbole_pos.errors import UsageError
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.source import Source
 
-BASE = {
-    **{"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2},
-    **{"model": "PosSASRec", "n_layers": 1, "train_batch_size": 16},
-}
 ROWS = {
     "RoPE": {"position": ["rope"], "search": {"hidden_dropout_prob": [0.1, 0.4]}},
     "RoPE, past left out": {"retest": "RoPE", "mask_history": True},
 }
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One Ray for all studies of this file."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def study(data: Path, **more: Any) -> dict[str, Any]:
-    base = {**BASE, "data_path": str(data)}
-    content = {"dataset": "tiny", "title": "Again", "base": base, "rows": ROWS, "seeds": 2}
-    return {**content, **more}
-
-
 def test_tested_again_with_the_same_weights(cluster, tiny: Path, tmp_path: Path) -> None:
     """What ``load`` and ``evaluate`` find; nothing is trained, and a known study knows it."""
     here, file = tmp_path / "here", tmp_path / "study.tar.xz"
-    found = recbole_pos.compare(study(tiny), run_dir=here, pack=file, verbose=False)
+    found = recbole_pos.compare(study(tiny, rows=ROWS), run_dir=here, pack=file, verbose=False)
     runs = found.runs.set_index(["row", "seed"])
     for seed in (2020, 2021):
         first, again = (here / runs.loc[(row, seed), "path"] for row in ROWS)
@@ -55,7 +36,7 @@ def test_tested_again_with_the_same_weights(cluster, tiny: Path, tmp_path: Path)
         assert pd.isna(line["seconds"]) and pd.isna(line["epochs"]), "nothing was trained"
         assert line["ndcg@10"] != runs.loc[("RoPE", seed), "ndcg@10"]
     given = {"run_dir": tmp_path / "there", "known": (file,), "report": True, "verbose": False}
-    known = recbole_pos.compare(study(tiny), **given)
+    known = recbole_pos.compare(study(tiny, rows=ROWS), **given)
     assert known.pairs.equals(found.pairs) and list(known.pairs["row"]) == ["RoPE, past left out"]
 
 

@@ -22,7 +22,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Fit:
-    """One training.
+    """One training, or one test of what another fit has trained.
 
     Attributes:
         row: its row.
