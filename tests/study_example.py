@@ -98,6 +98,7 @@ def example(users: int = 1500, seed: int = 0) -> Results:
                     "ndcg@10": gains(rank, "ndcg@10").mean(),
                     "hit@10": gains(rank, "hit@10").mean(),
                     "itemcoverage@10": rng.normal(0.6, 0.03),
+                    "validation": best if weights else None,
                     "seconds": seconds * rng.uniform(0.8, 1.2),
                     "parameters": weights,
                     "epochs": epochs,

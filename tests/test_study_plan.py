@@ -187,6 +187,7 @@ WRONG = [
     ("n_layers: 2}", "seed: 2}", 3, "seed cannot stand here"),
     ("rows: [NoPE, Ours]", "rows: [NoPE, Our]", 21, "there is no row 'Our'"),
     ("rows: [NoPE, Ours]", "row: [NoPE, Ours]", 21, r"unknown key 'row' \(did you mean rows"),
+    ("rows: [NoPE, Ours]", "validation: 1", 21, "true for a column of it, or false; found 1"),
     ("rows: [NoPE, Ours]", "rows: []", 21, "there is none in this table"),
     ("  NoPE: {", "  2: {", 5, "a name is text, found 2; write it in quotes"),
     ("  Ours: {", "  NoPE: {", 9, "'NoPE' is given twice"),

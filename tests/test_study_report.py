@@ -7,6 +7,7 @@ import io
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from study_example import example
@@ -109,6 +110,23 @@ def test_the_main_table(results, found):
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
     assert "600 targets, one a user; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
+
+
+def test_validation_has_a_column_where_the_table_asks_for_it(results, found):
+    asked = dataclasses.replace(results.plan.tables[0], validation=True)
+    both = compare(results, asked)
+    table = metrics_table(results, both)
+    column = "NDCG@10, validation"
+    assert column not in metrics_table(results, found).columns
+    reported = results.done.groupby("row")["validation"].mean()
+    assert line_of(table, "RoPE")[column].text.startswith(number(reported["RoPE"]))
+    assert line_of(table, "Pop")[column] == Cell()  # it has none
+    best = [row for row in results.plan.rows if line_of(table, row)[column].bold]
+    assert best == [reported.idxmax()]
+    # nothing else moves, and the figures are in the file
+    assert both.differences.equals(found.differences)
+    lines = pd.read_csv(io.StringIO(tidy([both]).to_csv(index=False)))
+    assert set(lines["metric"]) - set(asked.metrics) == {"validation"}
 
 
 def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):

@@ -21,7 +21,7 @@ from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
-from recbole_pos.study.results import DONE, Results, compare
+from recbole_pos.study.results import DONE, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
 from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.tables import all_tables, markdown, tidy
@@ -58,9 +58,9 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
         if one.stage == "trial":
             trials.append(_trial(known, one, metric, chosen.get(one.row) == one.trial))
             continue
-        lines.append(_line(known, run, folder.path))
+        lines.append(_line(known, run, folder.path, metric))
         if one.stage == "retest":  # nothing was trained
-            lines[-1] |= {"seconds": None, "epochs": None}
+            lines[-1] |= {"seconds": None, "epochs": None, VALIDATION: None}
         else:
             curves += _curve(known, run, metric)
         made_with.append(known.get("versions") or {})
@@ -94,8 +94,8 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
     return f"recbole-pos compare {plan.source.name}{other}{' --data_path FOLDER' * bool(elsewhere)}"
 
 
-def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
-    """A run as a line of a table."""
+def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
+    """A run as a line of a table; ``metric`` is the one that is also told of validation."""
     seconds = known.get("seconds") or {}
     device = known.get("device") or {}
     threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}" if device else ""
@@ -105,6 +105,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path) -> dict[str, Any]:
         "status": known["status"],
         "reason": known.get("reason", ""),
         **(known.get("test") or {}),
+        VALIDATION: (known.get("best_valid") or {}).get(metric),
         "seconds": seconds.get("training"),
         "parameters": known.get("parameters"),
         "epochs": known.get("epochs"),
@@ -218,7 +219,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
             )
         rows[name] = {"model": config["model"]}
         seeds.append(config["seed"])
-        lines.append(_line(known, run, Path()))
+        lines.append(_line(known, run, Path(), metric))
         curves += _curve(known, run, metric)
         if not run.ranks.is_file():
             raise UsageError(

@@ -102,12 +102,14 @@ class TablePlan:
         rows: names.
         metrics: its columns; the first is the one that differences are taken in.
         reference: row that the others are compared to.
+        validation: whether it has a column of the first metric in validation, to choose rows by.
     """
 
     title: str
     rows: tuple[str, ...]
     metrics: tuple[str, ...]
     reference: str
+    validation: bool = False
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,13 @@ def _table(
 ) -> TablePlan:
     if not isinstance(value, dict):
         raise source.error(path, f"tables: expected {{title: ..., rows: [...]}}, found {value!r}")
-    source.require_known(path, value, ("title", "rows", "metrics", "reference"), "key")
+    source.require_known(
+        path, value, ("title", "rows", "metrics", "reference", "validation"), "key"
+    )
+    validation = value.get("validation", False)
+    if not isinstance(validation, bool):
+        problem = f"validation: true for a column of it, or false; found {shown(validation)}"
+        raise source.error((*path, "validation"), problem)
     chosen = source.names((*path, "rows"), value.get("rows", list(rows)), "rows")
     for place, row in enumerate(chosen):
         source.one_of((*path, "rows", place), row, rows)
@@ -307,6 +313,7 @@ def _table(
         chosen,
         _metrics(source, (*path, "metrics"), value["metrics"]) if "metrics" in value else metrics,
         source.one_of((*path, "reference"), own, chosen),
+        validation,
     )
 
 

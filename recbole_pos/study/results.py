@@ -16,6 +16,7 @@ from recbole_pos.study.ties import TieCount
 
 DONE, FAILED = "done", "failed"
 RUN_COLUMNS = ("row", "seed", "status")
+VALIDATION = "validation"  # of the best epoch, in the first metric of the study
 
 
 def _empty(*columns: str) -> pd.DataFrame:
@@ -30,8 +31,8 @@ class Results:
         plan: what was to be run.
         runs: a line a run: row, seed, status (``done``, ``failed``, or any other word for one that
             is under way), and where known reason (of a failure), a column for each metric of the
-            test, seconds (of training), parameters (their number), epochs, device, commit, digest
-            and path.
+            test, validation (the first metric, at the best epoch), seconds (of training),
+            parameters (their number), epochs, device, commit, digest and path.
         ranks: of the finished runs; None where none wrote them.
         curves: a line an epoch: row, seed, epoch, value (of ``curve_metric`` in validation).
         searches: a line a trial: row, trial, options (text), value (in validation), chosen (bool).
@@ -82,8 +83,8 @@ class Comparison:
 
     Attributes:
         table: what was asked for.
-        means: a line for each row and metric: row, metric, mean, deviation, seeds, and where they
-            come from ranks targets and units.
+        means: a line for each row and metric (and validation, if the table has it): row, metric,
+            mean, deviation, seeds, and where they come from ranks targets and units.
         differences: in the first metric, as :func:`recbole_pos.study.statistics.differences` has
             them; empty where nothing can be compared.
         bins: kind -> means and differences by bin, of the first metric.
@@ -104,7 +105,8 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
         bins: whether to look at the bins, too.
     """
     main, *_ = table.metrics
-    found = pd.concat([_means(results, table, metric) for metric in table.metrics])
+    shown = (*table.metrics, VALIDATION) if table.validation else table.metrics
+    found = pd.concat([_means(results, table, metric) for metric in shown])
     found = found.reset_index(drop=True)
     ranks, plan = results.ranks, results.plan
     rows = [row for row in table.rows if results.ranked(row)]

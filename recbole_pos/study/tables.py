@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from recbole_pos.study.results import Comparison, Results
+from recbole_pos.study.results import VALIDATION, Comparison, Results
 from recbole_pos.study.shown import (
     Cell,
     Shown,
@@ -37,27 +37,29 @@ def metrics_table(results: Results, found: Comparison) -> Shown:
     table, plan = found.table, results.plan
     compared = not found.differences.empty
     main, reference = table.metrics[0], table.reference
+    shown = [*table.metrics, *[VALIDATION] * table.validation]
     columns = ["row", "seeds", *map(metric_name, table.metrics)]
+    columns += [f"{metric_name(main)}, validation"] * table.validation
     columns += [f"{metric_name(main)} - {reference}"] * compared
     cost = _cost(results, table.rows)
     columns += [name for name, _, _ in cost]
-    best = {metric: _best(found.means, metric) for metric in table.metrics}
+    best = {metric: _best(found.means, metric) for metric in shown}
     lines = []
     for row in table.rows:
         cells, figures = [Cell(row), _seeds(results, row)], plan.paper.get(row, {})
-        for metric in table.metrics:
+        for metric in shown:
             mean = _line(found.means, row, metric)
             text = "" if mean is None else with_deviation(mean["mean"], mean["deviation"])
-            shown = number(mean["mean"]) if mean is not None else ""
+            value = number(mean["mean"]) if mean is not None else ""
             paper = f"paper {number(figures[metric])}" if metric in figures else ""
-            cells.append(Cell(text, paper, bold=bool(shown) and shown == best[metric]))
+            cells.append(Cell(text, paper, bold=bool(value) and value == best[metric]))
         if compared:
             cells.append(_difference(found.differences, row))
         cells += [Cell(write(values[row])) for _, values, write in cost]
         lines.append(tuple(cells))
     notes = [*_what_is_compared(found, plan.unit), *_marks(found.differences)]
     spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
-    spare += [*range(len(table.metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
+    spare += [*range(len(shown) + 1, 2, -1), 1]  # metrics but the main one, then seeds
     return Shown(table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare))
 
 
