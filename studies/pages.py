@@ -81,6 +81,27 @@ class Studies:
         return self.made[name]
 
     def _tables(self, name: str) -> dict[str, str] | None:
+        found = self.compared(name)
+        if found is None:
+            return None
+        out, runs, command = found
+        parts = re.split(r"^## (.+)\n", (out / "table.md").read_text("utf-8"), flags=re.MULTILINE)
+        texts = zip(parts[1::2], parts[2::2], strict=True)
+        tables = {title: _only_table(text) for title, text in texts}
+        facts = json.loads((out / "facts.json").read_text("utf-8"))
+        folder = StudyFolder(out)
+        tables[TRIALS_OF] = _trials(results_of(folder.read_plan(), folder).searches)
+        return {**tables, RUNS_OF: _conditions(runs, facts, command)}
+
+    def compared(self, name: str) -> tuple[Path, pd.DataFrame, list[object]] | None:
+        """Compares the runs that are kept of a study; None without its data.
+
+        Returns:
+            Folder of the study with its tables, its runs, and what follows ``compare`` in a shell.
+
+        Raises:
+            FileNotFoundError: as :meth:`tables`.
+        """
         of, _, other = name.partition("@")
         study, runs = STUDIES / f"{of}.yaml", RUNS / f"{name}.tar.xz"
         for file in (study, runs):
@@ -93,17 +114,10 @@ class Studies:
         given = {"known": (runs,), "report": True, "run_dir": out, "verbose": False}
         found = recbole_pos.compare(str(study), other or None, config_dict=place, **given)
         assert found is not None
-        parts = re.split(r"^## (.+)\n", (out / "table.md").read_text("utf-8"), flags=re.MULTILINE)
-        texts = zip(parts[1::2], parts[2::2], strict=True)
-        tables = {title: _only_table(text) for title, text in texts}
-        command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
         ours = place == {"data_path": str(ROOT / "dataset")}
         data = ["--data_path", "dataset" if ours else "FOLDER"] if place else []
-        command += ["--known", runs.relative_to(ROOT), *data]
-        facts = json.loads((out / "facts.json").read_text("utf-8"))
-        folder = StudyFolder(out)
-        tables[TRIALS_OF] = _trials(results_of(folder.read_plan(), folder).searches)
-        return {**tables, RUNS_OF: _conditions(found.runs, facts, command)}
+        command = [study.relative_to(ROOT), *(["-d", other] if other else [])]
+        return out, found.runs, [*command, "--known", runs.relative_to(ROOT), *data]
 
     def _data(self, dataset: str) -> dict[str, str] | None:
         """The option that names where the data are; None where they are not."""

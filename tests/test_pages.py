@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -37,16 +37,20 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, in a repository of its own with a study, its runs and a page."""
-    script = ROOT / "studies/pages.py"
-    spec = importlib.util.spec_from_file_location("studies_pages", script)
+def _script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of studies/, under the name by which others there import it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "studies_pages", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
-    yield module
+    return module
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What fills the tables of pages."""
+    return _script("pages", monkeypatch)
 
 
 @pytest.fixture
@@ -100,6 +104,29 @@ def test_a_table_that_is_not_there(pages: ModuleType, repository: Path) -> None:
     page.write_text(PAGE.replace("my :: A study", "my :: Another"), encoding="utf-8")
     with pytest.raises(KeyError, match="page.md: my has no table 'Another'"):
         pages.main(["--data_path", "data"])
+
+
+def test_the_picture_of_positions(
+    pages: ModuleType, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A panel for a study with runs that are kept, but for those of shuffled histories."""
+    rows = {"NoPE": {"model": "Pop"}, "last": {"model": "SPop"}}
+    study = {**STUDY, "rows": rows, "tables": [{"title": "Against NoPE"}]}
+    runs = repository / "results/runs"
+    for name in ("mine", "mine-shuffled"):
+        for folder in (repository / "studies/positions", runs / "positions"):
+            folder.mkdir(exist_ok=True)
+        study_file = repository / f"studies/positions/{name}.yaml"
+        study_file.write_text(yaml.safe_dump(study), encoding="utf-8")
+        shutil.copy(runs / "my.tar.xz", runs / f"positions/{name}.tar.xz")
+    pictures = _script("pictures", monkeypatch)
+    (panel,) = pictures.panels([repository / "data"], repository / "work")
+    assert (panel.name, panel.seeds, list(panel.gains.index)) == ("mine", 2, ["last"])
+    line = panel.gains.loc["last"]
+    assert line["low"] < line["difference"] < line["high"] and line["seeds"] == 2
+    out = repository / "positions.png"
+    pictures.main(["--data_path", str(repository / "data"), "--out", str(out)])
+    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_pages_of_this_repository(pages: ModuleType) -> None:
