@@ -132,3 +132,35 @@ def test_the_picture_of_positions(
 def test_the_pages_of_this_repository(pages: ModuleType) -> None:
     """Tables of data that anybody has are those of the runs in results/runs/."""
     assert pages.main(["--check"]) == 0
+
+
+FIGURES = """# A page
+
+| row | NDCG@10 | less the first, 0.0001 |
+|---|---|---|
+| one | 0.1234 ± 0.0020 | |
+| two | **0.1284** | +50 [-3, +103] * |
+
+## What holds
+
+- Two has .1284 and one .123, .0050 less [-.0003, +.0103], which is 4%.
+- [Elsewhere](other.md) it has .4321.
+- What no table has: .4321, and .0049.
+
+## More
+
+Here .9999 may stand.
+"""
+
+
+def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = _script("figures", monkeypatch)
+    (tmp_path / "page.md").write_text(FIGURES, encoding="utf-8")
+    (tmp_path / "other.md").write_text("| row |\\n|---|\\n| 0.43211 |\\n", encoding="utf-8")
+    assert figures.unfounded(tmp_path / "page.md") == [".4321", ".0049"]
+    assert figures.unfounded(tmp_path / "other.md") == []
+
+
+def test_figures_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pages say holds stands in their tables."""
+    assert _script("figures", monkeypatch).main([]) == 0
