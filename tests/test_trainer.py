@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CROSS_ENTROPY
+from conftest import CROSS_ENTROPY, make_log, write_atomic
 from steps import learn
 
 import recbole_pos
@@ -175,6 +175,26 @@ def test_a_loader_field_that_is_not_finite_is_named(experiment) -> None:
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
     object.__setattr__(batch, "times", torch.full((3,), torch.nan))
     assert "the data: times" in explain_loss(batch, made.model, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("longest", "options", "told"),
+    [
+        (12, {}, True),
+        (25, {}, False),
+        (12, {"embedding_scale": True}, False),
+        (12, {"model": "FPARec"}, False),  # has it by default
+        (12, {"model": "Pop"}, False),  # does not read it
+    ],
+)
+def test_short_histories_are_told_of(tmp_path: Path, capsys, longest, options, told) -> None:
+    """By users that are there: the mean of 60, whose histories have 1 to ``longest`` events."""
+    log = make_log(longest=longest)
+    write_atomic(log, tmp_path)
+    given = {"model": "PosSASRec", "epochs": 1, "data_path": str(tmp_path), **options}
+    recbole_pos.run(given.pop("model"), "tiny", None, given, run_dir=tmp_path / "run")
+    mean = len(log) / log["user_id"].nunique()
+    assert (f"short histories, {mean:.1f} events a user" in capsys.readouterr().out) == told
 
 
 def test_wrong_learner_and_augmentation(experiment) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.distributed import this_share
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.model.base import PosRecommender
 
 _CLEARLY = 1e-5  # of the size of states; sums in another order are below
+_SHORT = 10  # events a user; the logs on which the preset was chosen have 9
 
 
 def tell_notices(model: nn.Module, every_position: bool) -> None:
@@ -29,6 +32,24 @@ def tell_notices(model: nn.Module, every_position: bool) -> None:
         ahead = _look_ahead(model) if every_position else ()
         for notice in (*getattr(model, "notices", ()), *ahead):
             logging.getLogger(__name__).warning(notice)
+
+
+def advice(config: Any, dataset: Dataset) -> str | None:
+    """Settings to try on such a log; None where these are among them, or nothing is known of it.
+
+    Args:
+        config: of the run.
+        dataset: all of its events.
+    """
+    if config["embedding_scale"] is not False:  # None where the model does not read it
+        return None
+    mean = len(dataset.log) / max(int(np.count_nonzero(np.diff(dataset.log.offsets))), 1)
+    if mean >= _SHORT:
+        return None
+    return (
+        f"short histories, {mean:.1f} events a user: on logs of 9 `--config_files "
+        "sasrec/sparse.yaml` was better than the default settings (docs/choosing.md)"
+    )
 
 
 def _look_ahead(model: Any) -> list[str]:

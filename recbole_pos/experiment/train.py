@@ -14,6 +14,7 @@ from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.ranks import ranks_of_test
@@ -84,6 +85,8 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
+    if advised := advice(config, experiment.dataset):
+        screen.line(advised)
     if not loaders["valid"] or not config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         screen.line(f"no validation: every epoch is trained and {end}")
