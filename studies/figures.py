@@ -1,11 +1,16 @@
-"""Finds figures in the words of results/*.md that stand in no table.
+"""Finds figures in the words of this repository that stand in no table of results.
 
     python studies/figures.py [PAGE ...]
 
-Under "What holds" every figure must be that of a table of the page, or of a page to which the same
-paragraph links, rounded to as many digits as it has: tables are made again from runs, words are
-not, and would keep what no run says any more. Figures of fewer than three digits after the point
-(percents, times as many) are not looked at.
+Tables are made again from runs; words are not, and would keep what no run says any more. So every
+figure of three digits after the point or more must be that of a table, rounded to as many digits:
+
+- under "What holds" of a page of results, of a table of this page or of one that the paragraph
+  links to;
+- in results/README.md, of a table of any page (not the first column, which has the papers' own);
+- anywhere else, where a paragraph links to pages of results, of a table of these.
+
+Percents and times as many are not looked at.
 """
 
 from __future__ import annotations
@@ -13,37 +18,51 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
-_WORDS = re.compile(r"^## What holds\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).resolve().parent.parent
+_HOLDS = re.compile(r"^## What holds\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+_PARAGRAPHS = re.compile(r"\n(?=- |\||\n)")
 _FIGURE = re.compile(r"(?<![\d.])\d*\.\d{3,}(?!\d)")
 _UNITS = re.compile(r"[+-](\d+)(?![\d.])")  # differences that a table has in units of 0.0001
-_LINK = re.compile(r"\]\(([\w.-]+\.md)[)#]")
+_LINK = re.compile(r"\]\(([\w./-]+\.md)[)#]")
 
 
 def unfounded(page: Path) -> list[str]:
     """The figures of a page's words that no table has, as they are written."""
+    known = [(words, set().union(*map(_tabled, pages))) for words, pages in _claims(page)]
+    return [one for words, table in known for one in _FIGURE.findall(words) if not _in(one, table)]
+
+
+def _claims(page: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Words with figures, and the pages whose tables must have them."""
     text = page.read_text(encoding="utf-8")
-    words = _WORDS.search(text)
-    found = []
-    for paragraph in re.split(r"\n(?=- |\n)", words[1]) if words else []:
-        links = (page.parent / name for name in _LINK.findall(paragraph))
-        linked = [other.read_text(encoding="utf-8") for other in links if other.is_file()]
-        known = set().union(*map(_tabled, [text, *linked]))
-        found += [one for one in _FIGURE.findall(paragraph) if not _is_in(one, known)]
-    return found
+    results = page.parent.name == "results"
+    if results and page.name == "README.md":
+        everything = [one for one in page.parent.rglob("*.md") if one != page]
+        for line in text.splitlines():
+            if line.startswith("|"):
+                yield line.split("|", 2)[-1], everything
+        return
+    holds = _HOLDS.search(text)
+    words = (holds[1] if holds else "") if results else text
+    for paragraph in _PARAGRAPHS.split(words):
+        linked = [(page.parent / name).resolve() for name in _LINK.findall(paragraph)]
+        pages = [one for one in linked if one.parent.name == "results" and one.is_file()]
+        if results or pages:
+            yield paragraph, [*pages, page] if results else pages
 
 
-def _tabled(text: str) -> set[float]:
+def _tabled(page: Path) -> set[float]:
     """All figures in the tables of a page, without their signs."""
-    table = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    lines = page.read_text(encoding="utf-8").splitlines()
+    table = "\n".join(line for line in lines if line.startswith("|"))
     figures = {float(one) for one in _FIGURE.findall(table)}
     return figures | {int(one) / 1e4 for one in _UNITS.findall(table)}
 
 
-def _is_in(figure: str, known: Iterable[float]) -> bool:
+def _in(figure: str, known: Iterable[float]) -> bool:
     half = 0.5 * 10.0 ** -len(figure.partition(".")[2]) + 1e-9
     return any(abs(float(figure) - one) <= half for one in known)
 
@@ -51,12 +70,16 @@ def _is_in(figure: str, known: Iterable[float]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Find figures that stand in no table.")
-    parser.add_argument("pages", nargs="*", type=Path, help="all of results/ by default")
-    given = parser.parse_args(arguments)
-    pages = given.pages or sorted(RESULTS.glob("*.md"))
-    found = {page: missing for page in pages if (missing := unfounded(page))}
+    parser.add_argument("pages", nargs="*", type=Path, help="README.md, docs/ and results/")
+    given = parser.parse_args(arguments).pages
+    everywhere = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "results").glob("*.md"),
+    ]
+    found = {page: missing for page in given or everywhere if (missing := unfounded(page))}
     for page, missing in found.items():
-        print(f"{page.name}: no table has {', '.join(missing)}")
+        print(f"{page}: no table has {', '.join(missing)}")
     return int(bool(found))
 
 

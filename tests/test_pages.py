@@ -154,13 +154,21 @@ Here .9999 may stand.
 
 
 def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pages of results have tables of their own; elsewhere only what links to them is asked."""
     figures = _script("figures", monkeypatch)
-    (tmp_path / "page.md").write_text(FIGURES, encoding="utf-8")
-    (tmp_path / "other.md").write_text("| row |\\n|---|\\n| 0.43211 |\\n", encoding="utf-8")
-    assert figures.unfounded(tmp_path / "page.md") == [".4321", ".0049"]
-    assert figures.unfounded(tmp_path / "other.md") == []
+    texts = {
+        "results/page.md": FIGURES,
+        "results/other.md": "| row |\n|---|\n| 0.43211 |\n",
+        "results/README.md": "| says .9999 | .1234 and .4321 | .0001 |\n",
+        "docs/choosing.md": "It has .4321 ([page](../results/page.md#x)).\n\nNor does .9999.\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = [figures.unfounded(tmp_path / name) for name in texts]
+    assert found == [[".4321", ".0049"], [], [".0001"], [".4321"]]
 
 
 def test_figures_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pages say holds stands in their tables."""
+    """What README, documents and pages of results say stands in tables of results."""
     assert _script("figures", monkeypatch).main([]) == 0
