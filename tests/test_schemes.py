@@ -256,3 +256,26 @@ def test_every_scheme_runs_from_its_yaml(experiment, name: str) -> None:
     with torch.inference_mode():
         together = model.full_sort_predict(rows)
         torch.testing.assert_close(model.full_sort_predict(rows[3:4])[0], together[3])
+
+
+@pytest.mark.parametrize("name", ["learned", "rope", "fparec", "hstu", "time_learned"])
+def test_histories_are_scored_in_parts_of_alike_length(experiment, monkeypatch, name: str) -> None:
+    """Where most of a batch would be padding: the same states in the same order."""
+    made = experiment("PosSASRec", position=[name], n_heads=2)
+    model, rows = made.model.double().eval(), next(iter(made.loaders["test"]))[0]
+    lengths = rows[model.ITEM_SEQ_LEN]
+    longest = int(lengths.argmax())
+    short = (lengths < 4).nonzero()[:, 0].repeat(6)
+    order = torch.cat((short, torch.tensor([longest]), short.flip(0)))
+    rows = rows[order]
+    times = rows[model.TIME_SEQ] if model.needs_time else None
+    given = rows[model.ITEM_SEQ], rows[model.ITEM_SEQ_LEN], times
+    expected, widths, forward = model(*given), [], model.forward
+
+    def watched(items: Tensor, lengths: Tensor, times: Tensor | None) -> Tensor:
+        widths.append(items.size(1))
+        return forward(items, lengths, times)
+
+    monkeypatch.setattr(model, "forward", watched)
+    torch.testing.assert_close(model.states_of(rows), expected, rtol=1e-12, atol=1e-12)
+    assert len(widths) > 2 and widths == sorted(widths) and widths[0] < 4 < widths[-1]

@@ -21,6 +21,8 @@ from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.values import SECONDS, Options
 
+_PARTS = 8  # of a batch that is ranked, by length of history
+
 
 def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
@@ -196,7 +198,25 @@ class PosRecommender(SequentialRecommender):
             if self.TIME_SEQ not in interaction:
                 raise UsageError(f"the times of the history, {self.TIME_SEQ!r}, are missing")
             times = interaction[self.TIME_SEQ]
-        return self.forward(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times)
+        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times)
+        if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
+            return self.forward(*rows)
+        return self._by_length(*rows)
+
+    def _by_length(self, items: Tensor, lengths: Tensor, times: Tensor | None) -> Tensor:
+        """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
+
+        Most histories of a log are far shorter than its longest, which stand in every batch.
+        """
+        if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
+            return self.forward(items, lengths, times)
+        order = lengths.argsort(stable=True)
+        found = []
+        for part in order.chunk(_PARTS):
+            width = int(lengths[part[-1]])
+            part_times = None if times is None else times[part, :width]
+            found.append(self.forward(items[part, :width], lengths[part], part_times))
+        return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
         """[B] score of each row's item after its history."""
