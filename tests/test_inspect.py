@@ -99,7 +99,7 @@ def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
 @pytest.mark.parametrize(
     ("model", "files"),
     [
-        ("FPARec", ["curves.png", "attention.png"]),
+        ("FPARec", ["curves.png", "attention.png", "positions.png"]),
         ("KernelAttention", ["curves.png", "attention.png", "kernel.png"]),
         ("Pop", ["curves.png"]),
         ("PosSASRec", ["curves.png"]),

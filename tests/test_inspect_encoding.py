@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,15 @@ import pytest
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.inspect import encoding
-from recbole_pos.inspect.encoding import fixed_encodings, inspect_encoding, session_vectors
+from recbole_pos.inspect.encoding import (
+    agreement,
+    encodings_in,
+    fixed_encodings,
+    inspect_encoding,
+    session_vectors,
+)
 from recbole_pos.inspect.figures import draw_encoding
+from recbole_pos.inspect.plot import plot_run
 
 FAST = {"epochs": 1, "hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 12}
 PNG = b"\x89PNG"
@@ -143,3 +151,27 @@ def test_a_model_without_any(tiny: Path, tmp_path: Path, capsys) -> None:
     recbole_pos.run("PosSASRec", "tiny", None, options, run_dir=tmp_path / "r", verbose=False)
     assert main(["inspect", "encoding", "--checkpoint", str(tmp_path / "r")]) == 2
     assert "adds no encoding of positions" in capsys.readouterr().err
+
+
+def test_agreement_of_positions_is_that_of_the_paper() -> None:
+    """exp(p_i . p_j / sqrt(d)) over the events up to i, by their largest (FPARec, appendix A)."""
+    t, d = 7, 5
+    p = np.random.default_rng(0).normal(size=(t, d))
+    expected = np.zeros((t, t))
+    for i in range(t):
+        row = [
+            math.exp(sum(p[i, c] * p[j, c] for c in range(d)) / math.sqrt(d)) for j in range(i + 1)
+        ]
+        for j in range(i + 1):
+            expected[i, j] = row[j] / max(row)
+    np.testing.assert_allclose(agreement(p), expected, rtol=1e-12)
+    assert np.isfinite(agreement(1e3 * p)).all()  # long vectors, too
+    assert (agreement(np.zeros((t, d))) == np.tri(t)).all()
+
+
+def test_a_run_shows_how_its_encodings_agree(run: Path) -> None:
+    """One panel an encoding; what is not one (rope) has none."""
+    picture = next(file for file in plot_run(run) if file.name == "positions.png")
+    assert picture.read_bytes().startswith(PNG)
+    model = recbole_pos.load(run).model
+    assert list(encodings_in(model)) == ["ldpe", "learned"]

@@ -14,13 +14,14 @@ from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.distance import Measured
+from recbole_pos.inspect.encoding import agreement
 from recbole_pos.inspect.figures import (
     draw_encoding,
     draw_measures,
     draw_periods,
     draw_relations,
 )
-from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
+from recbole_pos.inspect.heatmaps import draw_agreement, draw_attention, draw_kernel
 from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import VERMILION, new_figure, write
 from recbole_pos.inspect.plot import draw_curves
@@ -52,6 +53,11 @@ def kernel(factors: int, name: str) -> Callable[[Path], object]:
     found = {f"U, layer {n + 1}": np.eye(50) for n in range(factors - 1)}
     found["L, all layers"] = np.eye(50) + 0.01 * np.tril(RNG.random((50, 50)))
     return lambda file: draw_kernel(found, name, file)
+
+
+def positions(names: list[str], t: int, name: str) -> Callable[[Path], object]:
+    found = {kind: agreement(0.1 * RNG.normal(size=(t, 8))) for kind in names}
+    return lambda file: draw_agreement(found, (name, "what is shown"), file)
 
 
 def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path], object]:
@@ -118,6 +124,9 @@ PICTURES = {
     "attention of two heads": attention(2, 2, 30, SHORT),
     "attention of one head in 6 layers": attention(6, 1, 45, SHORT),
     "attention of 4 heads in 8 layers": attention(8, 4, 30, LONG),
+    "positions": positions(["learned"], 50, SHORT),
+    "positions of one event": positions(["learned"], 1, LONG),
+    "positions of three encodings": positions(["learned", "sinusoidal", "ldpe"], 20, LONG),
     "a kernel": kernel(1, LONG),
     "kernels of two layers": kernel(3, SHORT),
     "kernels of 4 layers": kernel(5, LONG),

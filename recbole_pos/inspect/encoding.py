@@ -142,16 +142,36 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
+def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
+    """What a model adds to its input of positions, by name, one of each kind."""
+    own: dict[str, PositionEncoding] = {}
+    for module in model.modules():
+        if isinstance(module, PositionEncoding):
+            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
+    return own
+
+
+def agreement(vectors: np.ndarray) -> np.ndarray:
+    """[t, t] exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest.
+
+    How much attention that had nothing but positions would give to each (Luo et al., FPARec, Figure
+    1 and appendix A).
+
+    Args:
+        vectors: [t, d] encodings of a session, the oldest event first.
+    """
+    logits = vectors @ vectors.T / np.sqrt(vectors.shape[1])
+    logits = np.where(np.tri(len(logits), dtype=bool), logits, -np.inf)
+    return np.exp(logits - logits.max(-1, keepdims=True))
+
+
 def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
     """The encodings in a model by name, one of each kind; all, or only those named.
 
     Raises:
         UsageError: if there are none, or not those.
     """
-    own: dict[str, PositionEncoding] = {}
-    for module in model.modules():
-        if isinstance(module, PositionEncoding):
-            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
+    own = encodings_in(model)
     missing = [name for name in names if name not in own]
     if missing or not own:
         has = f"has {', '.join(own)}" if own else "adds no encoding of positions to its input"

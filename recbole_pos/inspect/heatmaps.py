@@ -35,6 +35,23 @@ def draw_attention(
     return _draw(panels, columns, titles, axes, label, file)
 
 
+def draw_agreement(matrices: dict[str, np.ndarray], titles: Sequence[str], file: Path) -> Path:
+    """How much encodings of positions agree, a panel each; the last row is the newest event.
+
+    Args:
+        matrices: [t, t] by name, see ``agreement`` in ``inspect/encoding.py``.
+        titles: lines of the title.
+        file: to write.
+    """
+    axes = ("event before (0: newest)", "event (0: newest)")
+    before = {name: np.where(np.tri(len(m), dtype=bool), m, np.nan) for name, m in matrices.items()}
+    # from the smallest up: trained vectors may be short, and differ by little
+    low = min(float(np.nanmin(matrix)) for matrix in before.values())
+    style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}
+    columns = min(len(before), ABREAST)
+    return _draw(list(before.items()), columns, titles, axes, "agreement / largest", file, style)
+
+
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
     """What is left of the factors of a kernel without the identity, which they begin as.
 
@@ -61,6 +78,7 @@ def _draw(
     axes: tuple[str, str],
     label: str,
     file: Path,
+    style: dict[str, Any] | None = None,
 ) -> Path:
     """Matrices with titles in rows of some columns, on one scale; only outer panels have ticks."""
     rows = -(-len(panels) // columns)
@@ -68,7 +86,7 @@ def _draw(
     width, height = max(side * columns + 1.8, 5.5), side * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
-    style = scale([matrix for _, matrix in panels])
+    style = style or scale([matrix for _, matrix in panels])
     size = 10 if side > 2.2 else 8
     image: Any = None
     for place, panel in enumerate(grid.flat):

@@ -10,7 +10,8 @@ import numpy as np
 
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.inspect.attention import positional_weights
-from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel
+from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
+from recbole_pos.inspect.heatmaps import draw_agreement, draw_attention, draw_kernel
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.metrics import best_epoch, read_metrics
 from recbole_pos.inspect.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
@@ -21,7 +22,8 @@ FEW = 30  # epochs, of which each has a mark
 
 
 def plot_run(path: str | Path) -> list[Path]:
-    """Draw what a run has to show: curves.png, attention.png for plugin models, kernel.png.
+    """Draw what a run has to show: curves.png, attention.png for plugin models, kernel.png where it
+    has one, positions.png where it adds encodings of positions to its input.
 
     Args:
         path: a run folder.
@@ -58,6 +60,14 @@ def plot_run(path: str | Path) -> list[Path]:
     factors = kernel_factors(model)
     if factors:
         files.append(draw_kernel(factors, name, folder.path / "kernel.png"))
+    if encodings := encodings_in(model):
+        matrices = {
+            kind: agreement(session_vectors(scheme, scheme.max_length))
+            for kind, scheme in encodings.items()
+        }
+        require_finite(list(matrices.values()), "encodings of positions")
+        titles = (f"{name}: positions", "exp(p_i . p_j / sqrt(d)), rows divided by their largest")
+        files.append(draw_agreement(matrices, titles, folder.path / "positions.png"))
     return files
 
 
