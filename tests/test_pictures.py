@@ -21,7 +21,7 @@ from recbole_pos.inspect.figures import (
     draw_periods,
     draw_relations,
 )
-from recbole_pos.inspect.heatmaps import draw_agreement, draw_attention, draw_kernel
+from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel, draw_triangles
 from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import VERMILION, new_figure, write
 from recbole_pos.inspect.plot import draw_curves
@@ -57,7 +57,7 @@ def kernel(factors: int, name: str) -> Callable[[Path], object]:
 
 def positions(names: list[str], t: int, name: str) -> Callable[[Path], object]:
     found = {kind: agreement(0.1 * RNG.normal(size=(t, 8))) for kind in names}
-    return lambda file: draw_agreement(found, (name, "what is shown"), file)
+    return lambda file: draw_triangles(found, (name, "what is shown"), "weight", file)
 
 
 def measures(layers: int, heads: int, kinds: int, name: str) -> Callable[[Path], object]:

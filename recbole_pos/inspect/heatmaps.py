@@ -35,12 +35,15 @@ def draw_attention(
     return _draw(panels, columns, titles, axes, label, file)
 
 
-def draw_agreement(matrices: dict[str, np.ndarray], titles: Sequence[str], file: Path) -> Path:
-    """How much encodings of positions agree, a panel each; the last row is the newest event.
+def draw_triangles(
+    matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
+) -> Path:
+    """What events are to those before them, a panel each; the last row is the newest event.
 
     Args:
-        matrices: [t, t] by name, see ``agreement`` in ``inspect/encoding.py``.
+        matrices: [t, t] of at most 1 by name; what is above the diagonal is not shown.
         titles: lines of the title.
+        label: what the colours are.
         file: to write.
     """
     axes = ("event before (0: newest)", "event (0: newest)")
@@ -49,7 +52,7 @@ def draw_agreement(matrices: dict[str, np.ndarray], titles: Sequence[str], file:
     low = min(float(np.nanmin(matrix)) for matrix in before.values())
     style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}
     columns = min(len(before), ABREAST)
-    return _draw(list(before.items()), columns, titles, axes, "agreement / largest", file, style)
+    return _draw(list(before.items()), columns, titles, axes, label, file, style)
 
 
 def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.inspect.attention import positional_weights
 from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
-from recbole_pos.inspect.heatmaps import draw_agreement, draw_attention, draw_kernel
+from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel, draw_triangles
 from recbole_pos.inspect.kernel import attention_maps, kernel_factors
 from recbole_pos.inspect.metrics import best_epoch, read_metrics
 from recbole_pos.inspect.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
@@ -67,7 +67,8 @@ def plot_run(path: str | Path) -> list[Path]:
         }
         require_finite(list(matrices.values()), "encodings of positions")
         titles = (f"{name}: positions", "exp(p_i . p_j / sqrt(d)), rows divided by their largest")
-        files.append(draw_agreement(matrices, titles, folder.path / "positions.png"))
+        picture = folder.path / "positions.png"
+        files.append(draw_triangles(matrices, titles, "agreement / largest of its row", picture))
     return files
 
 
