@@ -104,9 +104,8 @@ results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; 
 results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... ARGS="--data_path ... --seeds 3"; ten minutes)
 	$(BIN)/recbole-pos compare $(STUDY) $(ARGS)
 
-pages: $(VENV)/installed  ## tables of results/*.md, and its picture of positions, from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
+pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
 	$(BIN)/python studies/pages.py $(ARGS)
-	$(BIN)/python studies/pictures.py $(ARGS)
 
 rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (half an hour)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm
