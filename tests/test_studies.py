@@ -22,7 +22,8 @@ STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglo
 FITS = {
     "first.yaml": 5 * 2,
     "ml-100k.yaml": 7 * 3,
-    "defaults.yaml": 4 + 1,
+    "defaults.yaml": 4 * 3,
+    "defaults-models.yaml": 8 * 3,
     "fparec/ml-1m.yaml": 16 * 3,
     "fparec/ml-100k.yaml": 15 * 3,
     "fparec/beauty.yaml": 5 * 3,
@@ -33,7 +34,7 @@ FITS = {
     "to_rope/beauty.yaml": 14,
     "to_rope/rhythm-weekly.yaml": 8,
     "to_rope/rhythm-bursts.yaml": 8,
-    "reference/beauty.yaml": 4 + 2 + 3,
+    "reference/beauty.yaml": 2 * 3,
     "reference/ml-1m.yaml": 2 * 3,
     "reference/toys.yaml": 2 * 3,
     "posrec/diginetica.yaml": 32,
@@ -51,6 +52,7 @@ FITS = {
     "positions/toyshop.yaml": 26 * 3,
     "positions/toyshop-shuffled.yaml": 4 * 3,
     "positions/weekly.yaml": 26 * 3,
+    "positions/bursts.yaml": 26 * 3,
 }
 
 
