@@ -5,6 +5,7 @@
 A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
 title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes. With
 the title ``runs`` it is what they were made with, with ``trials`` all trials of the searches.
+Rows without a run are named below their table.
 STUDY@DATASET is the study with ``-d DATASET``. Nothing is trained. Data come from the folders
 given, from dataset/, or from the scripts that generate them; without them a table stays as it is.
 """
@@ -35,6 +36,7 @@ STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / 
 RUNS_OF = "runs"  # the title of what a study was made with
 TRIALS_OF = "trials"  # and of all trials of its searches, by row, the best one first
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_NOT_RUN = re.compile(r"^\| (.+?) \| 0 of \d+ \|.*\n", re.MULTILINE)
 _SHIPPED = "ml-100k"  # lies in recbole's wheel
 # Datasets that a script makes: name -> its command, to which the folder is added.
 _MADE = {
@@ -133,7 +135,11 @@ class Studies:
 
 
 def _only_table(text: str) -> str:
-    return "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
+    """A table with the rows that have runs, and the names of those that have none."""
+    table = "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
+    absent = "; ".join(_NOT_RUN.findall(table))
+    words = textwrap.fill(f"Not run: {absent}.", 120, break_on_hyphens=False)
+    return _NOT_RUN.sub("", table) + (f"\n{words}\n" if absent else "")
 
 
 def _trials(searches: pd.DataFrame) -> str:

@@ -99,6 +99,16 @@ def test_a_page_is_filled(
     assert pages.main(["--data_path", "data", "--check"]) == 0
 
 
+def test_rows_that_were_not_run(pages: ModuleType, repository: Path) -> None:
+    """They are named below the table, instead of lines without a figure."""
+    study = {**STUDY, "rows": {**STUDY["rows"], "Never": {"model": "ItemKNN"}}}
+    Path("studies/my.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
+    pages.main(["--data_path", "data"])
+    text = (repository / "results/page.md").read_text("utf-8")
+    assert "| Pop | 2 |" in text and "| Never |" not in text
+    assert "|\n\nNot run: Never.\n<!-- end -->" in text
+
+
 def test_a_table_that_is_not_there(pages: ModuleType, repository: Path) -> None:
     page = repository / "results/page.md"
     page.write_text(PAGE.replace("my :: A study", "my :: Another"), encoding="utf-8")
