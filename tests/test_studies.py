@@ -53,6 +53,7 @@ FITS = {
     "positions/toyshop-shuffled.yaml": 4 * 3,
     "positions/weekly.yaml": 26 * 3,
     "positions/bursts.yaml": 26 * 3,
+    "positions/amazon-beauty.yaml": 26 * 2,
 }
 
 
