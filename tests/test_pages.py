@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +10,7 @@ import pytest
 import ray
 import yaml
 from conftest import make_log, write_atomic
+from study_scripts import load_script
 
 import recbole_pos
 
@@ -37,20 +36,10 @@ STUDY = {
 }
 
 
-def _script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of studies/, under the name by which others there import it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What fills the tables of pages."""
-    return _script("pages", monkeypatch)
+    return load_script("pages", monkeypatch)
 
 
 @pytest.fixture
@@ -129,7 +118,7 @@ def test_the_picture_of_positions(
         study_file = repository / f"studies/positions/{name}.yaml"
         study_file.write_text(yaml.safe_dump(study), encoding="utf-8")
         shutil.copy(runs / "my.tar.xz", runs / f"positions/{name}.tar.xz")
-    pictures = _script("pictures", monkeypatch)
+    pictures = load_script("pictures", monkeypatch)
     (panel,) = pictures.panels([repository / "data"], repository / "work")
     assert (panel.name, panel.seeds, list(panel.gains.index)) == ("mine", 2, ["last"])
     line = panel.gains.loc["last"]
@@ -165,7 +154,7 @@ Here .9999 may stand.
 
 def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pages of results have tables of their own; elsewhere only what links to them is asked."""
-    figures = _script("figures", monkeypatch)
+    figures = load_script("figures", monkeypatch)
     texts = {
         "results/page.md": FIGURES,
         "results/other.md": "| row |\n|---|\n| 0.43211 |\n",
@@ -181,4 +170,4 @@ def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_figures_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     """What README, documents and pages of results say stands in tables of results."""
-    assert _script("figures", monkeypatch).main([]) == 0
+    assert load_script("figures", monkeypatch).main([]) == 0
