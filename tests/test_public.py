@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import recbole_pos
@@ -100,6 +101,36 @@ def yoochoose(folder: Path) -> list[Path]:
     return [file]
 
 
+def gowalla(folder: Path) -> list[Path]:
+    file = folder / "loc-gowalla_totalCheckins.txt.gz"
+    lines = [
+        f"{u}\t2010-10-1{1 + u % 9}T23:55:{i:02}Z\t30.2359091167\t-97.{i}\t{i}\n"
+        for u, i, _ in pairs()
+    ]
+    with gzip.open(file, "wt") as opened:
+        opened.write("".join(reversed(lines)))  # the newest first
+    return [file]
+
+
+def yambda(folder: Path) -> list[Path]:
+    file = folder / "likes.parquet"
+    times = [(u, 5 * t % 2**24, i, 1) for u, i, t in pairs()]
+    names = {"uid": "uint32", "timestamp": "uint32", "item_id": "uint32", "is_organic": "uint8"}
+    pd.DataFrame(times, columns=[*names]).astype(names).to_parquet(file)
+    return [file]
+
+
+def zvuk(folder: Path) -> list[Path]:
+    """Two users more than are kept: they have fewer plays, and one as many as the last kept."""
+    file = folder / "zvuk-interactions.parquet"
+    plays = [(u, 1, pd.Timestamp(t, unit="s"), i, 30) for u, i, t in pairs()]
+    plays += [(USERS + 1, 2, pd.Timestamp(978300000 + i, unit="s"), i, 30) for i in range(ITEMS)]
+    names = ["user_id", "session_id", "datetime", "track_id", "play_duration"]
+    table = pd.DataFrame(plays, columns=names)
+    table.assign(datetime=table["datetime"].astype("datetime64[ms]")).to_parquet(file)
+    return [file]
+
+
 RAW = {
     "ml-1m": ml_dat,
     "ml-25m": ml_csv,
@@ -107,6 +138,9 @@ RAW = {
     "yelp": yelp,
     "diginetica": diginetica,
     "yoochoose": yoochoose,
+    "gowalla": gowalla,
+    "yambda-likes": yambda,
+    "zvuk": zvuk,
 }
 
 
@@ -121,6 +155,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
         (folder / name / f"{name}.yaml").write_text("\n".join(lines))
     monkeypatch.setattr("recbole_pos.public.described.DATASETS", folder)
+    monkeypatch.setattr("recbole_pos.public.recipes.ZVUK_USERS", USERS)
     return folder
 
 
@@ -147,7 +182,7 @@ def loaded(folder: Path, name: str, **options):
 
 
 def test_what_stands_in_the_tables(tmp_path: Path, small: Path) -> None:
-    for name in ("ml-1m", "amazon-beauty", "diginetica", "yoochoose", "yelp"):
+    for name in RAW.keys() - {"ml-25m"}:
         building.build(name, RAW[name](tmp_path), tmp_path / "d", verbose=False)
     text = (tmp_path / "d" / "ml-1m" / "ml-1m.item").read_text()
     assert text.splitlines()[0] == "item_id:token\ttitle:token\trelease_year:token\tgenre:token_seq"
@@ -161,6 +196,14 @@ def test_what_stands_in_the_tables(tmp_path: Path, small: Path) -> None:
     assert made.log.times[0] == 1462060800 and loaded(tmp_path / "d", "yoochoose").log.times[
         0
     ] == pytest.approx(1396349460.277)
+    places = (tmp_path / "d" / "gowalla" / "gowalla.item").read_text().splitlines()
+    assert places[0] == "item_id:token\tlatitude:float\tlongitude:float"
+    assert "3\t30.2359091167\t-97.3" in places
+    assert loaded(tmp_path / "d", "gowalla").log.times.min() == 1286841300  # 2010-10-11
+    assert loaded(tmp_path / "d", "yambda-likes").log.times[0] == 5 * 978300000 % 2**24
+    plays = loaded(tmp_path / "d", "zvuk")
+    assert plays.log.times[0] == 978300000
+    assert {*plays.field2id_token["user_id"][1:]} == {str(user) for user in range(USERS)}
     years = loaded(tmp_path / "d", "yelp").log.times
     assert years.min() >= 1546300800  # 2019
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from recbole_pos.errors import UsageError
 
@@ -126,13 +127,54 @@ def yoochoose(clicks: Path) -> Tables:
     return Tables(raw.assign(timestamp=_seconds(raw["time"]))[SESSIONS])
 
 
+def gowalla(checkins: Path) -> Tables:
+    """Check-ins: user, time, latitude, longitude, place, without a line of names."""
+    names = ["user_id", "time", "latitude", "longitude", "item_id"]
+    raw = _read(checkins, "\t", names, None, None)
+    places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
+    events = raw.assign(timestamp=_seconds(raw["time"]))[EVENTS]
+    return Tables(events, places, None, {"latitude": "float", "longitude": "float"})
+
+
+def yambda(events: Path) -> Tables:
+    """Events of one kind, such as likes; times are seconds from a day that is not told."""
+    raw = _parquet(events, ["uid", "item_id", "timestamp"])
+    return Tables(raw.rename(columns={"uid": "user_id"}))
+
+
+def zvuk(plays: Path) -> Tables:
+    """Plays of the 5,000 users who have most, as in Nabiev and Frolov's experiments; of users
+    with as many plays those with the smaller ids."""
+    users = _parquet(plays, ["user_id"])["user_id"].value_counts(sort=False).sort_index()
+    kept = users.sort_values(ascending=False, kind="stable").index[:ZVUK_USERS]
+    columns = ["user_id", "track_id", "datetime"]
+    raw = _parquet(plays, columns, [("user_id", "in", set(kept))])
+    events = raw.rename(columns={"track_id": "item_id"})
+    return Tables(events.assign(timestamp=_seconds(events["datetime"]))[EVENTS])
+
+
+ZVUK_USERS = 5_000
+
 RECIPES: dict[str, Callable[..., Tables]] = {
-    recipe.__name__: recipe for recipe in (movielens, amazon, yelp, diginetica, yoochoose)
+    recipe.__name__: recipe
+    for recipe in (movielens, amazon, yelp, diginetica, yoochoose, gowalla, yambda, zvuk)
 }
 
 
-def _seconds(text: pd.Series) -> pd.Series:
-    return pd.to_datetime(text, format="ISO8601", utc=True).astype("int64") / 1e9
+def _seconds(times: pd.Series) -> pd.Series:
+    """Of text, or of times as parquet has them."""
+    utc = pd.to_datetime(times, format="ISO8601", utc=True)
+    return utc.dt.as_unit("ns").astype("int64") / 1e9
+
+
+def _parquet(file: Path, columns: list[str], filters: list | None = None) -> pd.DataFrame:
+    try:
+        found = pq.read_schema(file).names
+        if missing := [name for name in columns if name not in found]:
+            raise UsageError(f"{file}: no column {', '.join(missing)}; found {', '.join(found)}")
+        return pd.read_parquet(file, columns=columns, filters=filters)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
 
 
 def _read(
