@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 import zipfile
@@ -175,6 +176,22 @@ def test_raw_files_become_the_log(name: str, tmp_path: Path, small: Path, capsys
         building.build(name, raw, tmp_path / "one", verbose=False)
 
 
+def test_a_file_that_its_source_does_not_have_is_told_of(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ml_dat(tmp_path)[0]
+    found = hashlib.md5(file.read_bytes()).hexdigest()
+    building.build("ml-1m", [file], tmp_path / "other")
+    told = capsys.readouterr().out
+    assert f"is not the ml-1m.zip of https://grouplens.org/datasets/movielens/1m/: md5 {found}" in (
+        " ".join(told.split())
+    )
+    described = small / "ml-1m" / "ml-1m.yaml"
+    described.write_text(described.read_text().replace(public_log("ml-1m").md5["ml-1m.zip"], found))
+    building.build("ml-1m", [file], tmp_path / "same")
+    assert "is not the" not in capsys.readouterr().out
+
+
 def loaded(folder: Path, name: str, **options):
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(folder), **options}))
     dataset.build()
@@ -263,6 +280,7 @@ def test_the_list_has_every_log(capsys) -> None:
         assert name in told and log.recipe in RECIPES
         assert main(["data", name]) == 0
         assert log.licence in (page := capsys.readouterr().out) and str(log.yaml) in page
+        assert set(log.md5) <= set(log.files) and all(md5 in page for md5 in log.md5.values())
         assert set(read_yaml(log.yaml)["load_col"]["inter"]) >= {"item_id", "timestamp"}
         config = PosConfig("Pop", name, None, {"data_path": str(DATASETS)})
         assert config.expected_counts == log.counts

@@ -74,6 +74,7 @@ def _tell(name: str) -> None:
         *([f"note:    {log.note}"] if log.note else []),
         f"papers:  {', '.join(log.papers)}",
         f"files:   {', '.join(log.files)}",
+        *(f"md5:     {md5}  {file}" for file, md5 in log.md5.items()),
         f"build:   recbole-pos data build {log.name} {' '.join(log.files)}",
         f"yaml:    {log.yaml}",
     ):

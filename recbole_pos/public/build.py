@@ -47,6 +47,12 @@ def build(
     given = _require_files(log, [Path(file) for file in files])
     if (folder / f"{name}.inter").exists() and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
+    for published, file in zip(log.files, given, strict=True):
+        if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
+            screen.line(
+                f"{file} is not the {published} of {log.source}: md5 {found}, published is "
+                f"{log.md5[published]}"
+            )
     with screen.task(f"reading {', '.join(file.name for file in given)}"):
         tables = RECIPES[log.recipe](*given)
     with tempfile.TemporaryDirectory() as made:
@@ -86,9 +92,9 @@ def build(
     return folder
 
 
-def checksum(file: Path) -> str:
-    """sha256 of a file."""
-    digest = hashlib.sha256()
+def checksum(file: Path, kind: str = "sha256") -> str:
+    """Of a file."""
+    digest = hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as opened:
         while block := opened.read(1 << 20):
             digest.update(block)

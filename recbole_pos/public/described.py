@@ -24,6 +24,7 @@ class PublicLog:
         files: the raw files, as the source names them.
         recipe: how they are read, see ``recipes.py``.
         counts: users, items and events after the filters of its yaml, where they are known.
+        md5: of raw files whose source publishes it, by name.
         note: what else to know.
     """
 
@@ -35,6 +36,7 @@ class PublicLog:
     files: list[str]
     recipe: str
     counts: dict[str, int] = field(default_factory=dict)
+    md5: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
