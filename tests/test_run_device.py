@@ -75,8 +75,29 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
     assert main([*run, f"--run_dir={tmp_path / 'run'}"]) == 0
     threads = torch.get_num_threads()
     told = json.loads((tmp_path / "run" / "result.json").read_text())["device"]
+    processor = told.pop("processor")
+    assert processor.endswith(torch.backends.cpu.get_cpu_capability())
     assert told == {"name": "cpu", "threads": threads, "precision": "float32"}
     assert device_line(told) in capsys.readouterr().out.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU @ 3GHz \nmodel\t: 17\n", "Some CPU @ 3GHz, AVX2"),
+        ("processor\t: 0\nCPU part\t: 0xd40\n", "arm, AVX2"),
+        (None, "arm, AVX2"),
+    ],
+)
+def test_the_processor_is_told_as_the_system_has_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu, text, found
+) -> None:
+    if text:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr("recbole_pos.experiment.device.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert describe_device(config(tiny))["processor"] == found
 
 
 @pytest.mark.parametrize(

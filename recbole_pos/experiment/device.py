@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.precision import Precision
 from recbole_pos.values import Options
 
+CPUINFO = Path("/proc/cpuinfo")  # Linux
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
 
 
@@ -34,14 +38,29 @@ def require_device(config: PosConfig) -> None:
 
 
 def describe_device(config: Options) -> dict[str, Any]:
-    """``name`` (that of a GPU, or cpu), ``threads`` of this process and ``precision``."""
+    """``name`` (that of a GPU, or cpu), ``processor`` of a CPU, ``threads`` of this process and
+    ``precision``."""
     device = config["device"]
     on_gpu = device.type == "cuda"
     return {
         "name": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        **({} if on_gpu else {"processor": _processor()}),
         "threads": torch.get_num_threads(),
         "precision": Precision.of(config).words,
     }
+
+
+def _processor() -> str:
+    """``AMD EPYC, AVX512``: what decides how sums are rounded.
+
+    On another kind of CPU the same run comes out the same up to rounding alone, which grows from
+    epoch to epoch.
+    """
+    model = platform.processor()
+    with suppress(OSError, UnicodeDecodeError):
+        found = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
+        model = found[1].strip() if found else model
+    return ", ".join(part for part in (model, torch.backends.cpu.get_cpu_capability()) if part)
 
 
 def device_line(described: dict[str, Any]) -> str:

@@ -98,7 +98,6 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dic
     """A run as a line of a table; ``metric`` is the one that is also told of validation."""
     seconds = known.get("seconds") or {}
     device = known.get("device") or {}
-    threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}" if device else ""
     return {
         "row": known["row"],
         "seed": known["seed"],
@@ -109,12 +108,19 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dic
         "seconds": seconds.get("training"),
         "parameters": known.get("parameters"),
         "epochs": known.get("epochs"),
-        "device": f"{device['name']}, {threads}, {device['precision']}" if device else "",
+        "device": _device(device) if device else "",
         "commit": known.get("commit", ""),
         "digest": known.get("digest", ""),
         "known_from": known.get(KNOWN_FROM, ""),
         "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
     }
+
+
+def _device(told: dict[str, Any]) -> str:
+    """``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs tell no processor."""
+    processor = f" ({told['processor']})" if told.get("processor") else ""
+    threads = f"{told['threads']} thread{'s' * (told['threads'] != 1)}"
+    return f"{told['name']}{processor}, {threads}, {told['precision']}"
 
 
 def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
