@@ -122,7 +122,7 @@ def yambda(folder: Path) -> list[Path]:
 
 
 def zvuk(folder: Path) -> list[Path]:
-    """Two users more than are kept: they have fewer plays, and one as many as the last kept."""
+    """Two users too many: one with a single play, one with as many as those of smaller ids."""
     file = folder / "zvuk-interactions.parquet"
     plays = [(u, 1, pd.Timestamp(t, unit="s"), i, 30) for u, i, t in pairs()]
     plays += [(USERS + 1, 2, pd.Timestamp(978300000 + i, unit="s"), i, 30) for i in range(ITEMS)]
