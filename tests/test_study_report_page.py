@@ -126,6 +126,13 @@ def test_names_of_the_users_are_no_html(results):
     assert evil in " ".join(page.words)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_table_whose_rows_have_no_run_yet_beside_one_that_has(results, found):
+    empty = nothing_yet(results)
+    both = tidy([found, compare(empty, empty.plan.tables[0])])
+    pd.testing.assert_frame_equal(both, tidy([found]))
+
+
 def test_a_report_of_nothing_yet(results):
     empty = nothing_yet(results)
     found = compare(empty, empty.plan.tables[0])
