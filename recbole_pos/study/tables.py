@@ -188,7 +188,7 @@ def tidy(comparisons: Sequence[Comparison]) -> pd.DataFrame:
                     pair.drop(columns=["seeds", "targets", "units"]), on=keys, how="left"
                 )
             parts.append(both.assign(table=comparison.table.title))
-    known = [part for part in parts if len(part)]  # none of a table's rows may have a run yet
+    known = [part for part in parts if len(part)]  # all rows of a table may be without a run
     found = pd.concat(known or parts, ignore_index=True)
     first = ["table", "row", "metric", "bin"]
     return found[[*first, *(name for name in found if name not in first)]]
