@@ -38,7 +38,7 @@ FITS = {
     "reference/ml-1m.yaml": 2 * 3,
     "reference/toys.yaml": 2 * 3,
     "posrec/diginetica.yaml": 32,
-    "posrec/diginetica-sixteenth.yaml": 32,
+    "posrec/diginetica-sixteenth.yaml": 32 * 3,
     "posrec/yoochoose.yaml": 32,
     "attrformer/beauty.yaml": 27 + 5,
     "attrformer/toys.yaml": 24 + 5,
