@@ -43,7 +43,7 @@ FITS = {
     "attrformer/beauty.yaml": 27 + 5,
     "attrformer/toys.yaml": 24 + 5,
     "attrformer/ml-1m.yaml": 21 + 5,
-    "attrformer/ml-100k.yaml": 25 + 5,
+    "attrformer/ml-100k.yaml": (27 + 5) * 3,
     "attrformer/toyshop.yaml": (26 + 5) * 3,
     "positions/ml-100k.yaml": 26 * 3,
     "positions/ml-100k-hstu.yaml": 12 * 3,
