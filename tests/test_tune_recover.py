@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import PATIENCE
 
 from recbole_pos.errors import UsageError
 from recbole_pos.tune import recover
-from recbole_pos.tune.recover import mend_searcher, require_state
+from recbole_pos.tune.recover import await_state, mend_searcher, require_state
 from recbole_pos.tune.searchers import BEST, SEARCHERS
 from recbole_pos.tune.space import Parameter, Space
 
@@ -60,6 +62,25 @@ def test_a_state_that_was_cut_off_is_told(tmp_path: Path, cut: str) -> None:
         (tmp_path / cut).write_bytes(whole[:size])
         with pytest.raises(UsageError, match=f"{cut} was cut off .* start a new search"):
             require_state(str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["experiment_state-1.json", "search_gen_state-1.json"])
+def test_an_interrupt_waits_for_what_ray_is_writing(tmp_path: Path, file: str) -> None:
+    """A search was interrupted while Ray copied its state: no trials.csv was written."""
+    state = {"trial_data": []}
+    whole = json.dumps(state).encode() if "experiment" in file else pickle.dumps(state)
+    (tmp_path / file).write_bytes(whole[:5])
+    copying = threading.Timer(0.3, (tmp_path / file).write_bytes, [whole])
+    copying.start()
+    await_state(str(tmp_path), seconds=PATIENCE)
+    assert (tmp_path / file).read_bytes() == whole
+    require_state(str(tmp_path))
+
+
+def test_an_interrupt_does_not_wait_for_ever(tmp_path: Path) -> None:
+    await_state(str(tmp_path / "not there"))
+    (tmp_path / "experiment_state-1.json").write_text("{")
+    await_state(str(tmp_path), seconds=0.1)
 
 
 @pytest.mark.parametrize("name", list(SEARCHERS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from recbole_pos.tune.outcome import (
 )
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.progress import Progress, show_options
-from recbole_pos.tune.recover import mend_checkpoints, mend_searcher, require_state
+from recbole_pos.tune.recover import await_state, mend_checkpoints, mend_searcher, require_state
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 from recbole_pos.tune.trial import run_trial, trial_config
@@ -217,22 +217,26 @@ def _folder_name(trial: Any) -> str:
 def _fit(tuner: tune.Tuner, folder: SearchFolder, settings: Settings) -> list[Trial]:
     """All trials, ended; what there is of them is written if they have not."""
     path, names = folder.ray_path(settings), settings.space.names
+    so_far = f"{folder.trials} has the trials so far"
     try:
         trials = collect(path, tuner.fit())
     except KeyboardInterrupt:
-        with suppress(Exception):  # Ray may have saved nothing yet, or a file in parts
+        try:
+            await_state(path)
             write_trials(collect(path), names, settings.metric, folder.trials)
-        raise KeyboardInterrupt(_interrupted(folder)) from None
+        except Exception as error:  # Ray may have saved nothing yet
+            so_far = f"{folder.trials} could not be written ({type(error).__name__}: {error})"
+        raise KeyboardInterrupt(_interrupted(folder, so_far)) from None
     if sum(trial.state != "interrupted" for trial in trials) < settings.total:
         write_trials(trials, names, settings.metric, folder.trials)
-        raise KeyboardInterrupt(_interrupted(folder))
+        raise KeyboardInterrupt(_interrupted(folder, so_far))
     return trials
 
 
-def _interrupted(folder: SearchFolder) -> str:
+def _interrupted(folder: SearchFolder, so_far: str) -> str:
     return (
-        f"interrupted; {folder.trials} has the trials so far; the last checkpoints of those that "
-        f"have not ended are kept; continue with `recbole-pos tune --resume {folder.path}`"
+        f"interrupted; {so_far}; the last checkpoints of trials that have not ended are kept; "
+        f"continue with `recbole-pos tune --resume {folder.path}`"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,19 +74,43 @@ def require_state(path: str) -> None:
     Raises:
         UsageError: for a file that cannot be read.
     """
+    if (file := _cut_off(path)) is not None:
+        raise UsageError(
+            f"--resume: {file} was cut off when its driver was killed, so the search cannot be "
+            "continued. Its trials are in the folders beside that file; start a new search"
+        )
+
+
+def await_state(path: str, seconds: float = 10.0) -> None:
+    """After an interrupt, let Ray end what it is writing.
+
+    A thread of Ray's copies the state, in place; the interrupt ends the search, not the thread.
+    Read at that moment the state is cut off, and remains so if this process ends first.
+
+    Args:
+        path: folder or URI of Ray's part of the search.
+        seconds: how long to wait at most.
+    """
+    until = time.monotonic() + seconds
+    while _cut_off(path) is not None and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _cut_off(path: str) -> str | None:
+    """The first file of the state that cannot be read."""
     for name, read in (("experiment_state-", json.loads), ("search_gen_state-", pickle.loads)):
         storage, file = _newest(path, name)
         if file is not None and _read(storage, file, read) is None:
-            raise UsageError(
-                f"--resume: {file} was cut off when its driver was killed, so the search cannot be "
-                "continued. Its trials are in the folders beside that file; start a new search"
-            )
+            return file
+    return None
 
 
 def _newest(path: str, name: str) -> tuple[fs.FileSystem, str | None]:
     """The newest of Ray's files of a kind; their names have the time."""
     storage, folder = filesystem(path)
-    paths = [one.path for one in storage.get_file_info(fs.FileSelector(folder))]
+    paths = [
+        one.path for one in storage.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    ]
     return storage, max((p for p in paths if p.rsplit("/", 1)[-1].startswith(name)), default=None)
 
 
