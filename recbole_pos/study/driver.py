@@ -200,6 +200,7 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
                     found = _outcome(task, folder.mirror(job.digest))
                     folder.write_fit(job.digest, found)
                     work.end(job.fit, found["status"], found.get("reason", ""), found)
+                    folder.write_facts(facts_of(work))  # for a report meanwhile, or after a kill
                     progress.ended(job, found, time.monotonic() - since)
                 if ended and waiting is None:
                     waiting = work.ready()
@@ -230,7 +231,7 @@ def facts_of(work: Work) -> dict[str, Any]:
         if "LS" in (dataset.split.summary.get("split") or {}):
             columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
             facts["ties"] = asdict(count_ties(*columns))
-    facts["chosen"] = {row: search.best() for row, search in work.searches.items()}
+    facts["chosen"] = work.chosen()
     return facts
 
 

@@ -209,6 +209,18 @@ class Work:
             score = _score(known, self.searches[one.row].metric) if status == DONE else None
             self.searches[one.row].tell(one.trial, score)
 
+    def chosen(self) -> dict[str, int | None]:
+        """Row -> the trial that its search chose; None while some are left, which may be better."""
+        left = {
+            one.row
+            for one in self.fits
+            if one.trial is not None
+            if one.name not in self.status or self.reasons.get(one.name) == _UNTRAINED
+        }
+        return {
+            row: None if row in left else search.best() for row, search in self.searches.items()
+        }
+
     def _job(self, one: Fit) -> Job | None:
         failed = [name for name in one.after if self.status[name] == FAILED]
         if one.stage in _FROM_OTHERS:
