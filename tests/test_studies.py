@@ -23,7 +23,7 @@ FITS = {
     "first.yaml": 5 * 2,
     "ml-100k.yaml": 7 * 3,
     "defaults.yaml": 4 * 3,
-    "models.yaml": 5 * (4 + 2),
+    "models.yaml": 5 * 4 * 3,
     "fparec/ml-1m.yaml": 16 * 3,
     "fparec/ml-100k.yaml": 15 * 3,
     "fparec/beauty.yaml": 5 * 3,

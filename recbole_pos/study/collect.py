@@ -155,6 +155,18 @@ def _trial(known: dict[str, Any], one: Fit, metric: str, chosen: bool) -> dict[s
     }
 
 
+def _searches(trials: list[dict[str, Any]]) -> pd.DataFrame:
+    """A line a trial, with the mean over its seeds; no value while one of them has none."""
+    lines = pd.DataFrame(trials)
+    lines["value"] = lines["value"].astype(float)
+    of_trial = lines.groupby(["row", "trial"], as_index=False)
+    return of_trial.agg(
+        options=("options", "first"),
+        value=("value", lambda values: values.mean(skipna=False)),
+        chosen=("chosen", "first"),
+    )
+
+
 def _results(
     plan: Plan,
     lines: list[dict[str, Any]],
@@ -171,7 +183,7 @@ def _results(
     if curves:
         more["curves"] = pd.DataFrame(curves)
     if trials:
-        more["searches"] = pd.DataFrame(trials).sort_values(["row", "trial"], ignore_index=True)
+        more["searches"] = _searches(trials)
     columns = ["row", "seed", "status"]
     return Results(
         plan=plan,

@@ -33,7 +33,8 @@ class Fit:
             a space lacks what is drawn, a final fit after a search what validation chooses.
         after: names of fits that must have ended: all trials of the row, or the run attached to.
         repeats: whether the same run has been made as a trial, so that nothing is left to train:
-            the configuration that a search has chosen, with the first seed.
+            the configuration that a search has chosen, with a seed that it was tried with.
+        again: whether it is a trial with a further seed than the first.
     """
 
     row: str
@@ -43,12 +44,14 @@ class Fit:
     options: dict[str, Any]
     after: tuple[str, ...] = ()
     repeats: bool = False
+    again: bool = False
 
     @property
     def name(self) -> str:
         """Its name within the study."""
-        end = f"trial {self.trial}" if self.trial is not None else f"seed {self.seed}"
-        return f"{self.row}, {end}"
+        trial = [] if self.trial is None else [f"trial {self.trial}"]
+        seed = [f"seed {self.seed}"] if self.again or not trial else []
+        return ", ".join([self.row, *trial, *seed])
 
 
 def fits(plan: Plan) -> list[Fit]:
@@ -67,7 +70,7 @@ def fits(plan: Plan) -> list[Fit]:
             if row.attach:
                 after = (f"{row.attach.to}, seed {seed}",)
                 stage = "retest" if row.attach.retest else "attach"
-            repeats = row.search is not None and seed == plan.seeds[0]
+            repeats = row.search is not None and seed in plan.tried_with
             found.append(Fit(row.name, seed, stage, None, options, after, repeats))
     return found
 
@@ -76,12 +79,12 @@ def trials(plan: Plan, row: Row) -> list[Fit]:
     """The fits of a row's search; none where it has none."""
     if row.search is None:
         return []
-    seed = plan.seeds[0]
-    options = {**plan.options(row.name), "seed": seed}
+    options = plan.options(row.name)
     chosen = grid(row.search.grid) if row.search.grid else [{}] * row.search.trials
     return [
-        Fit(row.name, seed, "trial", number, {**options, **values})
+        Fit(row.name, seed, "trial", number, {**options, **values, "seed": seed}, again=place > 0)
         for number, values in enumerate(chosen)
+        for place, seed in enumerate(plan.tried_with)
     ]
 
 

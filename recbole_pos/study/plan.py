@@ -122,7 +122,8 @@ class Plan:
         base: options of every row.
         config_files: of every row.
         rows: by name, in the order of the tables.
-        seeds: of every row; searches use the first.
+        seeds: of every row.
+        search_seeds: of how many of them, the first ones, a search takes the mean of validation.
         reference: row that differences are taken to.
         metrics: in lower case; the first is the main one.
         bins: kind -> edges, or cold -> True.
@@ -149,6 +150,12 @@ class Plan:
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     ties: Ties = Ties()
     unit: str = "user"
+    search_seeds: int = 1
+
+    @property
+    def tried_with(self) -> tuple[int, ...]:
+        """Seeds of every trial of a search."""
+        return self.seeds[: self.search_seeds]
 
     def options(self, row: str) -> dict[str, Any]:
         """Model, dataset, config files and options of a row, before a search has chosen any.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 
 KEYS = (
     *("title", "question", "protocol", "dataset", "base", "rows", "search", "seeds", "reference"),
-    *("metrics", "bins", "paper", "tables", "split", "ties", "unit"),
+    *("search_seeds", "metrics", "bins", "paper", "tables", "split", "ties", "unit"),
 )
 # What a trained model may be tested with that it was not trained with.
 RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
@@ -64,6 +64,7 @@ def make_plan(source: Source) -> Plan:
     rows = _rows(source, given.get("rows"), base, search)
     metrics = _metrics(source, ("metrics",), given.get("metrics", list(METRICS)))
     reference = source.one_of(("reference",), given.get("reference", next(iter(rows))), rows)
+    seeds = _seeds(source, given.get("seeds", 1))
     dataset = source.text(("dataset",), given.get("dataset"))
     if not dataset:
         raise source.error(("dataset",), "dataset: give the name of the data set")
@@ -76,7 +77,8 @@ def make_plan(source: Source) -> Plan:
         base=base,
         config_files=files,
         rows=rows,
-        seeds=_seeds(source, given.get("seeds", 1)),
+        seeds=seeds,
+        search_seeds=_search_seeds(source, given.get("search_seeds", 1), seeds, rows),
         reference=reference,
         metrics=metrics,
         bins=_bins(source, given.get("bins")),
@@ -216,6 +218,18 @@ def _seeds(source: Source, value: Any) -> tuple[int, ...]:
             f"seeds: expected how many, or different whole numbers in a list; found {shown(value)}",
         )
     return tuple(value)
+
+
+def _search_seeds(source: Source, value: Any, seeds: Sequence[int], rows: dict[str, Row]) -> int:
+    if not is_whole(value) or not 1 <= value <= len(seeds):
+        raise source.error(
+            ("search_seeds",),
+            f"search_seeds: expected of how many of {len(seeds)} seeds a search takes the mean, "
+            f"from 1 to {len(seeds)}; found {shown(value)}",
+        )
+    if value > 1 and not any(row.search for row in rows.values()):
+        raise source.error(("search_seeds",), "search_seeds: no row has a search")
+    return value
 
 
 def _metrics(source: Source, path: _Path, value: Any) -> tuple[str, ...]:

@@ -125,6 +125,12 @@ def _data(results: Results) -> str:
     return f"Data: {results.plan.dataset}, {', '.join(facts)}."
 
 
+def _tried_with(plan: Plan) -> str:
+    if plan.search_seeds == 1:
+        return f"seed {plan.seeds[0]}"
+    return f"seeds {listed(map(str, plan.tried_with))} each"
+
+
 def _search(plan: Plan) -> str:
     searched = [row for row in plan.rows.values() if row.search]
     if not searched:
@@ -133,7 +139,7 @@ def _search(plan: Plan) -> str:
     without = [row.name for row in plan.rows.values() if not row.search and not row.attach]
     others = f" ({listed(without)}: none)" if without else ""
     return (
-        f"Every row had the same search, {trials} trials{others} with seed {plan.seeds[0]}, and "
+        f"Every row had the same search, {trials} trials{others} with {_tried_with(plan)}, and "
         "was chosen by validation alone."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from recbole_pos.study.expand import digest, grid
@@ -34,6 +35,8 @@ class RowSearch:
         self.mode = "max" if plan.base.get("valid_metric_bigger", True) else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.scores: dict[int, float] = {}
+        self.told: dict[int, list[float | None]] = {}
+        self.times = len(plan.tried_with)
         search = row.search
         assert search is not None
         self.points = grid(search.grid) if search.grid is not None else []
@@ -59,6 +62,8 @@ class RowSearch:
             trial: its number.
             drawn: what the same search has drawn for it elsewhere.
         """
+        if trial in self.asked:  # with a further seed
+            return self.asked[trial]
         if self.searcher is None:
             self.asked[trial] = self.points[trial]
             return self.asked[trial]
@@ -87,7 +92,16 @@ class RowSearch:
         return self.searcher is None or trial in self.kept
 
     def tell(self, trial: int, score: float | None) -> None:
-        """The best validation value of a trial; None for one that failed."""
+        """The best validation value of a trial with one of its seeds; None if that failed.
+
+        A trial has the mean over its seeds, none where one failed.
+        """
+        told = self.told.setdefault(trial, [])
+        told.append(score)
+        if len(told) < self.times:
+            return
+        known = [one for one in told if one is not None]
+        score = math.fsum(known) / len(known) if len(known) == self.times else None
         if score is not None:
             self.scores[trial] = score
         if self.searcher is not None:

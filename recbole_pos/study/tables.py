@@ -151,7 +151,9 @@ def search_table(results: Results) -> Shown | None:
         value = number(float(chosen["value"].iloc[0])) if len(chosen) else ""
         lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value)))
     metric = metric_name(results.curve_metric) or "the metric"
-    note = f"Chosen by {metric} in validation alone; test figures were looked at afterwards."
+    seeds = results.plan.search_seeds
+    mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
+    note = f"Chosen by {metric} in validation alone{mean}; test figures were looked at afterwards."
     columns = ("row", "trials", "chosen", f"{metric}, validation")
     return Shown("Search", columns, tuple(lines), (note,), frozenset({2}))
 

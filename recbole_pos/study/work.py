@@ -63,6 +63,7 @@ class Work:
         self.rows = [row for row in plan.rows if row in wanted]
         self.fits = [one for one in fits(plan) if one.row in wanted]
         self.waiting = list(self.fits)
+        self.trials = {(one.row, one.trial, one.seed): one.name for one in self.fits}
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
@@ -242,8 +243,9 @@ class Work:
                     self.end(one, FAILED, f"all trials failed; the first one: {first}")
                     return None
                 more = search.asked[best]
-                trained = self.folder.has_weights(self.digests[one.after[best]])
-                begin = one.after[best] if trained and one.seed == self.plan.seeds[0] else None
+                tried = self.trials.get((one.row, best, one.seed))
+                trained = tried is not None and self.folder.has_weights(self.digests[tried])
+                begin = tried if trained else None
         config = row_config(one.options, more)
         identity = self.datasets.of(config).identity
         digest = run_digest(config, identity, one.stage == "trial")

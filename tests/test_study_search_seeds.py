@@ -1,0 +1,154 @@
+"""A search that chooses by the mean of several seeds: planned, chosen, not trained twice, kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_study import study
+from test_study_preview import finish, plan, said
+
+import recbole_pos
+from recbole_pos.errors import UsageError
+from recbole_pos.study.collect import results_of
+from recbole_pos.study.expand import dry_run, fits
+from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.packed import PackedStudy, pack
+from recbole_pos.study.report import protocol
+from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.tables import search_table
+from recbole_pos.study.work import Work
+
+ROWS = {"NoPE": {"position": ["nope"]}}
+GRID = {"learning_rate": [0.01, 0.001]}
+SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}
+# seed 2020 alone would choose the first trial, the mean of two the second
+VALUES = {(0, 2020): 0.3, (0, 2021): 0.1, (1, 2020): 0.25, (1, 2021): 0.2}
+
+
+def searched(tiny: Path, **more: Any) -> Any:
+    return plan(tiny, **{"rows": ROWS, "search": GRID, "seeds": 3, "search_seeds": 2, **more})
+
+
+def train(work: Work, values: dict[tuple[int, int], float | None] = VALUES) -> list[str]:
+    """As if all were trained, None for one that fails: what was, with * where only tested."""
+    made = []
+    while job := work.ready():
+        value = values.get((job.fit.trial, job.fit.seed), 0.2)
+        made.append(job.fit.name + " *" * (job.begin is not None))
+        if value is None:
+            work.end(job.fit, FAILED, "it diverged")
+            continue
+        finish(work.folder, job, value)
+        work.end(job.fit, DONE, known=work.folder.fit(job.digest))
+    work.folder.write_current(work.digests)
+    return made
+
+
+def test_every_trial_has_every_seed(tiny: Path) -> None:
+    made = searched(tiny)
+    names = [fit.name for fit in fits(made)]
+    tried = [
+        "NoPE, trial 0",
+        "NoPE, trial 0, seed 2021",
+        "NoPE, trial 1",
+        "NoPE, trial 1, seed 2021",
+    ]
+    assert names == [*tried, "NoPE, seed 2020", "NoPE, seed 2021", "NoPE, seed 2022"]
+    assert [fit.seed for fit in fits(made)] == [2020, 2021, 2020, 2021, 2020, 2021, 2022]
+    assert [fit.repeats for fit in fits(made)][4:] == [True, True, False]
+    assert list(dry_run(made)["fits"]) == [5]
+    alone = [fit.name for fit in fits(searched(tiny, search_seeds=1))]
+    assert set(alone) <= set(names), "with more seeds a search goes on, it does not begin again"
+
+
+@pytest.mark.parametrize("search", [GRID, SPACE], ids=["grid", "space"])
+def test_the_mean_chooses_and_only_what_is_left_is_trained(
+    tiny: Path, tmp_path: Path, search: dict[str, Any]
+) -> None:
+    made, folder = searched(tiny, search=search), StudyFolder(tmp_path / "s")
+    work = Work(made, folder)
+    done = train(work)
+    assert work.chosen() == {"NoPE": 1}
+    assert done[-3:] == ["NoPE, seed 2020 *", "NoPE, seed 2021 *", "NoPE, seed 2022"]
+    rates = {
+        name: folder.run(digest).config.read_text().split("learning_rate: ")[1].split()[0]
+        for name, digest in work.digests.items()
+    }
+    assert rates["NoPE, trial 1"] == rates["NoPE, trial 1, seed 2021"] == rates["NoPE, seed 2022"]
+    assert rates["NoPE, trial 0"] == rates["NoPE, trial 0, seed 2021"] != rates["NoPE, trial 1"]
+    assert "5 finished" in said(made, folder) and Work(made, folder).ready() is None
+    one = searched(tiny, search=search, search_seeds=1)
+    assert train(Work(one, StudyFolder(tmp_path / "one")))[-3:] == [
+        *("NoPE, seed 2020 *", "NoPE, seed 2021", "NoPE, seed 2022")
+    ]
+
+
+def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, tmp_path: Path) -> None:
+    """Its mean would be one of fewer seeds."""
+    work = Work(searched(tiny), StudyFolder(tmp_path / "s"))
+    train(work, {**VALUES, (1, 2021): None})
+    assert work.chosen() == {"NoPE": 0}
+
+
+def test_nothing_is_chosen_before_all_seeds_are_through(tiny: Path, tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "s")
+    train(Work(searched(tiny, search_seeds=1), folder))
+    pack(searched(tiny, search_seeds=1), folder, tmp_path / "one.tar.xz")
+    made = searched(tiny)
+    work = Work(made, StudyFolder(tmp_path / "there"), (), [PackedStudy(tmp_path / "one.tar.xz")])
+    work.take()
+    assert work.chosen() == {"NoPE": None}
+    assert work.status["NoPE, trial 1"] == DONE and work.status["NoPE, seed 2020"] == FAILED
+
+
+def test_a_report_has_the_mean(tiny: Path, tmp_path: Path) -> None:
+    made, folder = searched(tiny), StudyFolder(tmp_path / "s")
+    work = Work(made, folder)
+    train(work)
+    folder.write_facts({"chosen": work.chosen()})
+    results = results_of(made, folder)
+    assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
+    shown = search_table(results)
+    assert shown is not None and "the mean of 2 seeds" in shown.notes[0]
+    assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
+
+
+WRONG = [
+    ({"search_seeds": 4}, "from 1 to 3; found 4"),
+    ({"search_seeds": 0}, "from 1 to 3; found 0"),
+    ({"search": None}, "search_seeds: no row has a search"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), WRONG)
+def test_what_is_wrong_is_told(tiny: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        searched(tiny, **more)
+
+
+def test_it_is_trained_and_reported(tiny: Path, tmp_path: Path) -> None:
+    content = study(tiny, rows=ROWS, search=GRID, seeds=2, search_seeds=2)
+    folder = tmp_path / "s"
+    found = recbole_pos.compare(content, run_dir=folder, verbose=False)
+    kept = StudyFolder(folder)
+    every = [kept.fit(path.name) for path in kept.runs.iterdir()]
+    tried = [fit for fit in every if fit["stage"] == "trial"]
+    assert len(tried) == 4 and all(fit["test"] is None for fit in tried)
+    means = {
+        rate: sum(
+            fit["best_valid"]["ndcg@10"] / 2
+            for fit in tried
+            if fit["searched"]["learning_rate"] == rate
+        )
+        for rate in GRID["learning_rate"]
+    }
+    rate = max(means, key=lambda rate: means[rate])
+    final = [fit for fit in every if fit["stage"] == "final"]
+    assert [fit["searched"]["learning_rate"] for fit in final] == [rate, rate]
+    assert set(found.runs["status"]) == {"done"}
+    by_seed = {
+        fit["seed"]: fit["best_valid"] for fit in tried if fit["searched"] == final[0]["searched"]
+    }
+    assert {fit["seed"]: fit["best_valid"] for fit in final} == by_seed  # tested, not trained again
