@@ -39,7 +39,7 @@ FITS = {
     "reference/toys.yaml": 2 * 3,
     "posrec/diginetica.yaml": 32,
     "posrec/diginetica-sixteenth.yaml": 32 * 3,
-    "posrec/yoochoose.yaml": 32,
+    "posrec/yoochoose.yaml": 32 * 3,
     "attrformer/beauty.yaml": 27 + 5,
     "attrformer/toys.yaml": 24 + 5,
     "attrformer/ml-1m.yaml": 21 + 5,
