@@ -146,7 +146,9 @@ def _trials(searches: pd.DataFrame) -> str:
     """A line a trial: options and validation, which is all that a trial has."""
     lines = ["| row | trial | validation |", "| --- | --- | ---: |"]
     if len(searches):
-        best = searches.sort_values(["row", "value"], ascending=[True, False])
+        best = searches.dropna(subset="value").sort_values(
+            ["row", "value"], ascending=[True, False]
+        )
         lines += [f"| {one.row} | {one.options} | {one.value:.4f} |" for one in best.itertuples()]
     return "\n".join(lines) + "\n"
 

@@ -25,6 +25,7 @@ from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import row_config, run_digest
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.progress import StudyProgress
+from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -122,17 +123,18 @@ def test_a_search_goes_by_validation_alone(
     """No trial has a test event, so none can read a test metric; the best one is tested."""
     folder = tmp_path / "s"
     kept = StudyFolder(folder)
-    chosen = []  # what a report would say when a fit has ended
+    seen = []  # what a report would say when a fit has ended
     ended = StudyProgress.ended
 
-    def note(self: StudyProgress, *args: Any) -> None:
-        ended(self, *args)
-        chosen.append(kept.facts()["chosen"])
+    def note(self: StudyProgress, job: Job, *args: Any) -> None:
+        ended(self, job, *args)
+        seen.append((job.fit.stage, kept.facts()))
 
     monkeypatch.setattr(StudyProgress, "ended", note)
     found = recbole_pos.compare(study(tiny, search=search), run_dir=folder, verbose=False)
-    assert set(chosen[0].values()) == {None}  # the other trials may be better
-    assert chosen[-1] == chosen[3] and None not in chosen[3].values()
+    assert set(seen[0][1]["chosen"].values()) == {None}  # the other trials may be better
+    over = [facts for stage, facts in seen if stage == "trial"][-1]
+    assert None not in over["chosen"].values() and over["data"] and over["versions"]
     fits = [kept.fit(path.name) for path in kept.runs.iterdir()]
     trials = [one for one in fits if one["stage"] == "trial"]
     assert len(trials) == 4 and all(one["test"] is None for one in trials)

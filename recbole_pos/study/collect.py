@@ -24,6 +24,7 @@ from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
 from recbole_pos.study.source import Source, read_source
+from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
 from recbole_pos.yaml_files import read_yaml
@@ -155,16 +156,14 @@ def _trial(known: dict[str, Any], one: Fit, metric: str, chosen: bool) -> dict[s
     }
 
 
-def _searches(trials: list[dict[str, Any]]) -> pd.DataFrame:
+def _searches(trials: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
     """A line a trial, with the mean over its seeds; no value while one of them has none."""
-    lines = pd.DataFrame(trials)
-    lines["value"] = lines["value"].astype(float)
-    of_trial = lines.groupby(["row", "trial"], as_index=False)
-    return of_trial.agg(
-        options=("options", "first"),
-        value=("value", lambda values: values.mean(skipna=False)),
-        chosen=("chosen", "first"),
-    )
+    values: dict[tuple[str, int], list[float | None]] = {}
+    lines = {(one["row"], one["trial"]): one for one in trials}
+    for one in trials:
+        values.setdefault((one["row"], one["trial"]), []).append(one["value"])
+    found = [{**lines[key], "value": mean_of_seeds(values[key], seeds)} for key in lines]
+    return pd.DataFrame(found).sort_values(["row", "trial"], ignore_index=True)
 
 
 def _results(
@@ -183,7 +182,7 @@ def _results(
     if curves:
         more["curves"] = pd.DataFrame(curves)
     if trials:
-        more["searches"] = _searches(trials)
+        more["searches"] = _searches(trials, len(plan.tried_with))
     columns = ["row", "seed", "status"]
     return Results(
         plan=plan,

@@ -158,9 +158,8 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
     """Everything that is left to train."""
     folder = work.folder
     waiting = work.ready()
-    folder.write_current(work.digests)
+    _keep(work)
     if waiting is None:
-        _keep(work)
         return
     started = connect(told.address)
     takes = {"num_cpus": told.cpus_per_trial, "num_gpus": told.gpus_per_trial}
@@ -200,7 +199,8 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
                     found = _outcome(task, folder.mirror(job.digest))
                     folder.write_fit(job.digest, found)
                     work.end(job.fit, found["status"], found.get("reason", ""), found)
-                    folder.write_facts(facts_of(work))  # for a report meanwhile, or after a kill
+                    # for a report meanwhile, or after a kill
+                    folder.write_facts({**folder.facts(), "chosen": work.chosen()})
                     progress.ended(job, found, time.monotonic() - since)
                 if ended and waiting is None:
                     waiting = work.ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from recbole_pos.study.expand import digest, grid
@@ -10,6 +11,12 @@ from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan, Row
 from recbole_pos.tune.files import read_space, space_file, space_of
 from recbole_pos.tune.searchers import BEST, OptunaSearcher
+
+
+def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
+    """What a trial is chosen by; None unless it has a value with each of its seeds."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / seeds if len(known) == seeds else None
 
 
 class RowSearch:
@@ -25,6 +32,9 @@ class RowSearch:
 
     Attributes:
         asked: trial -> options that the search gives it.
+        scores: trial -> its mean in validation, where all of its seeds are through.
+        told: trial -> validation with each seed so far.
+        times: seeds of a trial.
         kept: trial -> what was drawn for it, of a space.
         space: digest of what is drawn from, and how; empty for a grid.
     """
@@ -100,8 +110,7 @@ class RowSearch:
         told.append(score)
         if len(told) < self.times:
             return
-        known = [one for one in told if one is not None]
-        score = math.fsum(known) / len(known) if len(known) == self.times else None
+        score = mean_of_seeds(told, self.times)
         if score is not None:
             self.scores[trial] = score
         if self.searcher is not None:
