@@ -24,8 +24,8 @@ DATASETS = next(
 )
 
 
-class YamlLoader(yaml.SafeLoader):
-    """Safe yaml (plain values only) that reads 1e-3 as a float and takes no key twice."""
+class _Rules(yaml.constructor.SafeConstructor):
+    """Of the package's yaml: plain values only, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = [key.value for key, _ in node.value]
@@ -37,11 +37,26 @@ class YamlLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+class YamlLoader(_Rules, yaml.SafeLoader):
+    """Reads text, and shows where it is not yaml."""
+
+
+_Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
+
+
+class PackagedLoader(_Rules, _Libyaml):  # type: ignore[misc, valid-type]
+    """Reads the files of this package and of RecBole, ten times as fast.
+
+    Not for other files: it says less of what is wrong, and deep nesting ends the process.
+    """
+
+
+for _loader in (YamlLoader, PackagedLoader):
+    _loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+0123456789."),
+    )
 
 
 def parse_scalar(text: str, where: str) -> Any:
@@ -82,9 +97,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: if the file is missing, not yaml, or not a mapping.
     """
+    loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, Loader=YamlLoader)
+            content = yaml.load(file, Loader=loader)
     except OSError as error:
         raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -65,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = (
     *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
+    *("test_pages",),
     *("test_recommend_ray", "test_export_programs", "test_plugins", "test_export.py"),
     *("test_fuzz_checkpoints", "test_stops", "test_parallel", "test_pictures"),
     *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),

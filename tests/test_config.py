@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import recbole
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
@@ -14,7 +15,15 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import suggest
-from recbole_pos.yaml_files import ROOT, overall_defaults, parse_scalar, read_yaml
+from recbole_pos.yaml_files import (
+    DATASETS,
+    ROOT,
+    PackagedLoader,
+    YamlLoader,
+    overall_defaults,
+    parse_scalar,
+    read_yaml,
+)
 
 
 def make(model: str = "FPARec", files: list[str] | None = None, **options) -> PosConfig:
@@ -204,9 +213,19 @@ def test_a_yaml_key_given_twice(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("epochs: 1\nepochs: 2\n")
     with pytest.raises(UsageError, match="'epochs' is given twice"):
         make(files=[str(tmp_path / "a.yaml")])
-    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="a.yaml is not valid yaml"):
-        make(files=[str(tmp_path / "a.yaml")])
+    for damage in (b"\xff\xfe\x00", b"epochs: " + b"[" * 100_000):
+        (tmp_path / "a.yaml").write_bytes(damage)
+        with pytest.raises(UsageError, match="a.yaml is not valid yaml"):
+            make(files=[str(tmp_path / "a.yaml")])
+
+
+def test_both_loaders_read_the_same() -> None:
+    """All files that the package and RecBole bring, by their loader and by that of others."""
+    recboles = Path(recbole.__file__).parent / "properties"
+    files = [file for folder in (ROOT, DATASETS, recboles) for file in folder.rglob("*.yaml")]
+    assert len(files) > 150
+    for text in (file.read_text("utf-8") for file in files):
+        assert repr(yaml.load(text, PackagedLoader)) == repr(yaml.load(text, YamlLoader))
 
 
 def test_eval_args_are_merged_not_replaced() -> None:

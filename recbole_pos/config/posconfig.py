@@ -37,7 +37,7 @@ from recbole_pos.model.models import (
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import is_whole, nearest, shown, suggest
-from recbole_pos.yaml_files import YamlLoader, read_yaml
+from recbole_pos.yaml_files import PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
@@ -111,7 +111,7 @@ class PosConfig(Config):
         return final.get(key)
 
     def _build_yaml_loader(self) -> type:
-        return YamlLoader
+        return PackagedLoader  # of RecBole's own files
 
     def _load_cmd_line(self) -> dict[str, Any]:
         return {}  # cli.py parses arguments; a library must not read sys.argv
