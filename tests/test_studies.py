@@ -40,7 +40,7 @@ FITS = {
     "posrec/diginetica.yaml": 32,
     "posrec/diginetica-sixteenth.yaml": 32 * 3,
     "posrec/yoochoose.yaml": 32 * 3,
-    "attrformer/beauty.yaml": 27 + 5,
+    "attrformer/beauty.yaml": (27 + 5) * 3,
     "attrformer/toys.yaml": 24 + 5,
     "attrformer/ml-1m.yaml": 21 + 5,
     "attrformer/ml-100k.yaml": (27 + 5) * 3,
