@@ -187,8 +187,9 @@ Written by `make bench`. {platform.processor() or platform.machine()}, {torch.ge
 threads, float32, torch {torch.__version__}, Python {platform.python_version()}. d=64, 2 layers,
 2 heads, inner size 256, full cross-entropy, batches of 128 windows (RecBole: 2,048 rows, its
 default), dropout 0.2 on sub-layer outputs (RecBole's SASRec: its defaults). Every run has a process
-of its own; sides take turns and each figure is the best of {ROUNDS} runs (RecBole's two epochs: one
-run). `short` is generated: 20,000 users with 3 to 20 events, 12,000 items. The floor is the FLOPs
+of its own; sides take turns and each figure is the best of {ROUNDS} runs (RecBole's SASRec: one
+run, before ours; FPARec has a dropout of 0.2 on attention).
+`short` is generated: 20,000 users with 3 to 20 events, 12,000 items. The floor is the FLOPs
 of one epoch on real events (forward and backward) at the matrix-multiply rate measured in the same
 process; FPARec here has the same d and inner size as PosSASRec, one head.
 
