@@ -79,7 +79,7 @@ SLOW = (
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
     *("test_fuzz", "test_graph.py", "test_every_position", "test_fgnn", "test_splits_time"),
     *("test_sessions", "test_filtering", "test_study_preview", "test_identity", "test_sce.py"),
-    *("test_study_ties", "test_bench", "test_shapes", "test_row_gradients"),
+    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes", "test_row_gradients"),
 )
 
 

@@ -113,6 +113,7 @@ def example(users: int = 1500, seed: int = 0) -> Results:
             "trial": trial,
             "options": f"hidden_dropout_prob: {value}",
             "value": 0.07 + 0.001 * trial,
+            "metric": "ndcg@10",
             "chosen": trial == 1,
         }
         for row in _ROWS

@@ -27,7 +27,7 @@ def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
         job = work.ready()
         assert job is not None
         finish(folder, job)
-    folder.write_current(work.digests)
+    folder.write_current(work.plan, work.digests)
     assert pack(made, folder, tmp_path / "two.tar.xz") == 2
     there = StudyFolder(tmp_path / "there")
     for digest in work.digests.values():
@@ -40,7 +40,7 @@ def test_attaching_needs_weights(tiny: Path, tmp_path: Path) -> None:
     assert "two.tar.xz has none" in reason and "leave --known out" in reason
 
 
-SEARCH = {"trials": 3, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}, "n_layers": 2}}
+SEARCH = {"trials": 3, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}, "n_heads": 1}}
 
 
 def searched(tiny: Path, tmp_path: Path) -> tuple[Plan, StudyFolder, PackedStudy]:
@@ -49,10 +49,10 @@ def searched(tiny: Path, tmp_path: Path) -> tuple[Plan, StudyFolder, PackedStudy
     folder = StudyFolder(tmp_path / "here")
     work = Work(made, folder)
     while job := work.ready():
-        assert job.config["n_layers"] == 2, "what the space fixes"
+        assert job.config["n_heads"] == 1, "what the space fixes"
         finish(folder, job)
         work.end(job.fit, "done", known=folder.fit(job.digest))
-    folder.write_current(work.digests)
+    folder.write_current(work.plan, work.digests)
     pack(made, folder, tmp_path / "search.tar.xz")
     return made, folder, PackedStudy(tmp_path / "search.tar.xz")
 
@@ -85,7 +85,7 @@ def test_a_search_that_is_not_finished_chooses_nothing(
     while job := work.ready():
         finish(folder, job)
         work.end(job.fit, "done", known=folder.fit(job.digest))
-    folder.write_current(work.digests)
+    folder.write_current(work.plan, work.digests)
     pack(made, folder, tmp_path / "search.tar.xz")
     if "trials" in search:
         longer = {**search, "trials": 5}
@@ -118,9 +118,9 @@ def test_what_another_search_drew_does_not(tiny: Path, tmp_path: Path, other: st
     job = Work(made, there, (), [known]).ready()
     assert job is not None and draws(there)["0"]["learning_rate"] == job.config["learning_rate"]
     before = draws(there)
-    edited = plan(tiny, rows=rows, search={**search, "space": {"n_layers": {"choice": [1, 2]}}})
+    edited = plan(tiny, rows=rows, search={**search, "space": {"n_heads": {"choice": [1, 2]}}})
     Work(edited, there).ready()
-    assert "n_layers" in draws(there)["0"] and draws(there) != before, "of the edited space"
+    assert "n_heads" in draws(there)["0"] and draws(there) != before, "of the edited space"
 
 
 def test_times_and_reasons_stay_at_home(tiny: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_times_and_reasons_stay_at_home(tiny: Path, tmp_path: Path) -> None:
     finish(folder, job)
     folder.write_fit(job.digest, {"split": {"boundaries": [1715729063.4]}})
     assert "reason" not in (folder.fit(job.digest) or {})
-    folder.write_current(work.digests)
+    folder.write_current(work.plan, work.digests)
     pack(made, folder, tmp_path / "one.tar.xz")
     content = b"".join(PackedStudy(tmp_path / "one.tar.xz").files.values())
     assert b"1715729063" not in content and b"/home/me" not in content

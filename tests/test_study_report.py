@@ -248,7 +248,7 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     assert "Highest NDCG@10: Kernel" in said
     assert re.search(r"Of 6 rows compared with NoPE, \d can be told from it after correct", said)
     assert f"No statement is made of {LONELY}" in said
-    assert "2 runs are not finished" in said
+    assert "2 of 24 runs are not finished" in said
     assert re.search(r"smallest true difference such a study sees .* is 0\.\d{4} to 0\.\d{4}", said)
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
     said = " ".join(findings(results, none))

@@ -42,7 +42,7 @@ def train(work: Work, values: dict[tuple[int, int], float | None] = VALUES) -> l
             continue
         finish(work.folder, job, value)
         work.end(job.fit, DONE, known=work.folder.fit(job.digest))
-    work.folder.write_current(work.digests)
+    work.folder.write_current(work.plan, work.digests)
     return made
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(tiny: Path, tmp_path: Pa
     work.take()
     assert work.chosen() == {"NoPE": None}
     assert work.status["NoPE, trial 1"] == DONE and work.status["NoPE, seed 2020"] == FAILED
-    work.folder.write_current(work.digests)
+    work.folder.write_current(work.plan, work.digests)
     assert results_of(made, work.folder).searches["value"].isna().all(), "a mean of one is none"
 
 

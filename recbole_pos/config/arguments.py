@@ -10,6 +10,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recbole_pos.errors import UsageError
+
 
 def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
     """A field, with what ``--help`` says of it.
@@ -78,6 +80,22 @@ class ClusterArguments:
     cpus_per_trial: float = _told(1, "cores of a training (1)", float, "N")
     gpus_per_trial: float = _told(0, "GPUs of a training; 0.5 shares one (0)", float, "N")
     verbose: bool = _told(True, "print nothing", bool, flag="quiet")
+
+
+def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
+    """What the machines are asked for can be given.
+
+    Raises:
+        UsageError: naming the argument.
+    """
+    if max_concurrent is not None and (isinstance(max_concurrent, bool) or max_concurrent < 1):
+        raise UsageError(
+            f"--max_concurrent: expected a whole number of at least 1, found {max_concurrent}"
+        )
+    if not cpus > 0:
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {cpus}")
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import fits, with_unread
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.reading import make_plan, read_plan
 from recbole_pos.study.source import Source
 
@@ -79,8 +81,21 @@ def plan_and_folder(
     if base or changes:
         content = {**plan.source.content, **changes}
         content["base"] = {**(content.get("base") or {}), **base}
+        if base.get("config_files"):  # after those of the study, over which they win
+            files = [*plan.config_files, *base["config_files"]]
+            content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
+        if isinstance(plan.source.content.get("seeds"), list) and told.seeds is not None:
+            content["seeds"] = _as_many(plan.seeds, told.seeds)
         plan = make_plan(replace(plan.source, content=content))
     return plan, folder or StudyFolder.of(plan, told.run_dir)
+
+
+def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
+    """The first of a study's own seeds, and further ones behind them."""
+    if wanted < 1:
+        return wanted  # refused with the plan
+    more = range(max(seeds) + 1, max(seeds) + 1 + wanted - len(seeds))
+    return [*seeds[:wanted], *more]
 
 
 def _registered(model: type) -> str:
@@ -104,6 +119,33 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
                 "`attach: {to: ROW, schemes: [...]}`"
             )
     return {**config.plain, "data_path": config["data_path"]}
+
+
+def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """What tables show is made of the ranks of the test, or computed by every row.
+
+    Args:
+        plan: of the study.
+        configs: row -> its whole configuration.
+
+    Raises:
+        UsageError: for a metric or a cutoff that nothing computes.
+    """
+    tables = [metric for table in plan.tables for metric in table.metrics]
+    wanted = [one for one in dict.fromkeys([*plan.metrics, *tables]) if not is_from_ranks(one)]
+    wanted += plan.metrics[:1] * any(table.validation for table in plan.tables)
+    for row, config in configs.items():
+        names = config["metrics"]
+        names = [names] if isinstance(names, str) else names
+        computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in config["topk"]]
+        for metric in wanted:
+            if metric not in computed:
+                raise plan.source.error(
+                    ("metrics",),
+                    f"metrics: {metric} is not computed for row {row}, whose metrics are "
+                    f"{', '.join(names)} at {', '.join(map(str, config['topk']))}; give it in the "
+                    "base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
+                )
 
 
 def require_same_study(plan: Plan, folder: StudyFolder, report: bool) -> None:

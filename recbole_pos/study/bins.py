@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def labels(kind: str, edges: Sequence[float]) -> list[str]:
     else:
         shown = [f"{edge:,g}" for edge in edges]
         between = [
-            f"{low + 1:,g} to {high:,g}" if low + 1 < high else f"{high:,g}"
+            f"{math.floor(low) + 1:,g} to {high:,g}" if math.floor(low) + 1 < high else f"{high:,g}"
             for low, high in zip(edges, edges[1:], strict=False)
         ]
     return [

@@ -21,7 +21,7 @@ from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.reading import make_plan
-from recbole_pos.study.results import DONE, VALIDATION, Results, compare
+from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
 from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
@@ -49,15 +49,19 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
     """What the runs of a study have found so far."""
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
-    current, chosen = folder.current(), facts.get("chosen", {})
+    current, chosen, unmade = folder.current(plan), facts.get("chosen", {}), facts.get("unmade", {})
+    valid_metric = str(plan.base.get("valid_metric", metric)).lower()  # of studies of 0.1
     made_with: list[dict[str, str]] = []
     for one in fits(plan):
         known = folder.fit(current.get(one.name, ""))
-        if known is None:  # not begun
+        if known is None:
+            if one.name in unmade and one.trial is None:
+                lines.append(_unmade(one, unmade[one.name]))
             continue
         run, known = folder.run(known["digest"]), {**known, "row": one.row, "seed": one.seed}
         if one.stage == "trial":
-            trials.append(_trial(known, one, metric, chosen.get(one.row) == one.trial))
+            by = facts.get("chosen_by", {}).get(one.row, valid_metric)
+            trials.append(_trial(known, one, by, chosen.get(one.row) == one.trial))
             continue
         lines.append(_line(known, run, folder.path, metric))
         if one.stage == "retest":  # nothing was trained
@@ -117,6 +121,11 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dic
     }
 
 
+def _unmade(one: Fit, reason: str) -> dict[str, Any]:
+    """A fit that failed before there was a run, as a line of a table."""
+    return {"row": one.row, "seed": one.seed, "status": FAILED, "reason": reason, "path": ""}
+
+
 def _device(told: dict[str, Any]) -> str:
     """``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs tell no processor."""
     processor = f" ({told['processor']})" if told.get("processor") else ""
@@ -152,6 +161,7 @@ def _trial(known: dict[str, Any], one: Fit, metric: str, chosen: bool) -> dict[s
         "trial": one.trial,
         "options": text,
         "value": value,
+        "metric": metric,
         "chosen": chosen,
     }
 
@@ -187,7 +197,7 @@ def _results(
     return Results(
         plan=plan,
         runs=pd.DataFrame(lines) if lines else pd.DataFrame(columns=columns),
-        ranks=RankTable.from_runs(ranks, plan.unit) if ranks else None,
+        ranks=RankTable.from_runs(ranks) if ranks else None,
         curve_metric=plan.metrics[0],
         commands=(command,),
         ties=TieCount(**facts["ties"]) if facts and facts.get("ties") else None,

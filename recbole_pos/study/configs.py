@@ -15,6 +15,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.study.expand import digest
+from recbole_pos.study.typed_code import code_of
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
@@ -92,7 +93,7 @@ def sources(config: PosConfig) -> list[str]:
         try:
             texts.append(inspect.getsource(sys.modules[cls.__module__]))
         except (OSError, TypeError, KeyError):  # typed into a shell
-            texts.append(cls.__qualname__)
+            texts.append(code_of(cls))
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 

@@ -10,13 +10,19 @@ from typing import Any
 import pandas as pd
 import ray
 
-from recbole_pos.config.arguments import CompareArguments, arguments
+from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
 from recbole_pos.config.plugins import pack
 from recbole_pos.data.location import require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
 from recbole_pos.screen import Screen
-from recbole_pos.study.asked import complete, plan_and_folder, require_same_study, run_folders
+from recbole_pos.study.asked import (
+    complete,
+    plan_and_folder,
+    require_metrics,
+    require_same_study,
+    run_folders,
+)
 from recbole_pos.study.collect import of_runs, results_of, write_results
 from recbole_pos.study.configs import data_key
 from recbole_pos.study.expand import check_plan, with_unread
@@ -88,6 +94,7 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
     told = arguments(settings or CompareArguments(), given)
+    require_shares(told.max_concurrent, told.cpus_per_trial, told.gpus_per_trial)
     screen = Screen(told.verbose)
     if runs := run_folders(what):
         for name in ("known", "pack"):
@@ -107,6 +114,7 @@ def compare(
     if told.report and not packed:
         return _finish(plan, folder, told, screen)
     configs = check_plan(plan, complete)
+    require_metrics(plan, configs)
     for config in configs.values():
         require_dataset(plan.dataset, Path(config["data_path"]), ["inter"])
     if not told.report:
@@ -138,7 +146,7 @@ def _finish(
     """Tables, the report, what else there is to say and, if asked for, the study in one file."""
     shown = _show(results_of(plan, folder), screen, folder.path)
     if work is not None:
-        for name, reason in work.unmade() if not told.report else ():
+        for name, reason in work.unmade():
             screen.line(f"{name}: failed: {reason}")
         for one in work.packed:
             screen.line(str(one))
@@ -150,7 +158,7 @@ def _finish(
 
 def _keep(work: Work) -> None:
     """Note which runs are the study's, and what is known of its data."""
-    work.folder.write_current(work.digests)
+    work.folder.write_current(work.plan, work.digests)
     work.folder.write_facts(facts_of(work))
 
 
@@ -167,6 +175,7 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
     shared: dict[tuple[str, bool], Any] = {}
     made_by = commit()
     running: dict[Any, tuple[Job, float]] = {}
+    twins: list[Job] = []  # of runs that are being trained for another fit
     progress = StudyProgress(screen, work.plan, work)
 
     def begin(job: Job) -> None:
@@ -179,7 +188,7 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
         facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
         facts |= {"searched": work.searched(job.fit)}
         folder.write_fit(job.digest, {"status": "running", **facts})
-        folder.write_current(work.digests)
+        folder.write_current(work.plan, work.digests)
         source = str(folder.run(job.begin).path.resolve()) if job.begin else None
         task = fit.options(**takes)
         arguments_ = (job.config.plain, str(path), source, packed.get(job.config["model"], b""))
@@ -191,16 +200,22 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
         with progress.shown(running):
             while waiting is not None or running:
                 while waiting is not None and len(running) < most:
-                    begin(waiting)
+                    same = any(job.digest == waiting.digest for job, _ in running.values())
+                    if same:
+                        twins.append(waiting)
+                    else:
+                        begin(waiting)
                     waiting = work.ready()
                 ended, _ = ray.wait(list(running), timeout=1.0)
                 for task in ended:
                     job, since = running.pop(task)
                     found = _outcome(task, folder.mirror(job.digest))
                     folder.write_fit(job.digest, found)
-                    work.end(job.fit, found["status"], found.get("reason", ""), found)
+                    for one in (job, *(twin for twin in twins if twin.digest == job.digest)):
+                        work.end(one.fit, found["status"], found.get("reason", ""), found)
+                    twins = [twin for twin in twins if twin.digest != job.digest]
                     # for a report meanwhile, or after a kill
-                    folder.write_facts({**folder.facts(), "chosen": work.chosen()})
+                    folder.write_facts({**folder.facts(), **_found_so_far(work)})
                     progress.ended(job, found, time.monotonic() - since)
                 if ended and waiting is None:
                     waiting = work.ready()
@@ -231,8 +246,15 @@ def facts_of(work: Work) -> dict[str, Any]:
         if "LS" in (dataset.split.summary.get("split") or {}):
             columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
             facts["ties"] = asdict(count_ties(*columns))
-    facts["chosen"] = work.chosen()
-    return facts
+    return {**facts, **_found_so_far(work)}
+
+
+def _found_so_far(work: Work) -> dict[str, Any]:
+    """What searches chose, those of other rows as they did, and which fits cannot be trained."""
+    chosen = work.folder.facts().get("chosen") or {}
+    by = {row: search.metric for row, search in work.searches.items()}
+    by = {**(work.folder.facts().get("chosen_by") or {}), **by}
+    return {"chosen": {**chosen, **work.chosen()}, "chosen_by": by, "unmade": dict(work.unmade())}
 
 
 def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:

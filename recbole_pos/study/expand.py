@@ -120,7 +120,7 @@ def with_unread(plan: Plan, check: Check) -> Plan:
 def _unread(plan: Plan, row: Row, check: Check) -> str:
     """An option of the base that a row does not read; empty if it reads all."""
     try:
-        check({**_first_options(plan, row), "seed": plan.seeds[0]})
+        check({**first_options(plan, row), "seed": plan.seeds[0]})
     except UnknownKey as error:
         return error.key if error.key in plan.base and error.key not in row.options else ""
     except UsageError:
@@ -146,7 +146,7 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     found = {}
     for name in plan.order():
         row = plan.rows[name]
-        options = _first_options(plan, row)
+        options = first_options(plan, row)
         found[name] = _checked(plan, row, options, check)
         for option, values in (row.search.grid or {}).items() if row.search else ():
             for value in values[1:]:
@@ -154,10 +154,11 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _first_options(plan: Plan, row: Row) -> dict[str, Any]:
+def first_options(plan: Plan, row: Row) -> dict[str, Any]:
+    """Those of a row, with the first values of a grid; of one that is attached over the other's."""
     options = plan.options(row.name)
     if row.attach:
-        return {**_first_options(plan, plan.rows[row.attach.to]), **options}
+        return {**first_options(plan, plan.rows[row.attach.to]), **options}
     if row.search and row.search.grid:
         options |= {name: values[0] for name, values in row.search.grid.items()}
     return options
@@ -193,6 +194,32 @@ def digest(options: Mapping[str, Any], *others: Any) -> str:
     rest = [_canonical(value, "digest") for value in others]
     text = json.dumps([plain, rest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def asked(plan: Plan, one: Fit) -> str:
+    """A name for what a plan asks of a fit; a run that was made for another one is none of it.
+
+    What a search tries counts, since it decides the runs after it; where the data lie does not, nor
+    which options of the base a row reads.
+    """
+    return digest(_asked(plan, plan.rows[one.row]), one.seed)
+
+
+def _asked(plan: Plan, row: Row) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "dataset": plan.dataset,
+        "base": {key: value for key, value in plan.base.items() if key != "data_path"},
+        "row": row.options,
+        "config_files": [*plan.config_files, *row.config_files],
+        "ties": str(plan.ties),
+    }
+    if row.attach:
+        said["to"] = _asked(plan, plan.rows[row.attach.to])
+        said["schemes"] = list(row.attach.schemes)
+    if row.search:
+        tried = row.search.space if row.search.grid is None else row.search.grid
+        said["search"] = [tried, row.search.trials, list(plan.tried_with)]
+    return said
 
 
 def _canonical(value: Any, name: str) -> Any:

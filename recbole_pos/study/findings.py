@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recbole_pos.study.results import Comparison, Results
+from recbole_pos.study.results import DONE, FAILED, Comparison, Results
 from recbole_pos.study.shown import listed, number
 from recbole_pos.study.tables import metric_name
 
@@ -16,6 +16,11 @@ def findings(results: Results, found: Comparison) -> list[str]:
     best = mine.loc[mine["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
     said = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
+    fits = len(table.rows) * len(results.plan.seeds)
+    mine = results.runs[results.runs["row"].isin(table.rows)]
+    waiting = fits - int(mine["status"].isin((DONE, FAILED)).sum())
+    if waiting > 0:
+        said.append(f"{waiting} of {fits} runs are not finished; these figures are preliminary.")
     pairs = found.differences
     if pairs.empty:
         return said
@@ -46,7 +51,4 @@ def findings(results: Results, found: Comparison) -> list[str]:
         said.append(
             f"No statement is made of {listed(lonely['row'])}: that needs two seeds on both sides."
         )
-    waiting = len(results.runs) - len(results.done) - len(results.failed)
-    if waiting:
-        said.append(f"{waiting} runs are not finished; these figures are preliminary.")
     return said

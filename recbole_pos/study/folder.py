@@ -17,6 +17,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
+from recbole_pos.study.expand import asked, digest, fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, FAILED
@@ -49,7 +50,7 @@ class StudyFolder:
     def of(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
         """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
         if path is None:
-            title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-")[:60] or "study"
+            title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")[:60] or "study"
             path = Path("saved") / plan.dataset / "studies" / title
         return cls(path)
 
@@ -89,6 +90,8 @@ class StudyFolder:
 
     def write_plan(self, plan: Plan) -> None:
         """Keep a plan, so that the study can be continued and shown without its file."""
+        if self.begun:  # runs noted by 0.1 are of the plan that was here until now
+            self.write_current(self.read_plan(), {})
         content = {"name": plan.source.name, "content": plan.source.content}
         storage = self.storage or self._read(self.plan).get("storage")
         content |= {"storage": storage} if storage else {}
@@ -131,14 +134,32 @@ class StudyFolder:
         known = self.fit(digest) or {}
         return known.get("status") == DONE and not known.get(KNOWN_FROM) and self.is_begun(digest)
 
-    def current(self) -> dict[str, str]:
-        """Fit -> digest of its run, as the plan stands; runs of older options stay beside them."""
-        return self._read(self.path / "current.json")
+    def current(self, plan: Plan) -> dict[str, str]:
+        """Fit -> digest of its run, of those that were made for what the plan asks of them."""
+        noted = self._noted(plan)
+        return {
+            one.name: noted[one.name]["run"]
+            for one in fits(plan)
+            if one.name in noted and noted[one.name]["asked"] == asked(plan, one)
+        }
 
-    def write_current(self, digests: dict[str, str]) -> None:
+    def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Note what runs the plan's fits are; those of rows that were not asked for stay."""
-        text = json.dumps({**self.current(), **digests}, indent=2)
-        write_text(self.path / "current.json", text + "\n")
+        found = self._noted(plan)
+        for one in fits(plan):
+            if one.name in digests:
+                found[one.name] = {"run": digests[one.name], "asked": asked(plan, one)}
+        write_text(self.path / "current.json", json.dumps(found, indent=2) + "\n")
+
+    def _noted(self, plan: Plan) -> dict[str, dict[str, str]]:
+        """Fit -> ``run``, its digest, and what was ``asked``; of 0.1, which did not note that, the
+        plan's."""
+        kept = self._read(self.path / "current.json")
+        found = {name: one for name, one in kept.items() if isinstance(one, dict)}
+        for one in fits(plan):
+            if isinstance(kept.get(one.name), str):
+                found[one.name] = {"run": kept[one.name], "asked": asked(plan, one)}
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What is known of the data and of what they were trained with."""
@@ -163,7 +184,7 @@ class StudyFolder:
             row: its name.
             space: digest of what was drawn from; draws from another space are none of this search.
         """
-        kept = self._read(self._search_file(row))
+        kept = self.search(row)
         drawn = kept.get("drawn", kept)  # studies of 0.1 have no digest
         if kept.get("space", space) != space or not isinstance(drawn, dict):
             return {}
@@ -177,10 +198,16 @@ class StudyFolder:
 
     def search(self, row: str) -> dict[str, Any]:
         """What is kept of a row's search: ``space``, ``drawn``; empty where nothing is."""
-        return self._read(self._search_file(row))
+        file = self._search_file(row)
+        return self._read(file if file.is_file() else self.searches / f"{_plain(row)}.json")  # 0.1
 
     def _search_file(self, row: str) -> Path:
-        return self.searches / f"{re.sub(r'[^A-Za-z0-9]+', '-', row)}.json"
+        return self.searches / f"{_plain(row)[:60]}-{digest({'row': row})[:8]}.json"
+
+
+def _plain(row: str) -> str:
+    """The letters and digits of a name, which others may share."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", row)[:200]
 
 
 def known_from(run: Path) -> str:

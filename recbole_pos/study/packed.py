@@ -116,10 +116,10 @@ class PackedStudy:
         run = folder.run(digest)
         make_folder(run.path)
         run.write_config(config.plain)
+        write_text(run.metrics, metrics)
         if ranks is not None:
             run.write_ranks(ranks)
         folder.write_fit(digest, self.fit(digest))  # from here on nothing trains it
-        write_text(run.metrics, metrics)
 
     def __str__(self) -> str:
         """How much of it a study has."""
@@ -203,7 +203,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     Raises:
         UsageError: if no run is finished.
     """
-    current = folder.current()
+    current = folder.current(plan)
     digests = {current[one.name] for one in fits(plan) if one.name in current}
     files: dict[str, bytes] = {}
     count = 0

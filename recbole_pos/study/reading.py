@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from recbole_pos.study.plan import (
     Search,
     TablePlan,
     Ties,
-    grid_points,
     require_equal_trials,
 )
+from recbole_pos.study.searches import read_search, read_search_seeds
 from recbole_pos.study.source import LIKE, Source, read_source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
@@ -28,8 +28,11 @@ KEYS = (
 )
 # What a trained model may be tested with that it was not trained with.
 RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
+UNITS = ("user", "session")  # what a user of the log is called
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _METRIC = re.compile(r"[a-z]+@[1-9]\d*")
+_FIT = re.compile(r", (trial|seed) \d+")
+_NO = "one line, without `, trial 0` or `, seed 0`, which name its runs"
 _RANDOM = re.compile(r"random\((\d+)\)")
 _Path = tuple[Any, ...]
 
@@ -60,7 +63,7 @@ def make_plan(source: Source) -> Plan:
             problem = f"eval_args is given in the base already, {source.where('base', 'eval_args')}"
             raise source.error(("split",), f"split: {problem}; say it once")
         base["eval_args"] = {"split": split}
-    search = _search(source, ("search",), given.get("search"))
+    search = read_search(source, ("search",), given.get("search"))
     rows = _rows(source, given.get("rows"), base, search)
     metrics = _metrics(source, ("metrics",), given.get("metrics", list(METRICS)))
     reference = source.one_of(("reference",), given.get("reference", next(iter(rows))), rows)
@@ -78,14 +81,14 @@ def make_plan(source: Source) -> Plan:
         config_files=files,
         rows=rows,
         seeds=seeds,
-        search_seeds=_search_seeds(source, given.get("search_seeds", 1), seeds, rows),
+        search_seeds=read_search_seeds(source, given.get("search_seeds", 1), seeds, rows),
         reference=reference,
         metrics=metrics,
         bins=_bins(source, given.get("bins")),
         paper=_paper(source, given.get("paper"), rows),
         tables=_tables(source, given.get("tables"), rows, metrics, reference, title),
         ties=_ties(source, given.get("ties", "file")),
-        unit=source.text(("unit",), given.get("unit")) or "user",
+        unit=_unit(source, given.get("unit", UNITS[0])),
         source=source,
     )
     plan.order()
@@ -115,6 +118,10 @@ def _rows(
     found = {}
     for name, content in given.items():
         path = ("rows", name)
+        if "\n" in str(name) or _FIT.search(str(name)):
+            raise source.error(
+                path, f"rows: {shown(name)} is no name for a row: no second line, {_NO}"
+            )
         options, files = _options_and_files(source, path, content)
         own = options.pop("search", True)
         attach = None
@@ -150,7 +157,11 @@ def _rows(
             options,
             files,
             attach,
-            None if attach else search if own is True else _search(source, (*path, "search"), own),
+            None
+            if attach
+            else search
+            if own is True
+            else read_search(source, (*path, "search"), own),
         )
     return found
 
@@ -165,49 +176,6 @@ def _attach(source: Source, path: _Path, value: Any, rows: Collection[str]) -> A
     return Attach(to, source.names((*path, "schemes"), given["schemes"], "position schemes"))
 
 
-def _search(source: Source, path: _Path, value: Any) -> Search | None:
-    """A grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
-    if value is None or value is False:
-        return None
-    example = "of options and their values, {hidden_dropout_prob: [0.2, 0.3]}"
-    given = source.mapping(path, value, example)
-    if "space" not in given and "trials" not in given:
-        return _grid(source, path, given)
-    source.require_known(path, given, ("space", "trials"), "key")
-    trials, space = given.get("trials"), given.get("space")
-    if not is_whole(trials) or trials < 1:
-        raise source.error(
-            (*path, "trials"),
-            f"trials: a space needs a number of trials, the same for every row; found "
-            f"{shown(trials)}",
-        )
-    if not isinstance(space, (str, dict)) or not space:
-        problem = f"space: expected options and how they are drawn, or a file; found {shown(space)}"
-        raise source.error((*path, "space"), problem)
-    options = space if isinstance(space, dict) else {}
-    lines = {name: source.where(*path, "space", name) for name in options}
-    return Search(trials, space=space, lines=lines)
-
-
-def _grid(source: Source, path: _Path, given: dict[str, Any]) -> Search | None:
-    for name, values in given.items():
-        where = (*path, name)
-        if isinstance(values, dict):
-            raise source.error(
-                where,
-                f"search: {name} is drawn, not listed: write {{trials: 20, space: {{{name}: ..}}}}",
-            )
-        if not isinstance(values, list) or not values:
-            raise source.error(
-                where, f"search: {name}: expected a list of values, found {shown(values)}"
-            )
-        twice = next((v for n, v in enumerate(values) if v in values[:n]), None)
-        if twice is not None:
-            raise source.error(where, f"search: {name}: {shown(twice)} is listed twice")
-    lines = {name: source.where(*path, name) for name in given}
-    return Search(grid_points(given), grid=given, lines=lines) if given else None
-
-
 def _seeds(source: Source, value: Any) -> tuple[int, ...]:
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
@@ -218,18 +186,6 @@ def _seeds(source: Source, value: Any) -> tuple[int, ...]:
             f"seeds: expected how many, or different whole numbers in a list; found {shown(value)}",
         )
     return tuple(value)
-
-
-def _search_seeds(source: Source, value: Any, seeds: Sequence[int], rows: dict[str, Row]) -> int:
-    if not is_whole(value) or not 1 <= value <= len(seeds):
-        raise source.error(
-            ("search_seeds",),
-            f"search_seeds: expected of how many of {len(seeds)} seeds a search takes the mean, "
-            f"from 1 to {len(seeds)}; found {shown(value)}",
-        )
-    if value > 1 and not any(row.search for row in rows.values()):
-        raise source.error(("search_seeds",), "search_seeds: no row has a search")
-    return value
 
 
 def _metrics(source: Source, path: _Path, value: Any) -> tuple[str, ...]:
@@ -288,7 +244,7 @@ def _tables(
 ) -> tuple[TablePlan, ...]:
     if value is None:
         return (TablePlan(title, tuple(rows), metrics, reference),)
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:
         raise source.error(
             ("tables",), f"tables: expected a list of {{title: ..., rows: [...]}}, found "
             f"{shown(value)}",
@@ -329,6 +285,12 @@ def _table(
         source.one_of((*path, "reference"), own, chosen),
         validation,
     )
+
+
+def _unit(source: Source, value: Any) -> str:
+    if value not in UNITS:
+        raise source.error(("unit",), f"unit: {shown(value)} is none of {', '.join(UNITS)}")
+    return value
 
 
 def _ties(source: Source, value: Any) -> Ties:

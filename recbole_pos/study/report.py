@@ -98,8 +98,9 @@ def protocol(results: Results) -> list[str]:
     ]
     if results.ties is not None:
         said.append(results.ties.sentence(plan.dataset, plan.ties))
+    references = dict.fromkeys(table.reference for table in plan.tables)
     said.append(
-        f"Differences are to {plan.reference}, paired by target. Their 95% intervals have the "
+        f"Differences are to {listed(references)}, paired by target. Their 95% intervals have the "
         f"noise between {plural(plan.unit)} and between seeds in them (components of variance)."
     )
     return said
@@ -138,9 +139,11 @@ def _search(plan: Plan) -> str:
     trials = searched[0].search.trials if searched[0].search else 0
     without = [row.name for row in plan.rows.values() if not row.search and not row.attach]
     others = f" ({listed(without)}: none)" if without else ""
+    same = all(row.search == searched[0].search for row in searched)
+    what = f"{'the same search' if same else 'a search of its own'}, {trials} trials"
     return (
-        f"Every row had the same search, {trials} trials{others} with {_tried_with(plan)}, and "
-        "was chosen by validation alone."
+        f"Every row had {what}{others} with {_tried_with(plan)}, and was chosen by validation "
+        "alone."
     )
 
 

@@ -35,8 +35,9 @@ class Results:
             parameters (their number), epochs, device, commit, digest and path.
         ranks: of the finished runs; None where none wrote them.
         curves: a line an epoch: row, seed, epoch, value (of ``curve_metric`` in validation).
-        searches: a line a trial: row, trial, options (text), value (in validation), chosen (bool).
-        curve_metric: of curves and searches.
+        searches: a line a trial: row, trial, options (text), value (in
+            validation), metric (of the value), chosen (bool).
+        curve_metric: of curves.
         ties: what the order of events at one time decides.
         data: facts about the data: name -> number or text.
         versions: of what decides a result.

@@ -51,14 +51,19 @@ class Shown:
     def markdown(self, level: int = 2) -> str:
         """For a page."""
         marks = ("---" if self.is_text(place) else "---:" for place in range(len(self.columns)))
-        lines = [self.columns, tuple(marks), *(map(_marked, line) for line in self.lines)]
+        columns = (_in_a_cell(name) for name in self.columns)
+        lines = [columns, tuple(marks), *(map(_marked, line) for line in self.lines)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
 
 
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").splitlines())
+
+
 def _marked(cell: Cell) -> str:
-    text, detail = (part.replace("|", "\\|") for part in (cell.text, cell.detail))
+    text, detail = map(_in_a_cell, (cell.text, cell.detail))
     text = f"**{text}**" if cell.bold and text else text
     return f"{text} ({detail})" if detail else text
 

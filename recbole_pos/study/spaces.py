@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from recbole_pos.study.expand import digest, grid
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.study.configs import row_config
+from recbole_pos.study.expand import digest, first_options, grid
 from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.plan import Plan, Row
+from recbole_pos.study.plan import Plan, Row, Search
+from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file, space_of
 from recbole_pos.tune.searchers import BEST, OptunaSearcher
+from recbole_pos.tune.space import Space
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
     """What a trial is chosen by; None unless it has a value with each of its seeds."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / seeds if len(known) == seeds else None
+
+
+def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
+    """An option is given or tried, not both: one of them would count for nothing."""
+    places: dict[str, tuple[str, ...]] = {key: ("base", key) for key in plan.base}
+    places |= {key: ("rows", row.name, key) for key in row.options}
+    for name in names:
+        if name in places:
+            raise plan.source.error(
+                places[name],
+                f"row {row.name}: {name} is given here, and its search tries it as well; take it "
+                "out of one of the two (`search: false` for a row that is not searched)",
+            )
 
 
 class RowSearch:
@@ -30,7 +47,11 @@ class RowSearch:
         row: of the plan, with a search.
         folder: of the study.
 
+    Raises:
+        UsageError: for what the row's model cannot have, or what is given and tried.
+
     Attributes:
+        metric: that chooses: the one that early stopping of the row goes by.
         asked: trial -> options that the search gives it.
         scores: trial -> its mean in validation, where all of its seeds are through.
         told: trial -> validation with each seed so far.
@@ -41,8 +62,9 @@ class RowSearch:
 
     def __init__(self, plan: Plan, row: Row, folder: StudyFolder) -> None:
         self.row, self.folder = row, folder
-        self.metric = str(plan.base.get("valid_metric", plan.metrics[0])).lower()
-        self.mode = "max" if plan.base.get("valid_metric_bigger", True) else "min"
+        config = row_config({**first_options(plan, row), "seed": plan.seeds[0]})
+        self.metric = str(config["valid_metric"]).lower()
+        self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.scores: dict[int, float] = {}
         self.told: dict[int, list[float | None]] = {}
@@ -53,17 +75,37 @@ class RowSearch:
         self.searcher: OptunaSearcher | None = None
         self.space, self.fixed = "", dict[str, Any]()
         self.kept: dict[int, dict[str, Any]] = {}
-        if search.grid is None:
-            space = (
-                read_space(space_file(search.space, ""))
-                if isinstance(search.space, str)
-                else space_of(search.space or {}, search.lines)
-            )
-            self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
-            self.fixed = space.fixed
-            drawn_from = [[one.name, one.kind, one.values, one.when] for one in space.parameters]
-            self.space = digest({"space": drawn_from, "seed": plan.seeds[0], "mode": self.mode})
-            self.kept = folder.drawn(row.name, self.space)
+        if search.grid is not None:
+            _require_not_given(plan, row, search.grid)
+            return
+        space = self._space(plan, search, config)
+        _require_not_given(plan, row, space.names)
+        self.searcher = OptunaSearcher(space, self.mode, plan.seeds[0])
+        drawn_from = [[one.name, one.kind, one.values, one.when] for one in space.parameters]
+        about = {"space": drawn_from, "seed": plan.seeds[0], "mode": self.mode}
+        self.space = digest({**about, **({"given": space.context} if space.context else {})})
+        self.kept = folder.drawn(row.name, self.space)
+
+    def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
+        """What is drawn from, checked; its fixed options give way to those of the row."""
+        space = (
+            read_space(space_file(search.space, ""))
+            if isinstance(search.space, str)
+            else space_of(search.space or {}, search.lines)
+        )
+        given = config.external_config_dict
+        self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
+        options = {**plan.options(self.row.name), "seed": plan.seeds[0]}
+
+        def build(drawn: dict[str, Any]) -> PosConfig:
+            return row_config(options, self.options(drawn))
+
+        plain = check_fixed(space, build).plain
+        space.context = plain
+        check_space(space, build)
+        named = {name for parameter in space.parameters for name in parameter.when}
+        space.context = {key: plain[key] for key in plain if key in named - set(space.names)}
+        return space
 
     def ask(self, trial: int, drawn: dict[str, Any] | None = None) -> dict[str, Any]:
         """The options of a trial.

@@ -14,6 +14,7 @@ from recbole_pos.study.shown import (
     Shown,
     count,
     interval,
+    listed,
     number,
     span,
     with_deviation,
@@ -39,7 +40,7 @@ def metrics_table(results: Results, found: Comparison) -> Shown:
     main, reference = table.metrics[0], table.reference
     shown = [*table.metrics, *[VALIDATION] * table.validation]
     columns = ["row", "seeds", *map(metric_name, table.metrics)]
-    columns += [f"{metric_name(main)}, validation"] * table.validation
+    columns += [f"{metric_name(plan.metrics[0])}, validation"] * table.validation
     columns += [f"{metric_name(main)} - {reference}"] * compared
     cost = _cost(results, table.rows)
     columns += [name for name, _, _ in cost]
@@ -144,13 +145,15 @@ def search_table(results: Results) -> Shown | None:
     trials = results.searches
     if trials.empty:
         return None
-    lines = []
+    lines, metrics = [], list(dict.fromkeys(trials["metric"]))
     for row, part in trials.groupby("row", sort=False):
         chosen = part[part["chosen"].astype(bool)]
         text = str(chosen["options"].iloc[0]) if len(chosen) else "not yet"
-        value = number(float(chosen["value"].iloc[0])) if len(chosen) else ""
-        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value)))
-    metric = metric_name(results.curve_metric) or "the metric"
+        known = chosen["value"].dropna()
+        value = number(float(known.iloc[0])) if len(known) else ""
+        of = metric_name(str(part["metric"].iloc[0])) if len(metrics) > 1 else ""
+        lines.append((Cell(str(row)), Cell(f"{len(part)}"), Cell(text), Cell(value, of)))
+    metric = listed(map(metric_name, metrics))
     seeds = results.plan.search_seeds
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
     note = f"Chosen by {metric} in validation alone{mean}; test figures were looked at afterwards."

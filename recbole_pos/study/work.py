@@ -17,7 +17,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 
-_UNTRAINED = "not trained"
+_UNTRAINED = "not trained"  # why a fit has no run that nobody has tried to make
 _FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
 CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
 
@@ -67,6 +67,7 @@ class Work:
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
+        self.tried = True  # until no more than what is finished is taken
         self.datasets = Datasets()
         self.searches = {
             name: RowSearch(plan, plan.rows[name], folder)
@@ -111,9 +112,12 @@ class Work:
         """Mark what is finished, and what the packed runs have; all else counts as failed."""
         while job := self.ready(draw=False):
             self.end(job.fit, FAILED, _UNTRAINED)
+        self.tried = False
 
     def unmade(self) -> list[tuple[str, str]]:
         """Fits that failed before there was a run to say so, with their reasons."""
+        if not self.tried:
+            return []
         return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
 
     def left(self) -> dict[str, str]:
@@ -275,10 +279,10 @@ class Work:
         """The configuration of a finished run, here or, while nothing is written, in a file."""
         kept = self.folder.run(digest).config
         holders = [packed for packed in self.packed if digest in packed]
-        if kept.is_file() or not holders:
-            return {"config_files": [str(kept)]}
-        config = holders[0].config(digest)
         place = {key: self.plan.base[key] for key in ("data_path",) if key in self.plan.base}
+        if kept.is_file() or not holders:
+            return {"config_files": [str(kept)], **place}
+        config = holders[0].config(digest)
         if config.get("train_only"):  # goes with a place that no file has
             place["init_from"] = str(self.folder.run(digest).path)
         return {**config, **place}

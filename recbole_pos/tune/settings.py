@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from recbole_pos.config.arguments import SearchArguments
+from recbole_pos.config.arguments import SearchArguments, require_shares
 from recbole_pos.config.plugins import modules_of
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig
 from recbole_pos.config.presets import positions
@@ -199,19 +199,11 @@ def _is_named(space: Space, key: str) -> bool:
 
 
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
-    whole = {
-        "num_samples": num_samples,
-        "max_concurrent": settings.max_concurrent,
-        "nproc": settings.nproc,
-    }
+    whole = {"num_samples": num_samples, "nproc": settings.nproc}
     for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
         if value is not None and (isinstance(value, bool) or value < 1):
             raise UsageError(f"--{name}: expected a whole number of at least 1, found {value}")
-    if not settings.cpus_per_trial > 0:
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {settings.cpus_per_trial}")
-    gpus = settings.gpus_per_trial
-    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
-        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
+    require_shares(settings.max_concurrent, settings.cpus_per_trial, settings.gpus_per_trial)
 
 
 class SearchFolder:
