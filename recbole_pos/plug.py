@@ -120,9 +120,9 @@ def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
             given = self.external_config_dict
             defaults = plugin_defaults(model, given.get("position"), given.get("loss_type"))
             self.internal_config_dict.update(defaults)
-            if isinstance(given.get("eval_args"), dict):  # RecBole would replace it as a whole
-                given["eval_args"] = {**defaults["eval_args"], **given["eval_args"]}
-            if type(self).__module__ == load.__module__:  # PosConfig checks more
+            if type(self).__module__ == load.__module__:  # PosConfig merges and checks more
+                if isinstance(given.get("eval_args"), dict):  # RecBole would replace all of it
+                    given["eval_args"] = {**defaults["eval_args"], **given["eval_args"]}
                 free = free_options(model, positions(given.get("position"), model))
                 for key in given.keys() & defaults.keys():
                     check = check_own if key in free else check_value

@@ -76,6 +76,8 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
     elif _is_list(kind):
         raw = "floats" if pa.types.is_floating(kind.value_type) else "list"
         column = pa.chunked_array([_joined(chunk, name) for chunk in column.chunks], pa.string())
+    elif pa.types.is_decimal(kind) and kind.scale == 0:  # ids, which no float holds
+        column, raw = column.cast(pa.string()), "integer"
     elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         column, raw = column.cast(pa.float64()), "float"
     elif pa.types.is_integer(kind):
@@ -85,8 +87,11 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             column = column.cast(pa.string())
         except pa.ArrowException as error:
             raise UsageError(f"column {name!r} holds bytes that are no text") from error
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
+    try:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+    except pa.ArrowException as error:
+        raise UsageError(f"column {name!r} holds {kind}, which is no field") from error
     one = column.unify_dictionaries().combine_chunks()
     if isinstance(one, pa.ChunkedArray):  # of no rows
         one = pa.array([], pa.string()).dictionary_encode()

@@ -143,9 +143,17 @@ def convert(
                 write_table(path, tables[suffix], separator)
         elif path.exists():  # of what is overwritten
             path.unlink()
+    for path in parquet_files(folder, name):  # likewise, and a run takes no table in two forms
+        path.unlink()
     screen.line(f"wrote {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     screen.line(report.command)
     return report
+
+
+def parquet_files(folder: Path, name: str) -> list[Path]:
+    """The tables of a dataset that are there in parquet."""
+    files = [folder / f"{name}.{suffix}.parquet" for suffix in ("inter", "item", "user")]
+    return [file for file in files if file.exists()]
 
 
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
@@ -155,6 +163,7 @@ def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
             f"--name {field_name(name, ())}"
         )
     files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
+    files += parquet_files(folder, name)
     if found := [file.name for file in files if file.exists()]:
         if not (asked.overwrite or asked.dry_run):
             raise UsageError(

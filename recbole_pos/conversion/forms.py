@@ -80,6 +80,12 @@ def read_form(date_format: str) -> Form:
     return _pattern(left), _pattern(right)
 
 
+def form_width(date_format: str) -> int:
+    """How many digits a date in a form of digits alone has, such as 8 for %d%m%Y; 0 for others."""
+    parts = re.fullmatch(r"(?:%[dmYyHMS])+", date_format)
+    return sum(4 if part == "Y" else 2 for part in date_format[1::2]) if parts else 0
+
+
 def _pattern(date_format: str) -> str:
     """The regular expression of a part of a form."""
     text = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import json as arrow
 
 from recbole_pos.conversion.source import Broken, Part, flat, opened, union
@@ -58,9 +59,15 @@ def _fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
         # Arrow makes times of some texts; how they are written is for later, and for all blocks
         dates = {f.name: pa.string() for f in table.schema if pa.types.is_timestamp(f.type)}
         if not dates:
-            return table if table.num_rows == lines else None
+            return table if table.num_rows == lines and not _beyond_floats(table) else None
         texts.update(dates)
     return None
+
+
+def _beyond_floats(table: pa.Table) -> bool:
+    """Whether whole numbers may have become other ones, as ids that are too large for int64 do."""
+    floats = (column for column in table.columns if pa.types.is_floating(column.type))
+    return any((pc.max(pc.abs(column)).as_py() or 0) >= 2**53 for column in floats)
 
 
 def _slow(block: bytes, first: int) -> tuple[pa.Table, list[Broken]]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute as pc
+import pyarrow.compute as pc
 
 from recbole_pos.conversion.forms import (
     FORMS,
     SLASHES,
     Halves,
     compact_form,
+    form_width,
     read_form,
     seconds_of,
 )
@@ -140,6 +141,9 @@ class _Reader:
 
     def _other(self, column: pa.ChunkedArray) -> Times:
         """Numbers and forms of dates."""
+        if self.format and self.format not in UNITS:  # digits are a date, with zeros before them
+            none = np.zeros(len(column), dtype=np.int64)
+            return self.result(none, np.ones(len(column), dtype=bool), column)
         try:  # all of them
             values, missing = _numbers(column.cast(pa.int64()))
             return self.result(values, missing, pa.nulls(len(column), pa.string()))
@@ -177,6 +181,8 @@ class _Reader:
         if values.dtype.kind in "iu":
             texts = pa.array(values).cast(pa.string())
             form = read_form(self.format) if self.format else compact_form(values)
+            if self.format:  # numbers have lost the zeros before them
+                texts = pc.utf8_lpad(texts, form_width(self.format), "0")
             if form:
                 seconds = seconds_of(Halves(texts).parts(form))
                 if self.format or not np.isnan(seconds).any():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import convert
+from recbole_pos.conversion.convert import convert, parquet_files
 from recbole_pos.data.counts import counts_of, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -45,7 +45,8 @@ def build(
     """
     log, screen, folder = public_log(name), Screen(verbose), Path(data_path) / name
     given = _require_files(log, [Path(file) for file in files])
-    if (folder / f"{name}.inter").exists() and not overwrite:
+    in_parquet = parquet_files(folder, name)
+    if ((folder / f"{name}.inter").exists() or in_parquet) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
     for published, file in zip(log.files, given, strict=True):
         if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
@@ -75,6 +76,8 @@ def build(
         )
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            for file in in_parquet:
+                file.unlink()
             for suffix in SUFFIXES:
                 (folder / f"{name}{suffix}").unlink(missing_ok=True)
                 if (file := Path(made) / name / f"{name}{suffix}").is_file():

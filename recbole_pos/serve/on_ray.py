@@ -26,7 +26,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import writing
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
-from recbole_pos.serve.recommend import Counts, named, read_names, tell_growth
+from recbole_pos.serve.recommend import Counts, named, read_names, tell_growth, tell_unknown
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.tune.cluster import connect, stop
 
@@ -83,6 +83,7 @@ def recommend_on_ray(
         "exclude_seen": exclude_seen,
     }
     trained.choice(task["allowed"], task["excluded"])
+    tell_unknown(trained, screen, items=task["allowed"], exclude=task["excluded"])
     if histories is None:
         names = trained.of_users(users).ids
         total = len(names)

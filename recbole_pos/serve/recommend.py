@@ -20,6 +20,7 @@ from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import Histories, lines_of
 from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommender import MODEL, Recommender
+from recbole_pos.values import shown
 
 _FEW = 30  # recommendations that are shown, too
 
@@ -99,6 +100,7 @@ def write_recommendations(
         if trained.changed:
             screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
         choice = trained.choice(*names)
+        tell_unknown(trained, screen, items=names[0], exclude=names[1])
         if histories is not None and users is not None:
             raise UsageError("give users or histories, not both")
         asked = trained.of_users(users) if histories is None else _read(trained, histories)
@@ -189,13 +191,23 @@ def tell_growth(growth: Growth, screen: Screen) -> None:
         )
 
 
+def tell_unknown(trained: Recommender, screen: Screen, **names: list[str] | None) -> None:
+    """How many names of the files of ``--items`` and ``--exclude`` no item has."""
+    for option, given in names.items():
+        if unknown := [name for name in given or () if name not in trained.ids]:
+            screen.line(
+                f"--{option}: {len(unknown):,} of {len(given or ()):,} names are of no item that "
+                f"the model knows, {shown(unknown[0])} first; they count for nothing"
+            )
+
+
 def read_names(file: str | Path) -> list[str]:
-    """Names of a file, one a line."""
+    """Names of a file, one a line, letter by letter: names may begin or end with a space."""
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in text.split("\n") if line]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import ray
 
 from recbole_pos.config.arguments import SearchArguments, require_shares
 from recbole_pos.config.plugins import modules_of
-from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig
+from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import folder as folders
@@ -26,7 +26,7 @@ from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import write_json
 from recbole_pos.tune.searchers import SEARCHERS
 from recbole_pos.tune.space import Space
-from recbole_pos.tune.storage import place_of
+from recbole_pos.tune.storage import is_taken, place_of
 from recbole_pos.tune.trial import trial_config
 from recbole_pos.values import suggest
 
@@ -140,12 +140,13 @@ def read_settings(
     found = read_space(space_file(space, first["model"]))
     fixed = {**first.external_config_dict}
     overruled = [name for name in found.names if name in fixed]
+    of_space = found.fixed
     found = found.without(fixed)
     if not found.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
     base["data_path"] = first.plain["data_path"]  # absolute: trials work in folders of their own
-    base = {**found.fixed, **base}
+    base = merge_options(of_space, base)
     if modules := _plugins(found, first["model"], base):
         base["plugins"] = modules
     build = functools.partial(trial_config, first["model"], first["dataset"], base)
@@ -239,6 +240,11 @@ class SearchFolder:
         folders.make_folder(folder.path)
         if settings.storage:
             settings.storage = place_of(settings.storage, folder.path)
+            if is_taken(f"{settings.storage}/{_RAY}"):
+                raise UsageError(
+                    f"--storage: {settings.storage} holds a search already, of another folder with "
+                    f"the name {folder.path.name}; choose another --run_dir or --storage"
+                )
         write_json(settings.to_plain(), folder.settings)
         return folder
 

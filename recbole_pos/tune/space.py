@@ -206,11 +206,15 @@ class Space:
         endless = ("uniform", "loguniform")
         if any(parameter.kind in endless for parameter in self.parameters):
             return None
-        counts = [len(parameter.all_values()) for parameter in self.parameters]
-        return len(self.grid()) if math.prod(counts) <= most else None
+        count = len(self.grid(most))
+        return count if count <= most else None
 
-    def grid(self) -> list[dict[str, Any]]:
-        """All combinations, in the order of the file, the last parameter changing first."""
+    def grid(self, most: float = math.inf) -> list[dict[str, Any]]:
+        """All combinations, in the order of the file, the last parameter changing first.
+
+        Args:
+            most: where more are found, nothing more is looked for.
+        """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
             grown: list[dict[str, Any]] = []
@@ -220,6 +224,8 @@ class Space:
                 else:
                     grown.append(options)
             combinations = grown
+            if len(combinations) > most:
+                break
         return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:

@@ -51,6 +51,12 @@ def filesystem(place: str) -> tuple[fs.FileSystem, str]:
     return fs.FileSystem.from_uri(place) if "://" in place else (fs.LocalFileSystem(), place)
 
 
+def is_taken(place: str) -> bool:
+    """Whether something lies at a path or URI."""
+    system, path = filesystem(place)
+    return system.get_file_info(path).type != fs.FileType.NotFound
+
+
 class Mirror:
     """What a run writes into its folder on this machine, and the copy on a storage.
 
