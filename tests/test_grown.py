@@ -56,9 +56,10 @@ def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) 
     before = by_user(recbole_pos.recommend(run_dir, k=5))
     write_atomic(grow(log, shuffle=False), tmp_path)
     trained = recbole_pos.Recommender.load(run_dir)
-    assert vars(trained.growth) == {"users": 1, "events": 4, "items": 1, "skipped": 2}
+    assert vars(trained.growth) == {"users": 2, "events": 4, "items": 1, "skipped": 2}
     after = by_user(recbole_pos.recommend(run_dir, k=5))
-    assert set(after) == {*before, "somebody"}
+    assert set(after) == {*before, "somebody", "nobody"}
+    assert set(after["nobody"]["by"]) == {"popularity"}, "whose events the model does not know"
     for user in set(before) - {"u5", "u6"}:
         pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
     if model not in SEQUENTIAL:

@@ -58,3 +58,23 @@ def test_points_of_a_space_with_conditions() -> None:
         space[name] = {"choice": list(range(10)), "when": {"base": name}}
     assert space_of(space, {}).points() == 50
     assert space_of({name: {"choice": list(range(10))} for name in "abcde"}, {}).points() is None
+
+
+def test_parts_of_a_file_for_one_scheme(tiny: Path, tmp_path: Path) -> None:
+    """A trial has other schemes than the configuration the file was read for."""
+    file = tmp_path / "mine.yaml"
+    space = tmp_path / "space.yaml"
+    options, told = {"data_path": str(tiny)}, SearchArguments(num_samples=2)
+    file.write_text("for:\n  PosSASRec: {n_layers: 1}\n  rope: {rope_base: 100}\n")
+    space.write_text("position: {choice: [[rope], [learned]]}\n")
+    with pytest.raises(
+        UsageError, match="mine.yaml, for rope: a search that tries or sets"
+    ):
+        read_settings("PosSASRec", "tiny", space, [str(file)], options, told)
+    given = {**options, "position": ["rope"]}
+    space.write_text(LEARNING)
+    found = read_settings("PosSASRec", "tiny", space, [str(file)], given, told).config()
+    assert found["rope_base"] == 100 and found["n_layers"] == 1
+    file.write_text("for:\n  PosSASRec: {n_layers: 1}\n")
+    space.write_text("position: {choice: [[rope], [learned]]}\n")
+    assert read_settings("PosSASRec", "tiny", space, [str(file)], options, told).total == 2

@@ -85,6 +85,16 @@ def parts_for(
     return parts
 
 
+def parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
+    """Where options of a config file stand that a model takes with some schemes alone."""
+    titles = {title: _names(title, f"{file}, for {title}") for title in content.get(FOR) or {}}
+    return [
+        f"{file}, for {title}"
+        for title, names in titles.items()
+        if model not in names and set(names) & set(SCHEMES)
+    ]
+
+
 def positions(given: Any, model: str | None) -> list[str]:
     """The schemes that ``position`` names; those of the model's own yaml where it is not given."""
     if given is None and model is not None:

@@ -43,19 +43,21 @@ class Later:
     Attributes:
         events: rows of it whose items are known, with names as they stand in the file.
         users: names of users that are new, by first appearance.
+        lonely: those of new users who have events of unknown items alone.
         skipped: number of events of unknown items.
         items: number of unknown items.
     """
 
     events: pd.DataFrame
     users: np.ndarray
+    lonely: np.ndarray
     skipped: int
     items: int
 
     @property
     def growth(self) -> Growth:
         """Its numbers."""
-        return Growth(len(self.users), len(self.events), self.items, self.skipped)
+        return Growth(len(self.users) + len(self.lonely), len(self.events), self.items, self.skipped)
 
 
 def divide(
@@ -74,7 +76,9 @@ def divide(
     then = known.oldest(table[user], table[time], user)
     later = spelled_out(table[~then])
     names = later.loc[~later[user].isin(known.tokens[user]), user].unique()
-    beyond = Later(later, names, len(skipped), skipped[item].nunique())
+    others = pd.Series(skipped[user].astype(str).unique(), dtype=object)
+    lonely = others[~others.isin([*known.tokens[user], *names])].to_numpy()
+    beyond = Later(later, names, lonely, len(skipped), skipped[item].nunique())
     return table.take(np.flatnonzero(then)), beyond
 
 

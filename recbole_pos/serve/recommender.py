@@ -62,7 +62,7 @@ class Recommender:
         trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
         counts = torch.bincount(trained, minlength=dataset.item_num).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
-        self.strangers = frozenset(strangers)  # in the data, and unknown to the model
+        self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
 
     @classmethod
     def load(cls, run_dir: str | Path) -> Recommender:
@@ -75,7 +75,7 @@ class Recommender:
             UsageError: if it is none.
             CheckpointError: if the data the model was trained on are not there any more.
         """
-        growth, strangers = Growth(), np.empty(0)
+        growth, strangers = Growth(), []
 
         def with_later(dataset: Any) -> Any:
             nonlocal growth, strangers
@@ -84,7 +84,7 @@ class Recommender:
                 return dataset
             growth = later.growth
             new = not reads_users(dataset.config["model"], dataset.config.model_class)
-            strangers = later.users[:0] if new else later.users
+            strangers = [*([] if new else later.users), *later.lonely]
             return dataset.with_later(new_users=new)
 
         made = load(run_dir, with_later, grown=True)

@@ -16,7 +16,7 @@ import ray
 from recbole_pos.config.arguments import SearchArguments, require_shares
 from recbole_pos.config.plugins import modules_of
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
-from recbole_pos.config.presets import positions
+from recbole_pos.config.presets import parts_by_scheme, positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import only_writer
@@ -142,6 +142,13 @@ def read_settings(
     overruled = [name for name in found.names if name in fixed]
     of_space = found.fixed
     found = found.without(fixed)
+    if "position" in {*found.names, *found.fixed}:  # trials take a file as it is for one position
+        for file, content in first.files:
+            if parts := parts_by_scheme(content, first["model"], file):
+                raise UsageError(
+                    f"{parts[0]}: a search that tries or sets position does not take options of "
+                    "one scheme from there; write them into the space, with `when: {position: ..}`"
+                )
     if not found.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
     base = to_plain({k: v for k, v in fixed.items() if k not in EXTRA_KEYS})
