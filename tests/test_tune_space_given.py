@@ -67,9 +67,7 @@ def test_parts_of_a_file_for_one_scheme(tiny: Path, tmp_path: Path) -> None:
     options, told = {"data_path": str(tiny)}, SearchArguments(num_samples=2)
     file.write_text("for:\n  PosSASRec: {n_layers: 1}\n  rope: {rope_base: 100}\n")
     space.write_text("position: {choice: [[rope], [learned]]}\n")
-    with pytest.raises(
-        UsageError, match="mine.yaml, for rope: a search that tries or sets"
-    ):
+    with pytest.raises(UsageError, match="mine.yaml, for rope: a search that tries or sets"):
         read_settings("PosSASRec", "tiny", space, [str(file)], options, told)
     given = {**options, "position": ["rope"]}
     space.write_text(LEARNING)

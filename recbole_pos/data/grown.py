@@ -57,7 +57,8 @@ class Later:
     @property
     def growth(self) -> Growth:
         """Its numbers."""
-        return Growth(len(self.users) + len(self.lonely), len(self.events), self.items, self.skipped)
+        users = len(self.users) + len(self.lonely)
+        return Growth(users, len(self.events), self.items, self.skipped)
 
 
 def divide(
