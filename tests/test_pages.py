@@ -42,8 +42,25 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script("pages", monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study, trained and packed once."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_atomic(make_log(), folder / "data")
+    given = {"data_path": str(folder / "data")}
+    told = {"run_dir": folder / "study", "pack": folder / "my.tar.xz", "verbose": False}
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        recbole_pos.compare(STUDY, config_dict=given, **told)
+    finally:
+        ray.shutdown()
+    return folder / "my.tar.xz"
+
+
 @pytest.fixture
-def repository(pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(
+    pages: ModuleType, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     places = {"ROOT": "", "STUDIES": "studies", "RESULTS": "results", "RUNS": "results/runs"}
     for name, place in places.items():
         monkeypatch.setattr(pages, name, tmp_path / place)
@@ -53,14 +70,8 @@ def repository(pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name, dataset in (("my", "tiny"), ("absent", "nowhere")):
         study = {**STUDY, "dataset": dataset}
         Path(f"studies/{name}.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
-    given = {"data_path": "data"}
-    runs = "results/runs/my.tar.xz"
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        recbole_pos.compare("studies/my.yaml", config_dict=given, pack=runs, verbose=False)
-    finally:
-        ray.shutdown()
-    Path("results/runs/absent.tar.xz").write_bytes(Path(runs).read_bytes())
+    for name in ("my", "absent"):
+        shutil.copy(packed, f"results/runs/{name}.tar.xz")
     Path("results/page.md").write_text(PAGE, encoding="utf-8")
     return tmp_path
 
