@@ -196,7 +196,7 @@ def digest(options: Mapping[str, Any], *others: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def asked(plan: Plan, one: Fit) -> str:
+def asked_digest(plan: Plan, one: Fit) -> str:
     """A name for what a plan asks of a fit; a run that was made for another one is none of it.
 
     What a search tries counts, since it decides the runs after it; where the data lie does not, nor

@@ -17,7 +17,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
-from recbole_pos.study.expand import asked, digest, fits
+from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, FAILED
@@ -140,7 +140,7 @@ class StudyFolder:
         return {
             one.name: noted[one.name]["run"]
             for one in fits(plan)
-            if one.name in noted and noted[one.name]["asked"] == asked(plan, one)
+            if one.name in noted and noted[one.name]["asked"] == asked_digest(plan, one)
         }
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
@@ -148,7 +148,7 @@ class StudyFolder:
         found = self._noted(plan)
         for one in fits(plan):
             if one.name in digests:
-                found[one.name] = {"run": digests[one.name], "asked": asked(plan, one)}
+                found[one.name] = {"run": digests[one.name], "asked": asked_digest(plan, one)}
         write_text(self.path / "current.json", json.dumps(found, indent=2) + "\n")
 
     def _noted(self, plan: Plan) -> dict[str, dict[str, str]]:
@@ -158,7 +158,7 @@ class StudyFolder:
         found = {name: one for name, one in kept.items() if isinstance(one, dict)}
         for one in fits(plan):
             if isinstance(kept.get(one.name), str):
-                found[one.name] = {"run": kept[one.name], "asked": asked(plan, one)}
+                found[one.name] = {"run": kept[one.name], "asked": asked_digest(plan, one)}
         return found
 
     def facts(self) -> dict[str, Any]:

@@ -31,8 +31,7 @@ RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
 UNITS = ("user", "session")  # what a user of the log is called
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _METRIC = re.compile(r"[a-z]+@[1-9]\d*")
-_FIT = re.compile(r", (trial|seed) \d+")
-_NO = "one line, without `, trial 0` or `, seed 0`, which name its runs"
+_NAME_OF_A_RUN = re.compile(r", (trial|seed) \d+")
 _RANDOM = re.compile(r"random\((\d+)\)")
 _Path = tuple[Any, ...]
 
@@ -118,10 +117,9 @@ def _rows(
     found = {}
     for name, content in given.items():
         path = ("rows", name)
-        if "\n" in str(name) or _FIT.search(str(name)):
-            raise source.error(
-                path, f"rows: {shown(name)} is no name for a row: no second line, {_NO}"
-            )
+        if "\n" in str(name) or _NAME_OF_A_RUN.search(str(name)):
+            problem = f"rows: {shown(name)} is no name for a row: give it one line, without "
+            raise source.error(path, problem + "`, trial 0` or `, seed 0`, which name its runs")
         options, files = _options_and_files(source, path, content)
         own = options.pop("search", True)
         attach = None
