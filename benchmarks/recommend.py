@@ -141,7 +141,7 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole's own configuration reads it

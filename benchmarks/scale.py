@@ -109,7 +109,7 @@ def run(cell: Cell, folder: Path, seconds: float) -> dict[str, Any]:
 def main() -> None:
     """Every cell that is not there yet; the page after each axis."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5, help="CPU-seconds of steps of a cell")
+    parser.add_argument("--seconds", type=float, default=3, help="CPU-seconds of steps of a cell")
     parser.add_argument("--quick", action="store_true", help="two CPU-seconds, 5M events at most")
     parser.add_argument("--most", type=int, default=EVENTS[-1], help="events of the largest log")
     parser.add_argument("--full", action="store_true", help="20 million events for every model")

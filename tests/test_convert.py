@@ -89,6 +89,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
     "orders.tsv": as_csv(sep="\t"),
     "semicolon.csv": as_csv(sep=";", lineterminator="\r\n"),
     "orders.csv.gz": as_csv(),
+    "orders.CSV.GZ": as_csv(),
     "excel.csv": as_csv(encoding="utf-8-sig"),
     "utf-16.csv": as_csv(encoding="utf-16"),
     "orders.jsonl": as_json,

@@ -110,6 +110,8 @@ def test_scores_are_products_of_vectors(trained: recbole_pos.Recommender) -> Non
     assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
     with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
         trained.similar("i07")
+    with pytest.raises(UsageError, match="item '5' is not known"):  # a number, not a list
+        trained.similar(5)  # type: ignore[arg-type]
 
 
 def test_events_are_sorted_by_time(trained: recbole_pos.Recommender) -> None:

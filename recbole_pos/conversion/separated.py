@@ -12,7 +12,7 @@ from typing import IO, Any
 import pyarrow as pa
 from pyarrow import csv as arrow
 
-from recbole_pos.conversion.source import Broken, Part, opened
+from recbole_pos.conversion.source import Broken, Part, opened, packed
 from recbole_pos.errors import UsageError
 
 NAMELESS = "(column {})"
@@ -133,8 +133,9 @@ class Separated:
                 f"{file}: its first line, {first[:80]!r}, is not that of the other files; files "
                 "with different columns are converted one by one (--items, --users)"
             )
+        packing = "gzip" if packed(file) else None
         for threads in (True, False):  # with several, nobody knows the number of a broken line
-            with pa.input_stream(str(file), compression="detect", buffer_size=_BLOCK) as stream:
+            with pa.input_stream(str(file), compression=packing, buffer_size=_BLOCK) as stream:
                 columns, broken = self._table(file, stream, line, threads)
             if not broken:
                 break

@@ -125,8 +125,12 @@ class Source:
 
 def opened(file: Path) -> IO[bytes]:
     """A file, unpacked on the way."""
-    packed = file.suffix.lower() == ".gz"
-    return gzip.open(file) if packed else open(file, "rb")  # type: ignore[return-value]
+    return gzip.open(file) if packed(file) else open(file, "rb")  # type: ignore[return-value]
+
+
+def packed(file: Path) -> bool:
+    """Whether a file is gzip's, by its name, in letters of either case."""
+    return file.suffix.lower() == ".gz"
 
 
 def flat(table: pa.Table) -> dict[str, pa.ChunkedArray]:

@@ -15,8 +15,8 @@ dimension" (B.3) suggests.
 Relations of heads leave out the event itself, whose value the residual and self-attention carry;
 for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the own state:
 ``user_update: replace``. With the smoothed state added at weight 1 instead, the items of ten other
-users stay in every state, and the layers above cannot weigh them down
-(results/earlier_attrformer.md); so its weight is learned, from 0.
+users stay in every state, and the layers above cannot weigh them down; so its weight is learned,
+from 0.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class Recommender:
         """The items whose vectors point most nearly the same way.
 
         Args:
-            items: names.
+            items: names, or one.
             k: how many for each.
 
         Returns:
@@ -299,7 +299,8 @@ class Recommender:
         Raises:
             UsageError: for unknown items, or a model without vectors.
         """
-        names = [items] if isinstance(items, str) else [str(item) for item in items]
+        one = isinstance(items, str) or not isinstance(items, Iterable)
+        names = [str(item) for item in ([items] if one else items)]
         for name in names:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
