@@ -199,8 +199,6 @@ def neighbourhoods(
     with its distance, and sends nothing to itself.
 
     Messages are sums, as equation 7 has them; with distances for weights they do not explode.
-    Recall@10 after three epochs on the newest fifth of yoochoose 1/64 (87,000 prefixes, one seed)
-    was 0.544 with sums and 0.550 with means.
 
     Args:
         graph: of b sessions.
