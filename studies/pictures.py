@@ -99,7 +99,7 @@ def draw(studies: Sequence[Panel], out: Path) -> None:
 def _gains(axis: Axes, study: Panel, order: Sequence[str]) -> None:
     for row in order:
         if row not in study.gains.index:
-            axis.plot(0, row, alpha=0)  # keeps its line, so that panels agree
+            axis.plot([0], [row], alpha=0)  # keeps its line, so that panels agree
             continue
         line = study.gains.loc[row]
         told = UNTOLD
