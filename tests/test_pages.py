@@ -136,7 +136,7 @@ def test_the_picture_of_positions(
     line = panel.gains.loc["last"]
     assert line["low"] < line["difference"] < line["high"] and line["seeds"] == 2
     out = repository / "positions.png"
-        pictures.main(["--data_path", str(repository / "data"), "--out", str(out)])
+    pictures.main(["--data_path", str(repository / "data"), "--out", str(out)])
     assert out.read_bytes().startswith(b"\x89PNG")
     # a row of one panel alone, whose name is no format of a line
     other = replace(panel, gains=panel.gains.rename(index={"last": "TiSASRec's attention"}))
