@@ -1,0 +1,105 @@
+"""recbole-pos convert: every line is kept or counted under the reason that dropped it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recbole_pos
+from recbole_pos.data.atomic import AtomicFile
+
+CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8"}
+
+BAD = """customer,product,time
+ann,owl,2024-03-02 10:00:00
+ann,owl
+,owl,2024-03-02 10:00:00
+
+ann,NA,2024-03-02 10:00:00
+ann,owl,
+ann,owl,soon
+"two
+lines",owl,2024-03-02 10:00:00
+ann,"the ""owl"", 1",2024-03-02 10:00:00,x
+[PAD],owl,2024-03-02 10:00:00
+ann,kite,2024-03-02T11:00:00+01:00
+"""
+
+
+def test_every_line_is_counted_under_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "orders.csv").write_text(BAD)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
+    told = report.lines["events"]
+    assert {reason: (d["lines"], d["first"]) for reason, d in told.dropped.items()} == {
+        "broken line": (
+            2,
+            [
+                "orders.csv:3 (2 cells, the first line has 3)",
+                "orders.csv:11 (4 cells, the first line has 3)",
+            ],
+        ),
+        "empty line": (1, ["orders.csv:5"]),
+        "no user (customer)": (1, ["orders.csv:4"]),
+        "no item (product)": (1, ["orders.csv:6"]),
+        "no time (time)": (1, ["orders.csv:7"]),
+        "time cannot be read (time)": (1, ["orders.csv:8"]),
+        "user with a line break, or called [PAD]": (2, ["orders.csv:9", "orders.csv:12"]),
+    }
+    assert (told.read, told.kept) == (11, 2)
+    shown = capsys.readouterr().out
+    assert "dropped: no user" in shown and "guessed: --user customer, --item product" in shown
+    assert shown.splitlines()[-1] == report.command
+    assert report.command == f"recbole-pos run -m PosSASRec -d orders --data_path={tmp_path}"
+
+
+def test_broken_json_lines(tmp_path: Path) -> None:
+    rows = ['{"user": 1, "item": "a", "ts": 1.7e9}', "{", "", "[1]", '{"user": "x", "item": "b"}']
+    more = ['{"user": "x", "item": "b", "ts": "2024-03-02"}'] * 8
+    (tmp_path / "log.jsonl").write_text("\n".join(rows + more))
+    told = recbole_pos.convert(tmp_path / "log.jsonl", data_path=tmp_path, verbose=False)
+    lines = told.lines["events"]
+    assert (lines.read, lines.kept, lines.dropped["broken line"]["lines"]) == (13, 9, 3)
+    assert [place.split(" ")[0] for place in lines.dropped["broken line"]["first"]] == [
+        *("log.jsonl:2", "log.jsonl:3", "log.jsonl:4")
+    ]
+    assert lines.dropped["no time (ts)"]["first"] == ["log.jsonl:5"]
+
+
+NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(NAME, NAME, st.sampled_from(["1700000000", "1700000001.5", "", "?"]), NAME),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_kept_and_dropped_are_read_and_what_is_kept_comes_back(
+    tmp_path: Path, rows: list[tuple[str, ...]]
+) -> None:
+    frame = pd.DataFrame([("u", "i", "1700000000", "x"), *rows], columns=["u", "i", "t", "x"])
+    lines = frame.to_json(orient="records", lines=True, force_ascii=False)
+    (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8")
+    roles = {"user": "u", "item": "i", "time": "t"}
+    where = {"name": "shop", "data_path": tmp_path, "overwrite": True, "verbose": False}
+    report = recbole_pos.convert(
+        tmp_path / "log.jsonl", tables={"x": "inter"}, types=["x=token"], **roles, **where
+    )
+    told = report.lines["events"]
+    assert told.read == len(frame)
+    assert told.kept + sum(d["lines"] for d in told.dropped.values()) == told.read
+    lost = {int(place.split(":")[1]) - 1 for d in told.dropped.values() for place in d["first"]}
+    kept = frame.drop(index=list(lost))
+    file = AtomicFile(tmp_path / "shop" / "shop.inter", CONFIG)
+    back = file.read(file.columns)
+    assert back["user_id"].tolist() == kept["u"].tolist()
+    assert back["item_id"].tolist() == kept["i"].tolist()
+    assert back["timestamp"].tolist() == kept["t"].astype(float).tolist()
