@@ -69,15 +69,24 @@ class _ExactTimeMixin(FilteredTables):
         self.cache = None
         if self.known is None:
             self.cache = Cache.of(self.config, Path(self.dataset_path), self._files())
-        if not (found := self.cache and self.cache.load()):
+        if not self._restored():
             with warnings_of(self.logger) as self.told:
                 super()._from_scratch()
-            return
-        arrays, about = found
-        for text in about["told"]:
+
+    def _restored(self) -> bool:
+        """Whether a cache has the data, as they were."""
+        if not (found := self.cache and self.cache.load()):
+            return False
+        try:
+            arrays, about = found
+            warnings = list(map(str, about["told"]))
+            restore(self, arrays, about["state"])
+        except Exception:  # whatever it is, the text is there
+            return False
+        for text in warnings:
             self.logger.warning(text)
-        restore(self, arrays, about["state"])
         self._take_log()
+        return True
 
     def _filter_by_inter_num(self) -> None:
         """Filters count events, so grown data would pass otherwise than those that were known."""
