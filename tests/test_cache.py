@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ TEXT = AtomicFile.read
 
 
 @pytest.fixture(autouse=True)
-def any_size(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Small files are cached too; the names of those that are read as text."""
     texts: list[str] = []
 
@@ -35,6 +37,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return TEXT(self, names)
 
     monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setattr(AtomicFile, "read", read)
     return texts
 
@@ -187,10 +190,10 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     config = Recorder("AttrFormer", "shop", None, shop_options(folder, cache=False))
     config.read = set()
     read_dataset(config).build()
-    one = cache.Cache(config, folder / "shop", [])
+    one = cache.Cache(config, folder / "shop", [], b"")
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from"}  # read after what is kept
-    later |= {"MODEL_TYPE", "benchmark_filename"}  # what is made of it; never has a value
+    later |= {"MODEL_TYPE"}  # what is made of it
     assert config.read - later <= set(one.options)
 
 
@@ -208,6 +211,87 @@ def test_damage_is_never_believed(folder: Path, any_size: list[str]) -> None:
         assert len(any_size) == 3 and kept(folder)[0].read_bytes() == whole, "it is made again"
 
 
+def odd_contents(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Iterator[Any]:
+    """What was kept with one thing odd: nothing of it is what preparing makes."""
+    odd = {
+        "gone": lambda a: None,
+        "short": lambda a: a[:-1],
+        "flat": lambda a: a.reshape(-1, 1) if a.dtype.kind in "if" else a[:0],
+        "far": lambda a: np.full_like(a, 100) if a.dtype.kind in "if" else a[:0],
+        "low": lambda a: np.full_like(a, -1) if a.dtype.kind in "if" else a[:0],
+        "no number": lambda a: np.full(a.shape, np.nan),
+        "text": lambda a: np.full(a.shape, "x"),
+        "backwards": lambda a: a[::-1] if a.dtype.kind == "i" and a[0] != a[-1] else a[:-2],
+    }
+    for name in arrays:
+        for how, change in odd.items():
+            is_number = name.partition("/")[0] in ("log", "item_feat", "user_feat")
+            is_number &= arrays[name].dtype.kind == "f"
+            if is_number and how in ("far", "low"):
+                continue  # a price may be anything
+            if name.startswith("events_of") and how == "far":
+                continue  # so may be how many were left out
+            if how == "backwards" and not name.startswith(("offsets", "part", "log/user_id")):
+                continue
+            changed = change(arrays[name])
+            kept = {key: a for key, a in arrays.items() if key != name}
+            yield kept if changed is None else {**kept, name: changed}, about
+    state = about["is"]["state"]
+    for key in state:
+        for value in (None, 7, "x", [[]], {"x": None}):
+            yield arrays, {**about, "is": {**about["is"], "state": {**state, key: value}}}
+    yield arrays, {**about, "is": {"state": state}}
+    for value in (None, 7, [], {}):
+        yield arrays, {**about, "is": value}
+        yield arrays, value
+    deep: list[Any] = []
+    for _ in range(500):
+        deep = [deep]
+    yield arrays, {**about, "of": deep}
+    yield {}, about
+
+
+def test_odd_content_is_made_again(folder: Path, any_size: list[str]) -> None:
+    """Signed with the right key all the same."""
+    want, number = all_of(prepared(folder)), 0
+    (file,) = kept(folder)
+    whole, key = file.read_bytes(), cache._key()
+    for number, (arrays, about) in enumerate(odd_contents(*read_arrays(file, key))):
+        with open(folder / "odd", "wb") as odd:
+            write_arrays(odd, arrays, about, key)
+        os.replace(folder / "odd", file)
+        del any_size[:]
+        assert all_of(prepared(folder)) == want, number
+        assert len(any_size) == 3 and file.read_bytes() == whole, number
+    assert number > 100
+
+
+def test_a_cache_of_somebody_else_is_not_read(
+    folder: Path, any_size: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset folder from elsewhere, in which every interaction is item 1."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
+    want = all_of(prepared(folder))
+    (theirs,) = kept(folder)
+    arrays, about = read_arrays(theirs, cache._key())
+    arrays["log/item_id"] = np.ones_like(arrays["log/item_id"])
+    with open(folder / "forged", "wb") as file:
+        write_arrays(file, arrays, about, cache._key())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "here"))
+    prepared(folder)
+    (ours,) = set(kept(folder)) - {theirs}
+    for place in (theirs, ours):
+        (folder / "forged").replace(place) if place == theirs else shutil.copy(theirs, ours)
+        del any_size[:]
+        assert all_of(prepared(folder)) == want
+    assert len(any_size) == 3
+    key = tmp_path / "here" / "recbole-pos" / "cache.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "nobody").touch()  # no folder can be made in it
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    assert all_of(prepared(folder)) == want
+
+
 def test_no_byte_may_change(tmp_path: Path) -> None:
     arrays = {
         "a": np.arange(3),
@@ -215,15 +299,15 @@ def test_no_byte_may_change(tmp_path: Path) -> None:
         "text": np.array(["x", "äö"]),
     }
     with open(tmp_path / "one", "wb") as file:
-        write_arrays(file, arrays, {"plain": [1.5, None]})
-    found, about = read_arrays(tmp_path / "one")
+        write_arrays(file, arrays, {"plain": [1.5, None]}, b"key")
+    found, about = read_arrays(tmp_path / "one", b"key")
     assert facts(dict(found)) == facts(arrays) and about == {"plain": [1.5, None]}
     whole = (tmp_path / "one").read_bytes()
     for n in range(len(whole)):
         for damaged in (whole[:n], whole[:n] + bytes([whole[n] ^ 128]) + whole[n + 1 :]):
             (tmp_path / "one").write_bytes(damaged)
             with pytest.raises(BrokenFile):
-                read_arrays(tmp_path / "one")
+                read_arrays(tmp_path / "one", b"key")
 
 
 def test_where_nothing_can_be_written(

@@ -141,7 +141,7 @@ def test_what_recbole_refuses_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("save_dataset", True), ("checkpoint_dir", "x"), ("benchmark_filename", ["a"])),
+        *(("save_dataset", True), ("checkpoint_dir", "x")),
         *(("transform", "mask_itemseq"), ("state", "DEBUG"), ("loss_decimal_place", 9)),
     ],
 )

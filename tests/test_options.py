@@ -80,7 +80,7 @@ def test_every_number_has_bounds() -> None:
 
 def test_every_empty_option_says_what_it_takes() -> None:
     """Where the default is None nothing else tells a number from a text."""
-    ignored = ("benchmark_filename", "dataset_save_path", "dataloaders_save_path", "transform")
+    ignored = ("dataset_save_path", "dataloaders_save_path", "transform")
     untold = [
         key
         for key, examples in every_option().items()

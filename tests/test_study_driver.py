@@ -36,6 +36,23 @@ def times(folder: Path) -> dict[str, float]:
     return {p.parent.name: p.stat().st_mtime for p in folder.glob("runs/*/result.json")}
 
 
+def test_copies_are_told_in_every_report(cluster, tmp_path: Path) -> None:
+    """And no report says that nothing depends on the order of what is logged twice."""
+    log = make_log(seed=4)
+    log["timestamp"] = range(len(log))
+    data = write_atomic(pd.concat([log, log]).sort_values("timestamp"), tmp_path / "data")
+    run_dir, told = tmp_path / "study", "do not depend on the order"
+    given = study(data, seeds=1, rows={"Pop": {"model": "Pop"}, "SPop": {"model": "SPop"}})
+    given["base"] = {"data_path": str(data)}
+    recbole_pos.compare(given, run_dir=run_dir, verbose=False)
+    runs = [path.parent for path in sorted(run_dir.glob("runs/*/result.json"))]
+    (warning,) = json.loads((runs[0] / "result.json").read_text())["warnings"]
+    recbole_pos.compare(runs, run_dir=tmp_path / "both", verbose=False)
+    for folder in (run_dir, tmp_path / "both"):
+        for page in (folder / "table.md", folder / "report.html"):
+            assert warning in page.read_text() and told not in page.read_text()
+
+
 def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
     """A plugin model, one of RecBole's and one that has nothing to train; all is written."""
     folder = tmp_path / "study"

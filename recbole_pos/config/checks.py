@@ -19,6 +19,7 @@ from recbole_pos.config.options import (
     cores,
     rule,
 )
+from recbole_pos.data.given import check_given
 from recbole_pos.data.sessions import read_fraction, read_session_filter
 from recbole_pos.data.ties import read_ties
 from recbole_pos.errors import UsageError
@@ -243,6 +244,8 @@ def check_together(
     for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
             raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
+    if config["benchmark_filename"] is not None:
+        check_given(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):

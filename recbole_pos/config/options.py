@@ -90,7 +90,9 @@ _TABLE = (
     Option("normalize_all", example=True, role=DATA),
     Option("discretization", 1, 10**6, example={"price": {"method": "LD"}}, role=DATA),
     Option("numerical_features", example=["price"], role=DATA),
+    Option("benchmark_filename", example=["train", "valid", "test"], role=DATA),
     # what of it is left
+    Option("rm_copies", role=DATA),
     Option("session_filter", role=DATA),
     Option("train_fraction", role=DATA),
     Option("rm_dup_inter", choices=("first", "last"), example="first", role=DATA),
@@ -289,7 +291,6 @@ _TABLE = (
         role=IGNORED,
         why="a run writes into its own folder; choose it with --run_dir",
     ),
-    Option("benchmark_filename", role=IGNORED, why="files split beforehand are not supported"),
     Option(
         "transform",
         role=IGNORED,

@@ -261,7 +261,8 @@ class PosConfig(Config):
         super()._set_default_parameters()
         folder, in_wheel = base / self.dataset, WHEEL_DATASETS / self.dataset
         here, there = (atomic_file(place, self.dataset, "inter") for place in (folder, in_wheel))
-        if not here.is_file() and there.is_file():
+        given = self.final_config_dict["benchmark_filename"]
+        if not (given or here.is_file()) and there.is_file():
             folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole asks gpu_id alone where to compute

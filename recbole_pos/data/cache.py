@@ -1,9 +1,10 @@
 """Prepared data beside the files that they were made from: the second start reads no text.
 
 One file for a dataset and the options that its preparation reads, in a folder of its own beside the
-atomic files. It is believed if it is whole and says the same of versions, options and the contents
-of the atomic files, all bytes of which are looked at; times and sizes of files are not. Otherwise
-it is made again.
+atomic files. It is believed if this user has written it (it is signed with a key in the user's
+folder of settings), its values are possible, and it says the same of versions, options and the
+contents of the atomic files, all bytes of which are looked at; times and sizes of files are not.
+Otherwise it is made again.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from recbole_pos.data import array_file
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 1  # raised when the same files and options are prepared otherwise
+FORMAT = 2  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
 LEAST_BYTES = 4 << 20  # of atomic files: smaller ones are read in less than a second
+_KEY_BYTES = 32
 MOST = 4  # caches of a dataset
 _ABANDONED = 3600  # seconds after which a file that is being written is not
 # The options that preparing reads; a test holds that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
-_OWN |= {"session_filter", "train_fraction"}
+_OWN |= {"session_filter", "train_fraction", "rm_copies"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 
 
@@ -46,25 +48,29 @@ class Cache:
         config: RecBole's.
         folder: of the dataset.
         files: its atomic files.
+        key: of this user.
     """
 
-    def __init__(self, config: Options, folder: Path, files: Iterable[Path]) -> None:
-        self.files = sorted(files)
+    def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:
+        self.files, self.key = sorted(files), key
         self.folder = folder / FOLDER
         read = {name: config[name] for name in READ}
         self.options = json.loads(json.dumps(read, default=str))
-        digest = hashlib.sha256(json.dumps(self.options, sort_keys=True).encode())
+        digest = hashlib.sha256(key + json.dumps(self.options, sort_keys=True).encode())
         self.path = self.folder / f"{digest.hexdigest()[:16]}.arrays"
         self.looked: list[tuple[int, ...]] | None = None
         self.about: dict[str, Any] = {}
 
     @classmethod
     def of(cls, config: Options, folder: Path, files: Iterable[Path]) -> Cache | None:
-        """None where ``cache`` is off, or the files are too small to be worth one."""
+        """None where ``cache`` is off, the files are too small to be worth one, or no key is."""
         there = [file for file in files if file.is_file()]
         if config["cache"] is not True or sum(f.stat().st_size for f in there) < LEAST_BYTES:
             return None
-        return cls(config, folder, there)
+        try:
+            return cls(config, folder, there, _key())
+        except (OSError, RuntimeError):  # no home, or none to write into
+            return None
 
     def load(self) -> tuple[dict[str, np.ndarray], Any] | None:
         """Arrays and description as they were saved; None if there are none to be believed."""
@@ -76,14 +82,14 @@ class Cache:
                 "files": {file.name: _digest(file) for file in self.files},
             }
             self.looked = states
-            arrays, about = array_file.read(self.path)
-        except (OSError, array_file.BrokenFile):  # who reads the text tells of files that cannot be
+            arrays, about = array_file.read(self.path, self.key)
+            if about["of"] != self.about:
+                return None
+            with contextlib.suppress(OSError):
+                os.utime(self.path)  # the oldest goes first
+            return arrays, about["is"]
+        except Exception:  # whatever it is; who reads the text tells of files that cannot be read
             return None
-        if about["of"] != self.about:
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(self.path)  # the oldest goes first
-        return arrays, about["is"]
 
     def save(self, arrays: dict[str, np.ndarray], about: Any) -> None:
         """Keep what was prepared from the files that ``load`` looked at, if they can be written."""
@@ -95,7 +101,7 @@ class Cache:
             begun = self.folder / f"{self.path.stem}-{secrets.token_hex(4)}.part"
             try:
                 with open(begun, "xb") as file:
-                    array_file.write(file, arrays, {"of": self.about, "is": about})
+                    array_file.write(file, arrays, {"of": self.about, "is": about}, self.key)
                 os.replace(begun, self.path)  # others see the old file or the new one
             finally:
                 begun.unlink(missing_ok=True)
@@ -131,6 +137,30 @@ def warnings_of(logger: logging.Logger) -> Iterator[list[str]]:
         yield told
     finally:
         logger.removeHandler(handler)
+
+
+def _key() -> bytes:
+    """The key of this user, which the first process that needs it makes.
+
+    Raises:
+        OSError, RuntimeError: if there is none, and none can be made.
+    """
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = settings / "recbole-pos" / "cache.key"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            with open(os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(begun, path)
+        finally:
+            begun.unlink(missing_ok=True)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path} is damaged")
+    return key
 
 
 def _digest(path: Path) -> str:

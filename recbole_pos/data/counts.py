@@ -10,7 +10,8 @@ from recbole_pos.errors import UsageError
 # Options that decide what is counted; under others than those of the log counts say nothing.
 FILTERS = (
     *("user_inter_num_interval", "item_inter_num_interval", "val_interval", "session_filter"),
-    *("train_fraction", "rm_dup_inter", "filter_inter_by_user_or_item"),
+    *("train_fraction", "rm_dup_inter", "rm_copies", "filter_inter_by_user_or_item"),
+    "benchmark_filename",
 )
 
 

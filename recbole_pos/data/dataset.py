@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.cache import Cache, warnings_of
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.events import PART, EventLog
 from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
@@ -69,15 +69,24 @@ class _ExactTimeMixin(FilteredTables):
         self.cache = None
         if self.known is None:
             self.cache = Cache.of(self.config, Path(self.dataset_path), self._files())
-        if not (found := self.cache and self.cache.load()):
+        if not self._restored():
             with warnings_of(self.logger) as self.told:
                 super()._from_scratch()
-            return
-        arrays, about = found
-        for text in about["told"]:
+
+    def _restored(self) -> bool:
+        """Whether a cache has the data, as they were."""
+        if not (found := self.cache and self.cache.load()):
+            return False
+        try:
+            arrays, about = found
+            warnings = list(map(str, about["told"]))
+            restore(self, arrays, about["state"])
+        except Exception:  # whatever it is, the text is there
+            return False
+        for text in warnings:
             self.logger.warning(text)
-        restore(self, arrays, about["state"])
         self._take_log()
+        return True
 
     def _filter_by_inter_num(self) -> None:
         """Filters count events, so grown data would pass otherwise than those that were known."""
@@ -159,6 +168,8 @@ class _ExactTimeMixin(FilteredTables):
         # what was missing is sorted and cut like the fields, then put aside
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
+        if self.given is not None:
+            fields[PART] = torch.from_numpy(self.given)
         eval_args = self.config["eval_args"]
         log = EventLog.build(
             shuffled(fields, read_ties(eval_args["ties"])),
@@ -169,8 +180,8 @@ class _ExactTimeMixin(FilteredTables):
         )
         self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
-        fraction = self.config["train_fraction"]
-        self.split = make_split(log, eval_args, tokens, self.item_num, fraction)
+        fraction, files = self.config["train_fraction"], self.config["benchmark_filename"]
+        self.split = make_split(log, eval_args, tokens, self.item_num, fraction, files)
         self.missing = {
             **self.missing,
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
@@ -282,6 +293,13 @@ class PosDataset(_ExactTimeMixin, Dataset):
 
 class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
     """Targets with their histories, gathered lazily; and training windows over the same events."""
+
+    def _benchmark_presets(self) -> None:
+        """RecBole's files of given parts hold histories; here they hold interactions."""
+
+    def _change_feat_format(self) -> None:
+        Dataset._change_feat_format(self)  # RecBole's sequential one augments no given parts
+        self.data_augmentation()
 
     def data_augmentation(self) -> None:
         """RecBole's hook for making rows: builds the log and rows over all targets, lazily."""

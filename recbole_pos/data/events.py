@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PART = "given part"  # a column that sorts the interactions of a user before their times do
+
 
 @dataclass(frozen=True)
 class EventLog:
     """Interactions sorted by user, then time, then their order in the file.
+
+    Those of a given split are sorted by user, then part, then time, then their order in the file.
 
     Attributes:
         fields: name -> [events] or [events, s] tensor, one entry per interaction field.
@@ -38,7 +42,8 @@ class EventLog:
 
         Args:
             fields: columns in file order, taken out one by one so that memory holds each once; the
-                time column must be exact (float64 or int64).
+                time column must be exact (float64 or int64). ``PART``, if it is among them, is
+                TRAIN, VALID or TEST.
             users: number of user ids, padding included.
             user_field, item_field, time_field: names of the three columns that matter here.
 
@@ -52,8 +57,11 @@ class EventLog:
         # stable: file order breaks ties; a log that is written as things happen is sorted by time
         in_time = bool((time[1:] >= time[:-1]).all())
         by_time = None if in_time else torch.argsort(time, stable=True)
+        user = user.to(torch.int32)
+        if PART in fields:
+            user = user * 3 + fields[PART]
         user = user if by_time is None else user[by_time]
-        order = torch.argsort(user.to(torch.int32), stable=True)
+        order = torch.argsort(user, stable=True)
         order = order if by_time is None else by_time[order]
         del user, time, by_time
         columns = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,6 @@ class FilteredTables(AtomicTables):
 
     Each filter gives the lines that RecBole's gives, in their order in the file.
     """
-
-    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
 
     def _data_filtering(self) -> None:
         try:
@@ -57,7 +54,10 @@ class FilteredTables(AtomicTables):
                     self._keep(name, ~nameless)
 
     def _remove_duplication(self) -> None:
-        """RecBole's ``rm_dup_inter``, but equal times keep their order in the file."""
+        """``rm_copies``; RecBole's ``rm_dup_inter``, but equal times keep their order."""
+        if self.config["rm_copies"]:
+            same = self.inter_feat.duplicated([self.uid_field, self.iid_field, self.time_field])
+            self._keep("inter", ~same.to_numpy())
         keep = self.config["rm_dup_inter"]
         if keep is None:
             return

@@ -12,7 +12,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.events import PART, EventLog
 from recbole_pos.data.known import Known
 from recbole_pos.data.naming import spelled_out
 from recbole_pos.data.splits import TEST
@@ -130,14 +130,16 @@ def extended(dataset: Any, later: Later, new_users: bool) -> Any:
     fields = {field: torch.cat((column, added[field])) for field, column in log.fields.items()}
     place = f"{user_field} place"  # of every event before it is sorted
     fields[place] = torch.arange(len(log) + len(events))
-    whole = EventLog.build(fields, len(names), user_field, log.item_field, log.time_field)
-    order = whole.fields.pop(place).numpy()
-    is_new = np.arange(len(whole)) >= len(log)
     split = dataset.split
+    parts = np.append(split.part, np.full(len(events), TEST, split.part.dtype))
+    fields[PART] = torch.from_numpy(parts)
+    whole = EventLog.build(fields, len(names), user_field, log.item_field, log.time_field)
+    order, parts = whole.fields.pop(place).numpy(), whole.fields.pop(PART).numpy()
+    is_new = np.arange(len(whole)) >= len(log)
     other.split = replace(
         split,
         log=whole,
-        part=np.append(split.part, np.full(len(events), TEST, split.part.dtype))[order],
+        part=parts,
         is_target=np.append(split.is_target, np.zeros(len(events), dtype=bool))[order],
     )
     more = len(names) - dataset.user_num

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,10 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
-from recbole_pos.data.location import atomic_file, require_dataset
-from recbole_pos.data.naming import spelled_out
+from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
+from recbole_pos.data.naming import spelled_out, stacked
 from recbole_pos.data.parquet_file import ParquetTable, open_table
+from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
 from recbole_pos.values import suggest
 
@@ -32,17 +34,30 @@ NAMING_FIELDS = {
 class AtomicTables(Dataset):
     """RecBole's Dataset, reading files in its own way."""
 
+    given: np.ndarray | None = None  # [interactions] int8 part of each, of given parts
+    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
+    field2seqlen: dict[str, int]
+
+    def _get_preset(self) -> None:
+        """RecBole's; a given split is filtered and divided as any other is."""
+        super()._get_preset()
+        self.benchmark_filename_list = None
+
     def _files(self) -> list[Path]:
         """The atomic files of the dataset, some of which may not be there."""
-        suffixes = ["inter", "user", "item", *(self.config["additional_feat_suffix"] or [])]
-        return [self._file(suffix) for suffix in suffixes]
+        suffixes = ["user", "item", *(self.config["additional_feat_suffix"] or [])]
+        return self._interaction_files() + [self._file(suffix) for suffix in suffixes]
+
+    def _interaction_files(self) -> list[Path]:
+        parts = self.config["benchmark_filename"]
+        return interaction_files(Path(self.dataset_path), self.dataset_name, parts)
 
     def _file(self, suffix: str) -> Path:
         return atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         more = self.config["additional_feat_suffix"] or []
-        require_dataset(token, Path(dataset_path), ["inter", "user", "item", *more])
+        require_dataset(token, Path(dataset_path), ["user", "item", *more], self.config)
         for table in ("user", "item"):
             file = self._file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
@@ -93,16 +108,37 @@ class AtomicTables(Dataset):
                     )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
-        file = self._file("inter")
-        self.inter_feat = self._load_feat(file, FeatureSource.INTERACTION)
-        if self.inter_feat is None or self.time_field not in self.inter_feat:
-            return
-        missing = int((~np.isfinite(self.inter_feat[self.time_field])).sum())
-        if missing:
-            raise UsageError(
-                f"{file}: {missing} of {len(self.inter_feat)} interactions have no finite "
-                f"{self.time_field!r}; without a time they have no place in a sequence"
-            )
+        tables: list[pd.DataFrame] = []
+        lengths: list[dict[str, int]] = []
+        for file in self._interaction_files():
+            table = self._load_feat(file, FeatureSource.INTERACTION)
+            assert table is not None  # ids are required
+            missing = int((~np.isfinite(table[self.time_field])).sum())
+            if missing:
+                raise UsageError(
+                    f"{file}: {missing} of {len(table)} interactions have no finite "
+                    f"{self.time_field!r}; without a time they have no place in a sequence"
+                )
+            if tables and set(table) != set(tables[0]):
+                raise UsageError(
+                    f"{file}: columns {', '.join(table)} are loaded, but of the file before it "
+                    f"{', '.join(tables[0])}; name columns that both have in load_col"
+                )
+            tables.append(table)
+            lengths.append(dict(self.field2seqlen))
+        self.inter_feat = tables[0]
+        if len(tables) > 1:
+            self.inter_feat = stacked(tables)
+            self.field2seqlen |= {f: max(each[f] for each in lengths) for f in lengths[0]}
+            phases = (TRAIN, VALID, TEST) if len(tables) == 3 else (TRAIN, TEST)
+            rows = [len(table) for table in tables]
+            self._phases = np.repeat(np.array(phases, dtype=np.int8), rows)
+
+    def _reset_index(self) -> None:
+        """RecBole's; until then the index of the interactions says where they stood in files."""
+        if self.config["benchmark_filename"]:
+            self.given = self._phases[self.inter_feat.index]
+        super()._reset_index()
 
     def _load_user_or_item_feat(
         self, token: str, dataset_path: str, source: FeatureSource, field_name: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import Options, suggest
 
 _TABLES = (
     ".csv",
@@ -40,6 +42,29 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
     return parquet
 
 
+def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
+    """The files of interactions of a dataset: one, or those of given parts, in their order.
+
+    Args:
+        folder: of the dataset.
+        name: of the dataset.
+        parts: ``benchmark_filename``.
+
+    Raises:
+        UsageError: if a part is not there.
+    """
+    if not parts:
+        return [atomic_file(folder, name, "inter")]
+    files = [atomic_file(folder, name, f"{part}.inter") for part in parts]
+    for part, file in zip(parts, files, strict=True):
+        if not file.is_file():
+            raise UsageError(
+                f"benchmark_filename: there is no file {file}; part {part!r} of dataset {name!r} "
+                f"is read from {name}.{part}.inter in the folder {folder}; see data_path"
+            )
+    return files
+
+
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
     """A dataset as it is called, where the path of its folder may be given, as shells complete it.
 
@@ -54,27 +79,32 @@ def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | Non
         return dataset, None
     for place in (Path(data_path) / dataset, Path(dataset)):
         folder = place if place.name else place.resolve()
-        if folder.name and atomic_file(folder, folder.name, "inter").exists():
-            return folder.name, str(folder.parent)
+        name = folder.name
+        given = f"{glob.escape(name)}.*.inter*"  # a part of benchmark_filename
+        if name and (atomic_file(folder, name, "inter").exists() or any(folder.glob(given))):
+            return name, str(folder.parent)
     return dataset, None
 
 
-def require_dataset(name: str, folder: Path, suffixes: list[str]) -> None:
+def require_dataset(name: str, folder: Path, suffixes: list[str], config: Options) -> None:
     """Refuse a dataset that is not there.
 
     Args:
         name: of the dataset, as given.
         folder: where it was looked for: data_path / name.
-        suffixes: of the files that would be read if they are there.
+        suffixes: of the files besides interactions that would be read if they are there.
+        config: of the run, for benchmark_filename.
 
     Raises:
         UsageError: if name is no name or there is no ``folder/name.inter``, saying what to type; if
             something else than a file has the name of one.
     """
-    if Path(name).name != name or not atomic_file(folder, name, "inter").exists():
+    is_name = Path(name).name == name
+    parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
+    inter = interaction_files(folder, name, parts)
+    if not (is_name and inter[0].exists()):
         raise UsageError(f"dataset {name!r} not found: {_instead(name, folder)}")
-    for suffix in suffixes:
-        path = atomic_file(folder, name, suffix)
+    for path in (*inter, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "something else"
             raise UsageError(f"{path} is {kind} where a file is expected; remove or rename it")

@@ -6,11 +6,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 
 
 def spelled_out(table: pd.DataFrame) -> pd.DataFrame:
     """A table whose columns of categories are of the names themselves."""
     return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
+
+
+def stacked(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Tables with the same columns, one below the other; categories stay such."""
+    columns: dict[str, Any] = {}
+    for name, first in tables[0].items():
+        parts = [table[name] for table in tables]
+        is_names = isinstance(first.dtype, pd.CategoricalDtype)
+        columns[name] = union_categoricals(parts) if is_names else np.concatenate(parts)
+    return pd.DataFrame(columns, copy=False)
 
 
 def number(columns: list[pd.Series]) -> tuple[np.ndarray, list[Any]]:

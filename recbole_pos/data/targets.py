@@ -8,12 +8,14 @@ is a target of its own (successive evaluation), or one per user and phase.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.events import EventLog
+from recbole_pos.data.events import PART, EventLog
+from recbole_pos.data.given import find_copies, given_parts, leaks
 from recbole_pos.data.sessions import (
     count_overlapping,
     count_sessions,
@@ -48,6 +50,7 @@ def make_split(
     user_tokens: np.ndarray,
     item_num: int,
     train_fraction: Any = None,
+    files: Sequence[str] | None = None,
 ) -> Split:
     """Cut the log, leave out old training sessions and cold items if asked to, choose the targets.
 
@@ -57,12 +60,15 @@ def make_split(
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
         train_fraction: of the training sessions of an ST split, the most recent; None for all.
+        files: ``benchmark_filename``, where the log has the parts of its interactions (``PART``).
 
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
         ``target``), ``tied`` (under ``ties: drop``) and ``targets``, which add up; and
-        ``cold_targets`` among the targets. Under ST ``sessions`` has those of each phase,
+        ``cold_targets`` among the targets; and ``copies``: events with user, item and time of an
+        earlier one, and ``copied_targets`` among them. Of given parts ``leaks`` has what
+        ``given.leaks`` counts. Under ST ``sessions`` has those of each phase,
         ``left_out`` of training by ``train_fraction`` (their events are counted nowhere), and
         ``overlapping``: held-out ones that begin before the last training event.
 
@@ -76,15 +82,23 @@ def make_split(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
             f"the split is {kind}"
         )
-    part, boundaries = split_events(log, eval_args)
+    given = log.fields.pop(PART, None)
+    if given is None or not files:
+        part, boundaries = split_events(log, eval_args)
+    else:
+        part, boundaries = given_parts(log, given.numpy(), eval_args, len(files)), []
+        kind, value = "benchmark_filename", list(files)
     sessions: dict[str, int] = {}
     if kind == "ST":
         log, part, sessions = _train_on_recent(log, part, train_fraction)
     cold = np.bincount(log.items.numpy()[part == TRAIN], minlength=item_num) == 0
-    cut = part
+    cut, is_copy = part, np.zeros(len(log), dtype=bool)
+    copy, original = find_copies(log, by_time=given is None)
+    is_copy[copy] = True
+    leaking = {} if given is None else {"leaks": leaks(log, part, copy, original)}
     if cold_mode == "drop":
         keep = ~cold[log.items.numpy()]
-        log, part = log.keep(keep), part[keep]
+        log, part, is_copy = log.keep(keep), part[keep], is_copy[keep]
     has_history = log.has_history
     is_target = has_history & (part == TRAIN)
     chosen = _choose(log, part, mode, user_tokens)
@@ -106,6 +120,9 @@ def make_split(
         "not_chosen": _difference(_per_phase(part[left_out]), _per_phase(part[hanging])),
         "targets": _per_phase(part[is_target]),
         "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
+        "copies": _per_phase(cut[copy]),
+        "copied_targets": _per_phase(part[is_target & is_copy]),
+        **leaking,
     }
     if drop:
         summary["tied"] = _per_phase(part[hanging])
@@ -179,6 +196,36 @@ def describe(summary: dict[str, Any]) -> str:
             )
     where = f" at time {times}" if times else ""
     return f"split {next(iter(summary['split']))}{where}: {'; '.join(parts)}" if noted else ""
+
+
+def warnings_about(summary: dict[str, Any]) -> list[str]:
+    """What makes the metrics of a split easier than they look; a line each.
+
+    Args:
+        summary: of :func:`make_split`; of earlier versions, which counted less, too.
+    """
+    lines = []
+    copies, targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
+    if sum(copies.values()):
+        shares = [
+            f"{targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
+            for phase in PHASES[1:]
+            if targets[phase]
+        ]
+        lines.append(
+            f"{sum(copies.values()):,} interactions are exact copies of an earlier one (user, "
+            f"item, time), among them {' and '.join(shares) or 'no held-out target'}; "
+            "`rm_copies: True` leaves copies out"
+        )
+    leaking = summary.get("leaks") or {}
+    for key, text in (
+        ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
+        ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
+    ):
+        counts = [f"{n:,} {phase}" for phase, n in leaking.get(key, {}).items() if n]
+        if counts:
+            lines.append(f"benchmark_filename: {' and '.join(counts)} interactions {text}")
+    return lines
 
 
 def _sessions(count: int) -> str:

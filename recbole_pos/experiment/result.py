@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recbole_pos.data.history import masks_history
+from recbole_pos.data.targets import warnings_about
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.device import describe_device, device_line
 from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
@@ -20,6 +21,7 @@ class Result:
     test together).
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
     ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
+    ``warnings`` are sentences on what in the data makes metrics easier than they look.
     ``device`` has its name, the threads and the precision it computed with.
     """
 
@@ -37,6 +39,7 @@ class Result:
     valid_targets: int
     test_targets: int
     split: dict[str, Any]
+    warnings: list[str]
     peak_rss_mb: float | None
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -104,6 +107,7 @@ def make_result(
         valid_targets=_targets(experiment.loaders["valid"]),
         test_targets=_targets(experiment.loaders["test"]),
         split=experiment.dataset.split.summary,
+        warnings=warnings_about(experiment.dataset.split.summary),
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
         versions=versions(),

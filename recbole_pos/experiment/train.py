@@ -104,6 +104,8 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     screen.results(title, {"valid": result.best_valid, "test": result.test})
+    for text in result.warnings:
+        screen.line(f"warning: {text}")
     screen.line(f"{folder.path}/result.json")
     screen.event("result", asdict(result))
     return result

@@ -75,7 +75,8 @@ class SirenRotaryPosition(AngularPosition):
     def signals(self, ctx: SequenceContext) -> Tensor:
         """[m, signals + 1] u(t), and a one for the bias."""
         assert ctx.times is not None  # elapsed says so first
-        found = [torch.log1p(self.time(ctx)) / SPAN]
+        # of a given split, test may be before training
+        found = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]
         for part in self.parts_of_time:
             period = PERIODS[part] * SECONDS["days"]
             turn = 2 * math.pi * ctx.times.remainder(period) / period

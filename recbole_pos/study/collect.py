@@ -201,6 +201,7 @@ def _results(
         curve_metric=plan.metrics[0],
         commands=(command,),
         ties=TieCount(**facts["ties"]) if facts and facts.get("ties") else None,
+        warnings=tuple((facts or {}).get("warnings") or ()),
         data=(facts or {}).get("data", {}),
         versions=(facts or {}).get("versions", {}),
         **more,
@@ -263,8 +264,8 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     }
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
-    versions = {"versions": lines_versions} if (lines_versions := _versions(paths)) else {}
-    return _results(plan, lines, ranks, curves, [], command, versions)
+    facts = {"versions": _versions(paths), "warnings": result.get("warnings")}  # of the same data
+    return _results(plan, lines, ranks, curves, [], command, facts)
 
 
 def _versions(paths: Sequence[Path]) -> dict[str, str]:

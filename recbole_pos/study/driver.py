@@ -13,6 +13,7 @@ import ray
 from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
 from recbole_pos.config.plugins import pack
 from recbole_pos.data.location import require_dataset
+from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
 from recbole_pos.screen import Screen
@@ -116,7 +117,7 @@ def compare(
     configs = check_plan(plan, complete)
     require_metrics(plan, configs)
     for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), ["inter"])
+        require_dataset(plan.dataset, Path(config["data_path"]), [], config)
     if not told.report:
         folder.use_storage(told.storage, make=not told.dry_run)
     work = Work(plan, folder, told.rows, packed)
@@ -243,9 +244,12 @@ def facts_of(work: Work) -> dict[str, Any]:
             "events": len(log),
             "checksum": dataset.identity["data"][:16],
         }
+        facts["warnings"] = warnings_about(dataset.split.summary)
         if "LS" in (dataset.split.summary.get("split") or {}):
             columns = (log.users.numpy(), log.times.numpy(), log.items.numpy())
-            facts["ties"] = asdict(count_ties(*columns))
+            ties = count_ties(*columns)
+            if ties.test or not facts["warnings"]:  # of copies, none is in a place that matters
+                facts["ties"] = asdict(ties)
     return {**facts, **_found_so_far(work)}
 
 
@@ -297,6 +301,8 @@ def _show(results: Results, screen: Screen, folder: Path) -> Compared:
     for shown in written.tables:
         screen.table(Fitted(shown))
         screen.line("")
+    for text in results.warnings:
+        screen.line(f"warning: {text}")
     for file in written.files:
         screen.line(str(file))
     return Compared(results.runs, written.pairs, folder)

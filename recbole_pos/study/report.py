@@ -96,6 +96,7 @@ def protocol(results: Results) -> list[str]:
         for row in attached
         if row.attach
     ]
+    said += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
         said.append(results.ties.sentence(plan.dataset, plan.ties))
     references = dict.fromkeys(table.reference for table in plan.tables)

@@ -39,6 +39,7 @@ class Results:
             validation), metric (of the value), chosen (bool).
         curve_metric: of curves.
         ties: what the order of events at one time decides.
+        warnings: sentences on what in the data makes metrics easier than they look.
         data: facts about the data: name -> number or text.
         versions: of what decides a result.
         commands: how the study is run again.
@@ -53,6 +54,7 @@ class Results:
     )
     curve_metric: str = ""
     ties: TieCount | None = None
+    warnings: tuple[str, ...] = ()
     data: Mapping[str, int | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[str, ...] = ()

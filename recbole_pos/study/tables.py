@@ -174,6 +174,7 @@ def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[Show
 def markdown(results: Results, comparisons: Sequence[Comparison]) -> str:
     """``table.md``: all tables on one page."""
     parts = [f"# {results.plan.title}"]
+    parts += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
         parts.append(results.ties.sentence(results.plan.dataset, results.plan.ties))
     parts += [table.markdown() for table in all_tables(results, comparisons)]

@@ -17,7 +17,7 @@ from recbole_pos.config.arguments import SearchArguments, arguments, changed
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
-from recbole_pos.data.targets import describe
+from recbole_pos.data.targets import describe, warnings_about
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment import folder as folders
@@ -258,6 +258,8 @@ def _headline(
         screen.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
         screen.line(split)
+    for text in warnings_about(experiment.dataset.split.summary):
+        screen.line(f"warning: {text}")
 
 
 def _finish(
