@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -161,6 +161,72 @@ def only_writer(folder: Path, doing: str) -> Iterator[None]:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         yield
+
+
+@contextmanager
+def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of ``folder`` once all of it is on the disk.
+
+    If anything fails, ``folder`` stays as it was. What a killed process has left is removed by the
+    next one, which puts the former folder back if it was between two names.
+
+    Args:
+        folder: which need not be there; of a link, what it leads to.
+        keep: whether something in the former folder is in the new one, too.
+
+    Raises:
+        UsageError, StorageError: if it cannot be written, or another process writes it.
+    """
+    target = folder.resolve()
+    begun, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
+    made = [parent for parent in target.parents if not parent.exists()]
+    with writing(folder):
+        begun.mkdir(parents=True, exist_ok=True)
+    with only_writer(begun, "written"):
+        try:
+            with writing(folder):
+                if former.exists() and not target.exists():
+                    os.replace(former, target)
+                for left in (former, *(one for one in begun.iterdir() if one.name != LOCK)):
+                    _remove(left)
+            yield begun
+            with writing(folder):
+                if target.exists():
+                    shutil.copymode(target, begun)
+                    for one in target.iterdir():
+                        if keep(one) and not os.path.lexists(begun / one.name):
+                            _link(one, begun / one.name)
+                    os.replace(target, former)
+                os.replace(begun, target)
+                _sync_folder(target.parent)
+        except BaseException:
+            if former.exists() and not target.exists():
+                os.replace(former, target)
+            shutil.rmtree(begun, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise
+        (target / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _link(file: Path, to: Path) -> None:
+    """The same file under another name, or a folder of such; a copy where there are no links."""
+    if file.is_dir() and not file.is_symlink():
+        shutil.copytree(file, to, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
+        return
+    try:
+        os.link(file, to, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(file, to, follow_symlinks=False)
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:

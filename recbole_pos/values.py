@@ -58,6 +58,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
+def listed(names: Iterable[Any]) -> str:
+    """Names as a message has them: the first of them, none longer than it can be read."""
+    names = list(map(str, names))
+    short = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_FEW])
+    return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")
+
+
 def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known words that differ from a word by a slip, or that it is a part of; nearest first."""
     lower = {str(name).lower(): str(name) for name in known}

@@ -143,18 +143,34 @@ class ConvertArguments:
     users: str | Path | None = _told(None, "file with attributes of users", metavar="FILE")
     user: str | None = _told(None, "column of who (by name)", metavar="COLUMN")
     item: str | None = _told(None, "column of what (by name)", metavar="COLUMN")
-    time: str | None = _told(None, "column of when (by name and what it holds)", metavar="COLUMN")
+    time: str | None = _told(
+        None,
+        "column of when (by name and what it holds), or row_order: there is none, and the rows of "
+        "a user are in order",
+        metavar="COLUMN",
+    )
     date_format: str | None = _told(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", metavar="FORM"
     )
+    columns: Any = _told(
+        (), "names of the columns of a text file without a header, in order", metavar="NAME,NAME"
+    )
+    item_columns: Any = _told((), "the same of --items", metavar="NAME,NAME")
+    user_columns: Any = _told((), "the same of --users", metavar="NAME,NAME")
+    header: bool = _told(False, "the first line of a text file is a header for sure", bool)
     types: Any = _told(
         (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
     )
     tables: Any = _told(
         (), "item, user or inter, where a column goes (seen)", list, "COLUMN=TABLE", flag="table"
     )
+    decimal: Any = _told((), "decimal separator of numbers (seen)", list, "COLUMN=MARK")
+    thousands: Any = _told((), "thousands separator of numbers (seen)", list, "COLUMN=MARK")
     rename: Any = _told((), "names of fields", list, "COLUMN=FIELD")
     drop: tuple[str, ...] = _told((), "columns to leave out", list, "COLUMN")
+    rm_copies: bool = _told(
+        False, "leave out exact copies: the same user, item and time as an earlier line", bool
+    )
     min_user: int = _told(1, "leave out users with fewer events (1)", int, "N")
     min_item: int = _told(1, "leave out items with fewer events (1)", int, "N")
     core: int = _told(1, "both, until all have so many (1)", int, "N")
