@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from recbole_pos.cli.arguments import options_of, split_options
+from recbole_pos.cli.arguments import options_of, read_plugins, split_options
 from recbole_pos.cli.commands import add_commands
 from recbole_pos.errors import Interrupted, PosError, UsageError
 from recbole_pos.values import suggest
@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
                 hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
                 raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
+            read_plugins(args)
             return args.command(args, options)
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)

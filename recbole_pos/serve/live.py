@@ -43,7 +43,7 @@ class Loaded:
             "loaded": self.loaded,
             "items": len(self.recommender.items),
             "users": dataset.user_num - 1,
-            "events": len(dataset.log),
+            "events": self.recommender.events,
             "unknown_items": growth.items,
         }
 
@@ -54,8 +54,8 @@ class Live:
     Who has taken ``now`` keeps it to the end of a request, whatever comes after.
     """
 
-    def __init__(self, run_dir: str | Path) -> None:
-        self.run_dir = str(run_dir)
+    def __init__(self, run_dir: str | Path, data_path: str | None = None) -> None:
+        self.run_dir, self.data_path = str(run_dir), data_path
         self.now: Loaded | None = None
         self._loading = threading.Lock()
 
@@ -72,7 +72,7 @@ class Live:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            self.now = _load(self.run_dir if run_dir is None else run_dir)
+            self.now = _load(self.run_dir if run_dir is None else run_dir, self.data_path)
             self.run_dir = self.now.run_dir
             gc.collect()  # a model and its trainer know each other, so nothing else frees them
             give_back()
@@ -81,10 +81,10 @@ class Live:
             self._loading.release()
 
 
-def _load(run_dir: str) -> Loaded:
+def _load(run_dir: str, data_path: str | None) -> Loaded:
     folder = RunFolder(run_dir).require()
     written = folder.checkpoint.stat().st_mtime
-    recommender = Recommender.load(run_dir)
+    recommender = Recommender.load(run_dir, data_path)
     try:
         _try(recommender)
     except PosError:

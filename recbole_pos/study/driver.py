@@ -11,7 +11,7 @@ import pandas as pd
 import ray
 
 from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
-from recbole_pos.config.plugins import pack
+from recbole_pos.config.plugins import allow, pack
 from recbole_pos.data.location import require_dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
@@ -94,6 +94,7 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
     told = arguments(settings or CompareArguments(), given)
+    allow((config_dict or {}).get("plugins"))
     require_shares(told.max_concurrent, told.cpus_per_trial, told.gpus_per_trial)
     screen = Screen(told.verbose)
     if runs := run_folders(what):
