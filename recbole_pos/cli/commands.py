@@ -17,6 +17,7 @@ from recbole_pos.cli.arguments import (
 )
 from recbole_pos.cli.convert import add_convert
 from recbole_pos.cli.data import add_data
+from recbole_pos.cli.evaluate import add_evaluate
 from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
@@ -57,6 +58,7 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
     add_reading(plot)
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
+    add_evaluate(commands, debug)
     add_recommend(commands, debug)
     add_export(commands, debug)
     add_serve(commands, debug)

@@ -87,7 +87,7 @@ def run(
                 "--data_path and --plugins say where its data and modules are"
             )
         folder = RunFolder(resume)
-        config = _config_of(folder if folder.only_begun else folder.require(), config_dict)
+        config = config_of(folder if folder.only_begun else folder.require(), config_dict)
         _require_precision(config, folder)
         _require_dataset(config)
     else:
@@ -129,6 +129,7 @@ def load(
     view: Callable[[Any], Any] | None = None,
     grown: bool = False,
     data_path: str | Path | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Experiment:
     """A trained model with its data; best weights, evaluation mode.
 
@@ -144,6 +145,7 @@ def load(
         grown: whether the data may have more than the run knew. That is put aside, see
             ``PosSequentialDataset.with_later``; and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        options: of evaluation, in place of those of the run.
 
     Warns:
         RunWarning: if the run was stopped before its end.
@@ -152,7 +154,8 @@ def load(
         UsageError: if the dataset is not there.
         CheckpointError: if what the model was trained on is not there any more.
     """
-    file, folder, config = _opened(path, data_path)
+    moved = {} if data_path is None else {"data_path": str(data_path)}
+    file, folder, config = _opened(path, {**(options or {}), **moved})
     _require_dataset(config)
     _warn_of_unfinished(folder)
     dataset = None
@@ -174,7 +177,7 @@ def load_without_data(path: str | Path) -> Experiment:
     Raises:
         NeedsDataset: if the model, or a run of an earlier version, cannot do without the data.
     """
-    file, folder, config = _opened(path, None)
+    file, folder, config = _opened(path, {})
     known = known_of(folder, config)
     if known is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
@@ -188,7 +191,7 @@ def load_without_data(path: str | Path) -> Experiment:
 
 def finds_dataset(path: str | Path) -> bool:
     """Whether a run's dataset is where the run found it."""
-    return _has_dataset(_opened(path, None)[2])
+    return _has_dataset(_opened(path, {})[2])
 
 
 def _has_dataset(config: PosConfig) -> bool:
@@ -206,19 +209,18 @@ def _warn_of_unfinished(folder: RunFolder) -> None:
         warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
 
 
-def _opened(path: str | Path, data_path: str | Path | None) -> tuple[Path, RunFolder, PosConfig]:
+def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
     """The checkpoint, the folder and the configuration of a trained model."""
-    moved = {} if data_path is None else {"data_path": str(data_path)}
     if Path(path).is_file():
         file = Path(path)
         state = checkpoint.load(file, ("config",))
-        state["config"] |= moved
+        state["config"] |= options
         return file, RunFolder(file.parent), config_in(state, file)
     folder = RunFolder(path).require()
-    return folder.checkpoint, folder, _config_of(folder, moved)
+    return folder.checkpoint, folder, config_of(folder, options)
 
 
-def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
+def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
     kept = read_yaml(folder.config)
     if missing := {"model", "dataset"} - set(kept):

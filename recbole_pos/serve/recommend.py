@@ -59,7 +59,7 @@ def recommend(
         UsageError: for users without an event, or a k that is more than there are items.
         CheckpointError: if the data the model was trained on are not there any more.
     """
-    trained = Recommender.load(run_dir, data_path)
+    trained = Recommender.load(run_dir, data_path, histories_only=False)
     return named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 

@@ -75,7 +75,7 @@ class Recommender:
         cls,
         run_dir: str | Path,
         data_path: str | Path | None = None,
-        histories_only: bool = False,
+        histories_only: bool | None = None,
     ) -> Recommender:
         """From the folder of a run; its data may have grown since.
 
@@ -86,7 +86,8 @@ class Recommender:
             run_dir: the folder.
             data_path: the folder that holds the folder of the dataset; where the run found it if
                 None.
-            histories_only: do not read the dataset if the model does without.
+            histories_only: whether the users of the data will not be asked for: then the dataset
+                is not read if the model does without; else it must be there. Not known if None.
 
         Warns:
             RunWarning: if the run is unfinished, or the dataset is not where it was.
@@ -95,19 +96,20 @@ class Recommender:
             UsageError: if it is none, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
-        there = data_path is not None or finds_dataset(run_dir)
-        if not there or (histories_only and data_path is None):
-            try:
-                made = cls(load_without_data(run_dir), Growth())
-            except NeedsDataset:
-                if not there:
-                    raise
-            else:
-                if not (there or histories_only):
-                    lack = NeedsDataset("histories of users", made.config)
-                    warnings.warn(str(lack), RunWarning, 2)
-                return made
-        return cls._with_data(run_dir, data_path)
+        if data_path is not None or histories_only is False:
+            return cls._with_data(run_dir, data_path)
+        there = finds_dataset(run_dir)
+        if there and not histories_only:
+            return cls._with_data(run_dir, None)
+        try:
+            made = cls(load_without_data(run_dir), Growth())
+        except NeedsDataset:
+            if not there:
+                raise
+            return cls._with_data(run_dir, None)
+        if not histories_only:
+            warnings.warn(str(NeedsDataset("histories of users", made.config)), RunWarning, 2)
+        return made
 
     @classmethod
     def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:

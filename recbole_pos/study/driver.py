@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ class Compared:
     runs: pd.DataFrame
     pairs: pd.DataFrame
     folder: Path
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        """So that ``runs, pairs = compare(...)`` has both."""
+        return iter((self.runs, self.pairs))
 
 
 def compare(
