@@ -11,7 +11,7 @@ from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.presets import positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import run
+from recbole_pos.experiment.run import run, warn_of_unfinished
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import read_yaml
 
@@ -54,6 +54,7 @@ def attach(
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
     """
     source = RunFolder(trained).require()
+    warn_of_unfinished(source)
     config = read_yaml(source.config)
     for key in OWN_KEYS:
         if key in (config_dict or {}):

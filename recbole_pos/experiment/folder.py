@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import platform
 import shlex
@@ -57,13 +58,24 @@ class RunFolder:
         Raises:
             UsageError: if something is.
         """
-        if self.checkpoint.exists() or self.metrics.exists():
+        if self.holds_run:
             raise UsageError(
                 f"{self.path} holds a run already; continue it with --resume {self.path} or "
                 "choose another --run_dir"
             )
         if (self.path / SEARCH).exists():
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been here, unless it was stopped before an epoch was kept."""
+        return self.checkpoint.exists() or self.metrics.exists()
+
+    def clear(self) -> None:
+        """Remove what a run has left, so that another can begin; can be repeated if killed."""
+        best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
+        for file in (self.result, self.ranks, *best, self.checkpoint, self.metrics):
+            file.unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:

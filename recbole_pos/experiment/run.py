@@ -157,7 +157,7 @@ def load(
     moved = {} if data_path is None else {"data_path": str(data_path)}
     file, folder, config = _opened(path, {**(options or {}), **moved})
     _require_dataset(config)
-    _warn_of_unfinished(folder)
+    warn_of_unfinished(folder)
     dataset = None
     if view is not None or grown or config["update_from"]:
         dataset = dataset_of(folder, config, alone=grown)
@@ -185,7 +185,7 @@ def load_without_data(path: str | Path) -> Experiment:
     model = build_model(config, catalogue, catalogue)
     load_best(model, file)
     model.eval()
-    _warn_of_unfinished(folder)
+    warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)
 
 
@@ -204,7 +204,8 @@ def _require_dataset(config: PosConfig) -> None:
         raise NeedsDataset("interactions", config)
 
 
-def _warn_of_unfinished(folder: RunFolder) -> None:
+def warn_of_unfinished(folder: RunFolder) -> None:
+    """Warn of a model whose training or test was stopped."""
     if unfinished(folder):
         warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
 

@@ -15,6 +15,7 @@ import numpy as np
 from recbole_pos.errors import CheckpointError, PosError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.result import unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
 
@@ -26,12 +27,14 @@ class Loaded:
     Attributes:
         run_dir: where it is from.
         trained: when its weights were written, and ``loaded`` when they were read: UTC.
+        unfinished: of an unfinished run, how to finish it.
     """
 
     recommender: Recommender
     run_dir: str
     trained: str
     loaded: str
+    unfinished: str = ""
 
     def described(self) -> dict[str, Any]:
         """What /health says of it."""
@@ -45,6 +48,7 @@ class Loaded:
             "users": dataset.user_num - 1,
             "events": self.recommender.events,
             "unknown_items": growth.items,
+            **({"unfinished": self.unfinished} if self.unfinished else {}),
         }
 
 
@@ -93,7 +97,8 @@ def _load(run_dir: str, data_path: str | None) -> Loaded:
         raise CheckpointError(
             f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
         ) from error
-    return Loaded(recommender, run_dir, _utc(written), _utc(time.time()))
+    hint = folder.how_to_finish if unfinished(folder) else ""
+    return Loaded(recommender, run_dir, _utc(written), _utc(time.time()), hint)
 
 
 def _try(recommender: Recommender) -> None:
