@@ -20,6 +20,7 @@ from small_study import BASE, SMALL, study
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import row_config, run_digest
@@ -336,6 +337,7 @@ def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatc
         importlib.invalidate_caches()
         linecache.checkcache()
         options = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
+        allow("mine")
         config = row_config({"model": "Edited", "dataset": "tiny", **options})
         digests.append(run_digest(config, {"data": "x"}))
         ADDED._added.pop("Edited", None)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from recbole_pos.cli.arguments import options_of, split_options
+from recbole_pos.cli.arguments import options_of, read_plugins, split_options
 from recbole_pos.cli.commands import add_commands
-from recbole_pos.errors import Interrupted, PosError, UsageError
-from recbole_pos.values import suggest
+from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
+from recbole_pos.values import shown, suggest
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -40,13 +42,14 @@ def main(argv: list[str] | None = None) -> int:
             own, options = split_options(words[1:], options_of(command))
             words = [words[0], *own]
     args, rest = parser.parse_known_args(words)
-    with _heeding_sigterm() as terminated:
+    with _heeding_sigterm() as terminated, _warning_in_lines():
         try:
             if rest:
                 slip = rest[0].lstrip("-").partition("=")[0]
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
                 hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
                 raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
+            read_plugins(args)
             return args.command(args, options)
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
@@ -56,6 +59,12 @@ def main(argv: list[str] | None = None) -> int:
                 raise
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except OSError as error:  # of a path that the user named, or of the machine
+            if args.debug:
+                raise
+            print(f"error: {_refusal(error)}", file=sys.stderr)
+            named = error.filename is not None or not os.path.exists(os.curdir)
+            return UsageError.exit_code if named else 1
         except Exception as error:
             if args.debug:
                 raise
@@ -65,6 +74,39 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 1
+
+
+def _refusal(error: OSError) -> str:
+    """What the system refuses, in a line."""
+    if error.filename is None and not os.path.exists(os.curdir):
+        return "the working directory is not there any more; change to one that is"
+    what = "" if error.filename is None else f"{shown(error.filename)}: "
+    return f"{what}{error.strerror or shown(str(error))}"
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as the command line has it: those of runs in a line, without a place in code."""
+    if issubclass(category, RunWarning):
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
+
+
+_python_format = warnings.formatwarning
+
+
+@contextmanager
+def _warning_in_lines() -> Iterator[None]:
+    warnings.formatwarning = _formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = _python_format
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recbole_pos.cli.arguments import add_fields, read_fields
+from recbole_pos.cli.arguments import add_fields, add_plugins, read_fields
 from recbole_pos.config.arguments import ServeArguments
 
 
@@ -21,6 +21,7 @@ def add_serve(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     add_fields(serve, ServeArguments)
+    add_plugins(serve)
     serve.set_defaults(command=_serve)
 
 

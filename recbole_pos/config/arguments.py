@@ -196,6 +196,9 @@ class ServeArguments:
     max_k: int = _told(1_000, "recommendations of a history (1000)", int, "N")
     max_waiting: int = _told(256, "requests that wait; more are told 503 (256)", int, "N")
     allow_reload: bool = _told(False, "let other machines POST /reload, too", bool)
+    data_path: str | None = _told(
+        None, "folder of datasets (where the run found its own)", metavar="DIR"
+    )
 
 
 Arguments = TypeVar(

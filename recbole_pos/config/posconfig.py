@@ -100,6 +100,8 @@ class PosConfig(Config):
             message = error.args[0] if error.args else error
             raise UsageError(f"configuration: {message}") from error
         except OSError as error:  # data_path is a name that no file can have
+            if error.filename is None:  # but the working directory is gone
+                raise
             name = shown(error.filename)
             raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
 

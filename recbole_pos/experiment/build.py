@@ -37,7 +37,7 @@ class Experiment:
     dataset: PosDataset | PosSequentialDataset
     loaders: dict[str, Any]
     model: Any
-    trainer: PosTrainer
+    trainer: Any  # a PosTrainer; None where there is no dataset
     data_seconds: float
     changed: list[str] = field(default_factory=list)
 
@@ -100,9 +100,14 @@ def read_dataset(
         alone: whether to read those events alone, and to put later ones aside.
     """
     if known is None and config["update_from"]:
-        known = updated_run(config["update_from"]).read_known(config["USER_ID_FIELD"])
+        known = known_of(updated_run(config["update_from"]), config)
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
+
+
+def known_of(folder: RunFolder, config: PosConfig) -> Known | None:
+    """What a run knew; None in the folders of earlier versions."""
+    return folder.read_known(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
 # How RecBole's models refuse options they cannot work with.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -56,13 +58,24 @@ class RunFolder:
         Raises:
             UsageError: if something is.
         """
-        if self.checkpoint.exists() or self.metrics.exists():
+        if self.holds_run:
             raise UsageError(
                 f"{self.path} holds a run already; continue it with --resume {self.path} or "
                 "choose another --run_dir"
             )
         if (self.path / SEARCH).exists():
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been here, unless it was stopped before an epoch was kept."""
+        return self.checkpoint.exists() or self.metrics.exists()
+
+    def clear(self) -> None:
+        """Remove what a run has left, so that another can begin; can be repeated if killed."""
+        best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
+        for file in (self.result, self.ranks, *best, self.checkpoint, self.metrics):
+            file.unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -84,12 +97,20 @@ class RunFolder:
         Raises:
             UsageError: if it does not.
         """
+        where = f"{option}: " if option else ""
+        if self.only_begun:
+            raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")
         if not self.config.is_file() or not self.checkpoint.is_file():
             raise UsageError(
-                f"{option + ': ' if option else ''}{self.path} is not a run folder: no "
+                f"{where}{self.path} is not a run folder: no "
                 f"{self.config.name} with {self.checkpoint.name}"
             )
         return self
+
+    @property
+    def how_to_finish(self) -> str:
+        """The command that ends an unfinished run, in a sentence."""
+        return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     @property
     def only_begun(self) -> bool:
@@ -114,12 +135,15 @@ class RunFolder:
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_known(self, known: Known, user_field: str) -> None:
-        """Names by id and events of users, so that they are found again in data that have grown."""
-        with whole(self.known, text=False) as file:
-            known.to_table(user_field).to_parquet(file, index=False)
+    def write_known(self, known: Known, user_field: str, item_field: str) -> None:
+        """Names by id, interactions of users and training interactions of items.
 
-    def read_known(self, user_field: str) -> Known | None:
+        So they are found again in data that have grown, and histories are answered without data.
+        """
+        with whole(self.known, text=False) as file:
+            known.to_table(user_field, item_field).to_parquet(file, index=False)
+
+    def read_known(self, user_field: str, item_field: str) -> Known | None:
         """What :meth:`write_known` wrote; None in the folders of earlier versions.
 
         Raises:
@@ -128,7 +152,7 @@ class RunFolder:
         if not self.known.is_file():
             return None
         try:
-            return Known.from_table(pd.read_parquet(self.known), user_field)
+            return Known.from_table(pd.read_parquet(self.known), user_field, item_field)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
             raise CheckpointError(f"{self.known} is damaged: {error}") from error
 

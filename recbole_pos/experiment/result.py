@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import warnings_about
-from recbole_pos.experiment.build import Experiment
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device, device_line
-from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
+from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
+from recbole_pos.values import shown
+
+if TYPE_CHECKING:
+    from recbole_pos.experiment.build import Experiment
 
 
 @dataclass
@@ -44,6 +48,42 @@ class Result:
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
+    # for pydantic, which reads the file again
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
+
+
+def read_result(folder: RunFolder) -> Result:
+    """The content of ``result.json``.
+
+    Raises:
+        UsageError: if the file cannot be read, or is not as a run writes it; names the field.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Result).validate_json(folder.result.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{folder.result}: {shown(place) + ': ' if place else ''}{first['msg'][:200]}; "
+            f"`recbole-pos run --resume {folder.path}` writes the file again"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
+
+
+def unfinished(folder: RunFolder) -> bool:
+    """Whether a run was stopped before its end, the first time or after ``--resume``.
+
+    What a search keeps of its best trial, and what earlier versions wrote, does not say so.
+    """
+    if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
+        return False
+    if not folder.result.is_file():
+        return True
+    with open(folder.metrics, "rb") as lines:
+        return sum(1 for line in lines) > read_result(folder).epochs
 
 
 def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.run import load
+from recbole_pos.experiment.catalogue import NeedsDataset
+from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.files import writing
 from recbole_pos.model.models import name_of
 from recbole_pos.serve.export_readme import readme
@@ -39,6 +40,7 @@ def export(
     format: str = "onnx",
     k: int = 100,
     inference_relations: str | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """Write a trained model into a folder, from which it is served without this package.
 
@@ -52,6 +54,8 @@ def export(
         k: items that are recommended, or all where there are fewer.
         inference_relations: of AttrFormer, ``own`` or ``none`` in place of what it was trained
             with.
+        data_path: the folder that holds the folder of the dataset, which only some models need;
+            where the run found it if None.
 
     Returns:
         The folder, which is there when everything in it is.
@@ -72,7 +76,10 @@ def export(
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
-        experiment = load(run_dir)
+        try:
+            experiment = load_without_data(run_dir)
+        except NeedsDataset:
+            experiment = load(run_dir, data_path=data_path)
         encoder = encoder_of(experiment.model, inference_relations)
         with writing(folder):
             _write(encoder, experiment.dataset, made, format, k)

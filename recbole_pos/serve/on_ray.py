@@ -22,7 +22,6 @@ import torch
 
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
-from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import writing
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
@@ -45,6 +44,7 @@ def recommend_on_ray(
     exclude: str | Path | None = None,
     histories: str | Path | None = None,
     processes: int | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """As :func:`~recbole_pos.serve.recommend.write_recommendations`, by many machines.
 
@@ -53,7 +53,7 @@ def recommend_on_ray(
     path.
 
     Args:
-        run_dir, users, k, exclude_seen, items, exclude: as there.
+        run_dir, users, k, exclude_seen, items, exclude, data_path: as there.
         out: a folder that takes its place once all of it is there; parquet files, in no order.
         address: of the cluster, or auto; None starts Ray on this machine.
         histories: a file or folder of parquet with columns ``id``, ``items`` (lists of names) and
@@ -72,10 +72,15 @@ def recommend_on_ray(
         raise UsageError("give users or histories, not both")
     if histories is not None and not is_parquet(histories):
         raise UsageError(f"--histories: with --address, parquet is read; found {histories}")
-    trained = Recommender.load(RunFolder(run_dir).require().path)
+    source: dict[str, Any] = {
+        "run_dir": str(Path(run_dir).resolve()),
+        "data_path": None if data_path is None else str(Path(data_path).resolve()),
+        "histories_only": histories is not None,
+    }
+    trained = Recommender.load(**source)
     tell_growth(trained.growth, screen)
     task: dict[str, Any] = {
-        "run_dir": str(Path(run_dir).resolve()),
+        **source,
         "packed": pack(trained.config["model"]),
         "allowed": None if items is None else read_names(items),
         "excluded": None if exclude is None else read_names(exclude),
@@ -131,7 +136,9 @@ class _Part:
         host = f"machine {socket.gethostname()}"
         try:
             unpack(packed)
-            self.trained = Recommender.load(run_dir)
+            self.trained = Recommender.load(
+                run_dir, asked.get("data_path"), asked.get("histories_only", False)
+            )
             self.k, self.exclude_seen = asked["k"], asked["exclude_seen"]
             self.choice = self.trained.choice(asked["allowed"], asked["excluded"])
             if not self.place.is_dir():

@@ -30,6 +30,7 @@ def recommend(
     users: Sequence[str] | None = None,
     k: int = 10,
     mask_history: bool | None = None,
+    data_path: str | Path | None = None,
 ) -> pd.DataFrame:
     """The k items with the highest scores after everything a user has done, best first.
 
@@ -47,6 +48,7 @@ def recommend(
         k: items a user. Where fewer are left to recommend, there are fewer rows.
         mask_history: whether items of a user's past are left out; None for what the run was
             evaluated with.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
         A row per recommendation, users in the order given (or of the data) and items best first:
@@ -57,7 +59,7 @@ def recommend(
         UsageError: for users without an event, or a k that is more than there are items.
         CheckpointError: if the data the model was trained on are not there any more.
     """
-    trained = Recommender.load(run_dir)
+    trained = Recommender.load(run_dir, data_path, histories_only=False)
     return named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
@@ -70,6 +72,7 @@ def write_recommendations(
     exclude: str | Path | None = None,
     histories: str | Path | None = None,
     out: str | Path | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """As above, into a file, part by part, so that memory does not grow with users.
 
@@ -83,6 +86,7 @@ def write_recommendations(
             parquet, with such columns, instead of the users of the data.
         out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
             None. A pipe or ``/dev/stdout`` is written to as it is.
+        data_path: as above.
 
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
@@ -95,7 +99,7 @@ def write_recommendations(
             None if items is None else read_names(items),
             None if exclude is None else read_names(exclude),
         )
-        trained = Recommender.load(run_dir)
+        trained = Recommender.load(run_dir, data_path, histories is not None)
         tell_growth(trained.growth, screen)
         if trained.changed:
             screen.line(f"since training: values of {', '.join(trained.changed)} have changed")

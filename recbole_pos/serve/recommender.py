@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,10 @@ from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.run import load
+from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
+from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
@@ -59,22 +61,58 @@ class Recommender:
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(made.config["model"], type(made.model))
-        trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
-        counts = torch.bincount(trained, minlength=dataset.item_num).float()
+        if isinstance(dataset, Catalogue):
+            counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
+        else:
+            trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
+            counts = torch.bincount(trained, minlength=dataset.item_num).float()
+            self.events = len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
 
     @classmethod
-    def load(cls, run_dir: str | Path) -> Recommender:
+    def load(
+        cls,
+        run_dir: str | Path,
+        data_path: str | Path | None = None,
+        histories_only: bool | None = None,
+    ) -> Recommender:
         """From the folder of a run; its data may have grown since.
+
+        Without the dataset it recommends to given histories; users need it, and so do models that
+        read more of it than names.
 
         Args:
             run_dir: the folder.
+            data_path: the folder that holds the folder of the dataset; where the run found it if
+                None.
+            histories_only: whether the users of the data will not be asked for: then the dataset
+                is not read if the model does without; else it must be there. Not known if None.
+
+        Warns:
+            RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is none.
+            UsageError: if it is none, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
+        if data_path is not None or histories_only is False:
+            return cls._with_data(run_dir, data_path)
+        there = finds_dataset(run_dir)
+        if there and not histories_only:
+            return cls._with_data(run_dir, None)
+        try:
+            made = cls(load_without_data(run_dir), Growth())
+        except NeedsDataset:
+            if not there:
+                raise
+            return cls._with_data(run_dir, None)
+        if not histories_only:
+            warnings.warn(str(NeedsDataset("histories of users", made.config)), RunWarning, 2)
+        return made
+
+    @classmethod
+    def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         growth, strangers = Growth(), []
 
         def with_later(dataset: Any) -> Any:
@@ -87,7 +125,7 @@ class Recommender:
             strangers = [*([] if new else later.users), *later.lonely]
             return dataset.with_later(new_users=new)
 
-        made = load(run_dir, with_later, grown=True)
+        made = load(run_dir, with_later, grown=True, data_path=data_path)
         made.model.eval()
         return cls(made, growth, strangers)
 

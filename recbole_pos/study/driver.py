@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 import ray
 
 from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
-from recbole_pos.config.plugins import pack
+from recbole_pos.config.plugins import allow, pack
 from recbole_pos.data.location import require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
@@ -57,6 +58,10 @@ class Compared:
     pairs: pd.DataFrame
     folder: Path
 
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        """So that ``runs, pairs = compare(...)`` has both."""
+        return iter((self.runs, self.pairs))
+
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
@@ -95,6 +100,7 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
     told = arguments(settings or CompareArguments(), given)
+    allow((config_dict or {}).get("plugins"))
     require_shares(told.max_concurrent, told.cpus_per_trial, told.gpus_per_trial)
     screen = Screen(told.verbose)
     if runs := run_folders(what):

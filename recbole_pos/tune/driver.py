@@ -14,7 +14,7 @@ import ray
 from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, arguments, changed
-from recbole_pos.config.plugins import pack
+from recbole_pos.config.plugins import allow, pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe, warnings_about
@@ -97,6 +97,7 @@ def search(
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
     told = arguments(settings or SearchArguments(), given)
+    allow((config_dict or {}).get("plugins"))
     if told.resume is not None:
         _require_nothing_else(told, model, dataset, space, config_file_list, config_dict)
         folder = SearchFolder(told.resume)
