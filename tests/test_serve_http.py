@@ -66,6 +66,9 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
     same(found["recommendations"], direct, asked)
     status, found = server.post("/similar", {"items": ["i3", "i1"], "k": 4})
     table = direct.similar(["i3", "i1"], 4)
+    asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
+    status, few = server.post("/similar", asked)
+    assert [sorted(x["items"]) for x in few["similar"]] == [["i1", "i2"], ["i2"]]
     assert status == 200 and [x["id"] for x in found["similar"]] == ["i3", "i1"]
     assert [name for x in found["similar"] for name in x["items"]] == table["similar"].tolist()
     status, found = server.ask("GET", "/health")
@@ -105,6 +108,11 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
          {"histories": [[], ["i1"] * 10_001]}),
         (413, "the body is longer than 1,048,576 bytes", "POST", "/similar", b" " * 2**22),
         (422, "/nowhere is not a run folder", "POST", "/reload", {"run_dir": "/nowhere"}),
+        (422, "run_dir", "POST", "/reload", {"run_dir": "x" * 300}),
+        (422, "run_dir", "POST", "/reload", {"run_dir": "y/" * 9999}),
+        (422, "run folder", "POST", "/reload", {"run_dir": "a\0b"}),
+        (422, "run folder", "POST", "/reload", {"run_dir": os.devnull}),
+        (422, "allowed", "POST", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
     ],
 )  # fmt: skip
 def test_refusals(
