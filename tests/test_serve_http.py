@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import wait
+from conftest import PATIENCE, wait
 from fastapi import Request
 from server import JSON, Server, same, serving, started, trained
 
@@ -194,6 +195,28 @@ Content-Length: {len(body)}\r\n\r\n".encode()
             under_way.sendall(body[3:])
             assert under_way.recv(65536).startswith(b"HTTP/1.1 200")
         assert server.process.wait(60) == 0
+
+
+SIGNALLED = """
+import os, sys
+
+class Signals:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uvicorn":
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+sys.meta_path.insert(0, Signals())
+from recbole_pos.cli.main import main
+
+sys.exit(main(["serve", "no run folder", "--port=0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_starts_ends_it_with_0(number: int) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_what_cannot_be_served(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
