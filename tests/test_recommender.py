@@ -114,6 +114,41 @@ def test_scores_are_products_of_vectors(trained: recbole_pos.Recommender) -> Non
         trained.similar(5)  # type: ignore[arg-type]
 
 
+def test_equal_scores_have_one_order(run_dir: Path) -> None:
+    """That of the catalogue, whatever k, the items allowed, and who else is asked about."""
+    trained = recbole_pos.Recommender.load(run_dir)
+    names = list(trained.items)
+    weight = trained.made.model.item_embedding.weight.detach()
+    weight[5:35] = 0  # so that their scores and cosines are 0
+    place = {name: number for number, name in enumerate(names)}
+
+    def check(found: pd.DataFrame, item: str, score: str) -> list[str]:
+        wanted = sorted(
+            zip(-found[score], found[item], strict=True), key=lambda one: (one[0], place[one[1]])
+        )
+        assert found[item].tolist() == [name for _, name in wanted]
+        return found[item].tolist()
+
+    for history in ([], BASKET):  # the most popular ones, and the model's
+        every = check(trained.recommend(histories=[history], k=len(names)), "item", "score")
+        for k in range(1, len(names)):
+            assert trained.recommend(histories=[history], k=k)["item"].tolist() == every[:k]
+            allowed = random.Random(k).sample(names, k)
+            found = trained.recommend(histories=[history], k=3, allowed=allowed[::-1])
+            assert found["item"].tolist() == [name for name in every if name in allowed][:3]
+        many = trained.recommend(histories=[history] * 9, k=9)["item"].tolist()
+        assert many == every[:9] * 9
+    every = check(trained.similar(names[6], k=len(names)), "similar", "cosine")
+    assert len(every) == len(names) - 1
+    for k in range(1, len(names)):
+        assert trained.similar(names[6], k)["similar"].tolist() == every[:k]
+        allowed = random.Random(k).sample(names, k)
+        found = trained.similar([names[6], names[6]], 3, allowed, excluded=[every[0]])
+        left = [name for name in every[1:] if name in allowed][:3]
+        assert found["similar"].tolist() == left * 2
+        assert found["rank"].tolist() == list(range(1, len(left) + 1)) * 2
+
+
 def test_events_are_sorted_by_time(trained: recbole_pos.Recommender) -> None:
     mixed = {"items": ["i1", "i2", "i1"], "times": [9.0, 5.0, 1.0]}
     one, two = trained.encode([BASKET, mixed])

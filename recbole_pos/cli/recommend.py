@@ -56,6 +56,10 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     similar.add_argument("items", nargs="+", metavar="ITEM", help="names of items")
     similar.add_argument("-k", type=int, default=10, help="neighbours an item (10)")
     add_reading(similar)
+    similar.add_argument(
+        "--items", dest="allowed", metavar="FILE", help="names to choose from, one a line (all)"
+    )
+    similar.add_argument("--exclude", metavar="FILE", help="names to leave out, one a line")
     similar.set_defaults(command=_similar)
 
 
@@ -83,9 +87,14 @@ def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _similar(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.screen import Screen
+    from recbole_pos.serve.recommend import read_names, tell_unknown
     from recbole_pos.serve.recommender import Recommender
 
+    files = {"items": args.allowed, "exclude": args.exclude}
+    names = {option: None if file is None else read_names(file) for option, file in files.items()}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    found = trained.similar(args.items, args.k)
+    tell_unknown(trained, Screen(), **names)
+    found = trained.similar(args.items, args.k, names["items"], names["exclude"])
     print(found.to_string(index=False))
     return 0

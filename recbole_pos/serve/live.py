@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.errors import CheckpointError, PosError
+from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.result import unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
+from recbole_pos.values import shown
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,15 @@ class Live:
 
 
 def _load(run_dir: str, data_path: str | None) -> Loaded:
-    folder = RunFolder(run_dir).require()
-    written = folder.checkpoint.stat().st_mtime
-    recommender = Recommender.load(run_dir, data_path)
+    try:
+        folder = RunFolder(run_dir).require()
+        written = folder.checkpoint.stat().st_mtime
+        recommender = Recommender.load(run_dir, data_path)
+    except PosError:
+        raise
+    except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {why}") from error
     try:
         _try(recommender)
     except PosError:

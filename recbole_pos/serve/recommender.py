@@ -22,7 +22,7 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.parquet import read_table
@@ -139,7 +139,8 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> pd.DataFrame:
-        """The k items most likely to come next, best first.
+        """The k items most likely to come next, best first; of equal scores, in the order of
+        ``items``, whatever k, the items allowed, or who else is asked about.
 
         Args:
             users: names of users in the data; all with an event if neither these nor histories
@@ -324,12 +325,20 @@ class Recommender:
         """
         return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
 
-    def similar(self, items: str | Sequence[str], k: int = 10) -> pd.DataFrame:
+    def similar(
+        self,
+        items: str | Sequence[str],
+        k: int = 10,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+    ) -> pd.DataFrame:
         """The items whose vectors point most nearly the same way.
 
         Args:
             items: names, or one.
-            k: how many for each.
+            k: how many for each; fewer where fewer are left.
+            allowed: names of the items to choose from; all if None.
+            excluded: names of items to leave out.
 
         Returns:
             A row a neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
@@ -342,20 +351,29 @@ class Recommender:
         for name in names:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
-        k = min(self.require_k(k), len(self.items) - 1)
-        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
-        barred = torch.arange(len(ids)), ids
-        cosine, found = top_items(
-            lambda some: vectors[ids] @ vectors[some].t(), self.choice(), k, barred
-        )
+        row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
         return pd.DataFrame(
             {
-                "item": np.repeat(np.array(names, dtype=object), k),
-                "rank": np.tile(np.arange(1, k + 1), len(names)),
-                "similar": self.items[found.reshape(-1) - 1],
-                "cosine": cosine.reshape(-1),
+                "item": np.array(names, dtype=object)[row],
+                "rank": rank,
+                "similar": self.items[item - 1],
+                "cosine": cosine,
             }
         )
+
+    def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
+        """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
+        the id, and the cosine."""
+        self.require_k(k)
+        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        cosine, item = top_items(
+            lambda some: products(vectors[ids], vectors, some),
+            choice,
+            k,
+            (torch.arange(len(ids)), ids),
+        )
+        row, rank = np.nonzero(cosine > -np.inf)
+        return row, rank + 1, item[row, rank], cosine[row, rank]
 
     @cached_property
     def _directions(self) -> Tensor:
