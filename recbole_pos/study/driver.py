@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ class Compared:
     runs: pd.DataFrame
     pairs: pd.DataFrame
     folder: Path
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        """Yield the two tables: ``runs, pairs = compare(...)``."""
+        yield from (self.runs, self.pairs)
 
 
 def compare(
@@ -126,13 +131,20 @@ def compare(
             screen.line(line)
         screen.table(table)
         return None
-    with folder.held():
-        folder.write_plan(plan)
-        if told.report:
-            work.take()
-            _keep(work)
-        else:
-            _train(work, told, screen, {c["model"] for c in configs.values()})
+    if packed:
+        work.require_packed()
+    # a cluster that does not answer is found out before there is a folder
+    joined = told.address is not None and not told.report and connect(told.address)
+    try:
+        with folder.held():
+            folder.write_plan(plan)
+            if told.report:
+                work.take()
+                _keep(work)
+            else:
+                _train(work, told, screen, {c["model"] for c in configs.values()})
+    finally:
+        stop(joined)
     return _finish(plan, folder, told, screen, work)
 
 
