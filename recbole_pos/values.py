@@ -55,6 +55,11 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
+    return short(text)
+
+
+def short(text: str) -> str:
+    """A text as a message has it: whole, unless it would fill the screen."""
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 

@@ -59,8 +59,8 @@ class Compared:
     folder: Path
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
-        """So that ``runs, pairs = compare(...)`` has both."""
-        return iter((self.runs, self.pairs))
+        """Yield the two tables: ``runs, pairs = compare(...)``."""
+        yield from (self.runs, self.pairs)
 
 
 def compare(
@@ -133,13 +133,20 @@ def compare(
             screen.line(line)
         screen.table(table)
         return None
-    with folder.held():
-        folder.write_plan(plan)
-        if told.report:
-            work.take()
-            _keep(work)
-        else:
-            _train(work, told, screen, {c["model"] for c in configs.values()})
+    if packed:
+        work.require_packed()
+    # a cluster that does not answer is found out before there is a folder
+    joined = told.address is not None and not told.report and connect(told.address)
+    try:
+        with folder.held():
+            folder.write_plan(plan)
+            if told.report:
+                work.take()
+                _keep(work)
+            else:
+                _train(work, told, screen, {c["model"] for c in configs.values()})
+    finally:
+        stop(joined)
     return _finish(plan, folder, told, screen, work)
 
 
