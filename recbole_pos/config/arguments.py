@@ -130,8 +130,13 @@ class SearchArguments(ClusterArguments):
         0, "of the search (0); that of training is `seed` in a configuration file", int
     )
     run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _told(None, "continue an interrupted search", metavar="DIR")
-    nproc: int = _told(1, "processes that train one trial (1)", int, "N")
+    resume: str | Path | None = _told(
+        None, "continue a search; with --num_samples, extend it", metavar="DIR"
+    )
+    # None: the value in brackets, or of a search that is resumed the one it has
+    cpus_per_trial: Any = _told(None, "cores of a training (1)", float, "N")
+    gpus_per_trial: Any = _told(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    nproc: int | None = _told(None, "processes that train one trial (1)", int, "N")
 
 
 @dataclass(frozen=True)
