@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number, is_whole, shown
+
+_SMALLEST = 1e-4  # part of a CPU or a GPU that Ray can count
 
 
 def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
@@ -88,14 +91,18 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
     Raises:
         UsageError: naming the argument.
     """
-    if max_concurrent is not None and (isinstance(max_concurrent, bool) or max_concurrent < 1):
+    if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
         raise UsageError(
-            f"--max_concurrent: expected a whole number of at least 1, found {max_concurrent}"
+            "--max_concurrent: expected a whole number of at least 1, found "
+            f"{shown(max_concurrent)}"
         )
-    if not cpus > 0:
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {cpus}")
-    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
-        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
+    if not (is_number(cpus) and cpus >= _SMALLEST):
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
+    fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
+    if not fits:
+        raise UsageError(
+            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file
 from recbole_pos.tune.outcome import DAMAGED, Record, adopt, write_json
 from recbole_pos.tune.searchers import SEARCHERS
-from recbole_pos.tune.space import Space
+from recbole_pos.tune.space import MOST_POINTS, Space
 from recbole_pos.tune.storage import is_taken, place_of
 from recbole_pos.tune.trial import trial_config
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
@@ -233,6 +233,10 @@ def _set_total(settings: Settings, num_samples: int | None) -> None:
         settings.total = min(settings.total, settings.space.points() or settings.total)
     if settings.searcher == "grid":
         points = len(settings.space.grid())
+        if points > MOST_POINTS:
+            raise UsageError(
+                f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
+            )
         if num_samples not in (None, points):
             raise UsageError(
                 f"--num_samples: the grid has {points} points and all are run; leave it out"
@@ -257,8 +261,14 @@ def _is_named(space: Space, key: str) -> bool:
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
     whole = {"num_samples": num_samples, "nproc": settings.nproc}
     for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise UsageError(f"--{name}: expected a whole number of at least 1, found {value}")
+        if value is not None and not (is_whole(value) and value >= 1):
+            raise UsageError(
+                f"--{name}: expected a whole number of at least 1, found {shown(value)}"
+            )
+    if not (is_whole(settings.seed) and settings.seed >= 0):
+        raise UsageError(
+            f"--seed: expected a whole number of at least 0, found {shown(settings.seed)}"
+        )
     require_shares(settings.max_concurrent, settings.cpus_per_trial, settings.gpus_per_trial)
 
 
