@@ -90,7 +90,7 @@ def found(spied: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_folder_is_complete(found: tuple[Found, list]) -> None:
     folder = found[0].folder
     names = {"search.json", "trials.csv", "tune.json", "test.json", "best.yaml", "curves.png"}
-    names.add("lock")
+    names |= {"lock", "trials.jsonl"}
     assert names | {"parallel.png", "importance.png", "best", "trials"} == set(os.listdir(folder))
     with open(folder / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))

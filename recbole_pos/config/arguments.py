@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number, is_whole, shown
+
+_SMALLEST = 1e-4  # part of a CPU or a GPU that Ray can count
 
 
 def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
@@ -88,14 +91,18 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
     Raises:
         UsageError: naming the argument.
     """
-    if max_concurrent is not None and (isinstance(max_concurrent, bool) or max_concurrent < 1):
+    if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
         raise UsageError(
-            f"--max_concurrent: expected a whole number of at least 1, found {max_concurrent}"
+            "--max_concurrent: expected a whole number of at least 1, found "
+            f"{shown(max_concurrent)}"
         )
-    if not cpus > 0:
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {cpus}")
-    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
-        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
+    if not (is_number(cpus) and cpus >= _SMALLEST):
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
+    fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
+    if not fits:
+        raise UsageError(
+            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,13 @@ class SearchArguments(ClusterArguments):
         0, "of the search (0); that of training is `seed` in a configuration file", int
     )
     run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _told(None, "continue an interrupted search", metavar="DIR")
-    nproc: int = _told(1, "processes that train one trial (1)", int, "N")
+    resume: str | Path | None = _told(
+        None, "continue a search; with --num_samples, extend it", metavar="DIR"
+    )
+    # None: the value in brackets, or of a search that is resumed the one it has
+    cpus_per_trial: Any = _told(None, "cores of a training (1)", float, "N")
+    gpus_per_trial: Any = _told(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    nproc: int | None = _told(None, "processes that train one trial (1)", int, "N")
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class Facts(Layout):
     chosen: dict[_Name, _Count | None] | None = None
     chosen_by: dict[_Name, _Name] | None = None
     unmade: dict[_Name, str] = {}
+    warnings: list[_Name] = []
 
 
 class Noted(Layout):

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 
 def _no_stacks(record: logging.LogRecord) -> bool:
@@ -67,10 +68,10 @@ def connect(address: str | None) -> bool:
             ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"--address: what answers at {address!r} is no Ray cluster, or wants another token: "
-            "copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, or set "
-            "RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
-            f"({str(error).splitlines()[0]})"
+            f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
+            "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
+            "or set RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
+            f"({(str(error).splitlines() or [type(error).__name__])[0][:200]})"
         ) from error
     except OSError as error:
         raise UsageError(f"Ray cannot start on this machine: {error}") from error
@@ -113,8 +114,8 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(
-            f"--address: no Ray cluster answers at {where.strip()} ({error}); start one with "
-            "`ray start --head`, or leave --address out to run on this machine"
+            f"--address: no Ray cluster answers at {shown(where.strip())} ({error}); start one "
+            "with `ray start --head`, or leave --address out to run on this machine"
         ) from error
 
 
