@@ -20,6 +20,8 @@ class Result:
     test together).
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
     ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
+    ``request_time`` says whether states knew the time of what they predict: such metrics are not
+    comparable to others.
     ``device`` has its name, the threads and the precision it computed with.
     """
 
@@ -41,6 +43,7 @@ class Result:
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
+    request_time: str = "none"
 
 
 def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
@@ -108,4 +111,5 @@ def make_result(
         seed=config["seed"],
         versions=versions(),
         device=describe_device(config),
+        request_time=config["request_time"],
     )
