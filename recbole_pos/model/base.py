@@ -174,7 +174,7 @@ class PosRecommender(SequentialRecommender):
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        return self.after(item_seq[real], item_seq_len, times, at)
+        return self.after(item_seq[real], item_seq_len, times, *(() if at is None else (at,)))
 
     def after(
         self,
@@ -202,8 +202,8 @@ class PosRecommender(SequentialRecommender):
         Every history by itself, however many rows there are.
         """
         times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
-        at = rows[self.TIME] if self.reads_request else None
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, at)
+        at = (rows[self.TIME],) if self.reads_request else ()
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""
@@ -216,28 +216,28 @@ class PosRecommender(SequentialRecommender):
             if self.TIME_SEQ not in interaction:
                 raise UsageError(f"the times of the history, {self.TIME_SEQ!r}, are missing")
             times = interaction[self.TIME_SEQ]
-        at = interaction[self.TIME] if self.reads_request else None
-        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, at)
+        at = (interaction[self.TIME],) if self.reads_request else ()
+        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)
         if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
             return self.forward(*rows)
         return self._by_length(*rows)
 
     def _by_length(
-        self, items: Tensor, lengths: Tensor, times: Tensor | None, at: Tensor | None
+        self, items: Tensor, lengths: Tensor, times: Tensor | None, *at: Tensor
     ) -> Tensor:
         """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
 
         Most histories of a log are far shorter than its longest, which stand in every batch.
         """
         if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
-            return self.forward(items, lengths, times, at)
+            return self.forward(items, lengths, times, *at)
         order = lengths.argsort(stable=True)
         found = []
         for part in order.chunk(_PARTS):
             width = int(lengths[part[-1]])
             part_times = None if times is None else times[part, :width]
-            part_at = None if at is None else at[part]
-            found.append(self.forward(items[part, :width], lengths[part], part_times, part_at))
+            part_at = (moments[part] for moments in at)
+            found.append(self.forward(items[part, :width], lengths[part], part_times, *part_at))
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
