@@ -76,6 +76,7 @@ def prepare(
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, parts["train"])
+    require_request(config, model)
     needs = adapter(config, model).needs()
     train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
@@ -115,6 +116,20 @@ _REFUSALS = (
     *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError),
     *(AssertionError, AttributeError, MemoryError),
 )
+
+
+def require_request(config: PosConfig, model: Any) -> None:
+    """Refuse ``request_time: target`` for a model that would not read it.
+
+    Raises:
+        UsageError: naming what does.
+    """
+    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
+        raise UsageError(
+            f"request_time: {config['model']} does not read the time of a request; target is for "
+            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
+            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
+        )
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:

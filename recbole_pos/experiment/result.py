@@ -26,6 +26,8 @@ class Result:
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
     ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
     ``warnings`` are sentences on what in the data makes metrics easier than they look.
+    ``request_time`` says whether states knew the time of what they predict: such metrics are not
+    comparable to others.
     ``device`` has its name, the threads and the precision it computed with.
     """
 
@@ -48,6 +50,7 @@ class Result:
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
+    request_time: str = "none"
     # for pydantic, which reads the file again
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
 
@@ -152,4 +155,5 @@ def make_result(
         seed=config["seed"],
         versions=versions(),
         device=describe_device(config),
+        request_time=config["request_time"],
     )
