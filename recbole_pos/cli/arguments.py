@@ -38,6 +38,10 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
 def read_fields(args: argparse.Namespace, kind: type[Arguments]) -> Arguments:
     """The settings object that the command line says."""
     values = {one.name: getattr(args, one.name) for one in fields(kind)}
+    for one in fields(kind):
+        if isinstance(values[one.name], list) and one.metadata["kind"] is not list:
+            option = one.metadata.get("flag", one.name)  # argparse takes -- for the end of options
+            raise UsageError(f"{option}: expected a value, found '--'")
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return kind(**given)
 

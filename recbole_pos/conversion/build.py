@@ -139,8 +139,9 @@ class Builder:
             theirs = self.things[role].cells
             raise UsageError(
                 f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
-                f"{shown(names.values[-1].as_py())}, {self.roles[role]} of the interactions "
-                f"{shown(theirs.values[int(theirs.codes[0])].as_py())}; write both in one way"
+                f"{shown(names.values[min(names.different, 1)].as_py())}, {self.roles[role]} of "
+                f"the interactions {shown(theirs.values[int(theirs.codes[0])].as_py())}; write "
+                "both in one way"
             )
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
@@ -238,12 +239,8 @@ class Builder:
             raise UsageError(f"rename: two fields would be called {wish!r}")
         return wish if wish is not None else field_name(column, taken)
 
-    def finished(self) -> dict[str, Table]:
-        """The tables to write; those of items or users only if they have attributes.
-
-        Raises:
-            UsageError: if a column that is named in the wishes has no value.
-        """
+    def require_values(self) -> None:
+        """Refuse a column that is named in the wishes and has no value."""
         for column in self.report.columns:
             cells = self.tables[column.table].get(column.field) if column.table else None
             if isinstance(cells, Cells) and not cells.codes.any():
@@ -254,6 +251,11 @@ class Builder:
                         f"value for any {column.table.replace('inter', 'interaction')}; leave "
                         "the option out to write the column empty, or the column with --drop"
                     )
+
+    def finished(self) -> dict[str, Table]:
+        """The tables to write; those of items or users only if they have attributes."""
+        for column in self.report.columns:
+            cells = self.tables[column.table].get(column.field) if column.table else None
             if isinstance(cells, Cells) and column.column not in self.roles.values():
                 why = _useless(cells)
                 column.loaded = not why

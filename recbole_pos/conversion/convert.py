@@ -89,7 +89,7 @@ def convert(
     """
     asked = arguments(settings or ConvertArguments(), given)
     with _refusing(str(events)):
-        return _convert(Path(events), asked)
+        return make_dataset(Path(events), asked)
 
 
 @contextmanager
@@ -104,7 +104,8 @@ def _refusing(file: str) -> Iterator[None]:
         raise UsageError(f"{file[:100]} cannot be converted: {why}") from error
 
 
-def _convert(events: Path, asked: ConvertArguments) -> Report:
+def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = False) -> Report:
+    """Do what :func:`convert` does; ``allow_empty``: columns that are named may have no value."""
     name = asked.name or (events.name or events.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
@@ -128,13 +129,11 @@ def _convert(events: Path, asked: ConvertArguments) -> Report:
         screen.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
     has_time = roles["time"] in source.columns
-    copies, targets = find_copies(kept), 0
     if asked.rm_copies:
-        kept.keep(~copies, "exact copy of an earlier line (user, item, time)")
-    elif copies.any():
-        targets = count_copied_targets(kept)
-    copies_note = _describe_copies(int(copies.sum()), targets, len(kept.rows), asked.rm_copies)
+        kept.keep(~find_copies(kept), "exact copy of an earlier line (user, item, time)")
     keep_core(kept, max(asked.min_user, asked.core), max(asked.min_item, asked.core))
+    copies = 0 if asked.rm_copies else int(find_copies(kept).sum())
+    targets = count_copied_targets(kept) if copies else 0
 
     report = Report(name)
     report.lines["events"] = Lines.of(source, kept.dropped)
@@ -143,6 +142,8 @@ def _convert(events: Path, asked: ConvertArguments) -> Report:
     for role, other in sources.items():
         builder.add_file(other, role)
     builder.add_columns()
+    if not allow_empty:
+        builder.require_values()
     tables = builder.finished()
     report.counts = {
         "events": len(kept.rows),
@@ -150,10 +151,11 @@ def _convert(events: Path, asked: ConvertArguments) -> Report:
         "items": len(builder.things["item"]),
         "first": _day(kept.seconds.min()) if has_time else None,
         "last": _day(kept.seconds.max()) if has_time else None,
-        "copies": int(copies.sum()),
+        "copies": copies,
         "copied_targets": targets,
     }
-    report.notes += filter(None, [copies_note])
+    if copies:
+        report.notes.append(_describe_copies(report.counts))
     report.command = _command(name, asked)
     report.show_columns(screen)
     report.show_lines(screen)
@@ -195,6 +197,21 @@ def _convert(events: Path, asked: ConvertArguments) -> Report:
     return report
 
 
+def _describe_copies(counts: dict[str, Any]) -> str:
+    note = (
+        f"{counts['copies']:,} of {counts['events']:,} interactions are exact copies of an earlier "
+        "one (user, item and time); --rm_copies leaves them out"
+    )
+    targets, users = counts["copied_targets"], counts["users"]
+    if not targets:
+        return note
+    return (
+        f"warning: {note}. The last interaction of {targets:,} of {users:,} users "
+        f"({targets / users:.1%}), the target of leave-one-out, only repeats the one before it at "
+        "the same time, so metrics are too good"
+    )
+
+
 def is_of_dataset(file: Path, name: str) -> bool:
     """Whether a file in the folder of a dataset is replaced with it, or made of what was.
 
@@ -212,25 +229,11 @@ def parquet_files(folder: Path, name: str) -> list[Path]:
     return [file for file in files if file.exists()]
 
 
-def _describe_copies(copies: int, targets: int, interactions: int, removed: bool) -> str:
-    """What to know of exact copies."""
-    if not copies or removed:
-        return ""
-    note = f"{copies:,} of {interactions:,} interactions are exact copies of an earlier one (user, "
-    note += "item and time); --rm_copies leaves them out"
-    if not targets:
-        return note
-    return (
-        f"warning: {note}. {targets:,} users end with one: as the target of leave-one-out it only "
-        "repeats the interaction before it, and metrics are too good"
-    )
-
-
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
     if not is_dataset_name(name):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {LONGEST}, as in --name {field_name(name[:LONGEST], ())}"
+            f"most {LONGEST}, as in --name {field_name(name[:40], ())}"
         )
     files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
     files += parquet_files(folder, name)

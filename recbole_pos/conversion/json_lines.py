@@ -79,7 +79,7 @@ def _may_be_deep(block: bytes) -> bool:
     marks = np.frombuffer(block, np.uint8)
     opens = np.flatnonzero((marks == _OPEN[0]) | (marks == _OPEN[1]))
     line = np.searchsorted(np.flatnonzero(marks == 10), opens)
-    return bool((line[_NESTED:] == line[: len(line) - _NESTED]).any())
+    return bool((line[_NESTED:] == line[:-_NESTED]).any())
 
 
 def _fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:

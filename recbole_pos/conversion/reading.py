@@ -63,11 +63,11 @@ def _add_partitions(part: Part, folder: Path) -> None:
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
         if column and equals and column not in part.columns:
-            cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
-            codes = np.zeros(part.rows, np.int32)
-            part.columns[column] = pa.chunked_array(
-                [pa.DictionaryArray.from_arrays(codes, pa.array([cell]))]
-            )
+            cells: pa.Array = pa.nulls(part.rows)
+            if value != _NO_PARTITION:
+                codes = np.zeros(part.rows, np.int32)
+                cells = pa.DictionaryArray.from_arrays(codes, pa.array([value]))
+            part.columns[column] = pa.chunked_array([cells])
 
 
 def _files(path: Path) -> list[Path]:

@@ -126,7 +126,10 @@ class Separated:
     def _cells(self, line: str, separator: str) -> list[str]:
         if not self.dialect.quotes:
             return line.split(separator)
-        return next(csv.reader([line], delimiter=separator))
+        try:
+            return next(csv.reader([line], delimiter=separator))
+        except csv.Error:  # a cell is longer than those that Python reads
+            return line.split(separator)
 
     def _named(self, file: Path, line: str) -> list[str]:
         names = self._cells(line, self.separator)
@@ -159,7 +162,10 @@ class Separated:
             return
         below = {int(place): column for place, column in head.items()}
         names, has_time = name_columns(below, len(cells))
-        order = "" if has_time or self.dialect.option != "columns" else f" --time {ROW_ORDER}"
+        order = "" if has_time else f" --time {ROW_ORDER}"
+        if self.dialect.option != "columns":
+            key = self.dialect.option.removesuffix("_columns")
+            names, order = [key, *(f"column_{n}" for n in range(2, len(cells) + 1))], ""
         shown_names = ",".join(names) if len(names) <= 100 else ",".join([*names[:3], "..."])
         raise UsageError(
             f"{file}: its first line, {first[:80]!r}, is like the others and names no columns. "

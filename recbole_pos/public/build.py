@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import convert, is_of_dataset, parquet_files
+from recbole_pos.conversion.convert import is_of_dataset, make_dataset, parquet_files
 from recbole_pos.data.counts import counts_of, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
@@ -58,8 +59,7 @@ def build(
     with tempfile.TemporaryDirectory() as made:
         paths = _written(tables, Path(made))
         user, item, time = tables.events.columns[:3]
-        convert(
-            paths["events"],
+        asked = ConvertArguments(
             name=name,
             items=paths.get("items"),
             users=paths.get("users"),
@@ -73,6 +73,7 @@ def build(
             data_path=made,
             verbose=False,
         )
+        make_dataset(paths["events"], asked, allow_empty=True)
         with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
             for suffix in SUFFIXES:
                 if (file := Path(made) / name / f"{name}{suffix}").is_file():
