@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix
 
 from recbole_pos.data.atomic import LARGEST
 from recbole_pos.data.cache import Cache, warnings_of
-from recbole_pos.data.events import PART, EventLog
+from recbole_pos.data.events import PART, EventLog, read_only
 from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
@@ -118,17 +118,26 @@ class _ExactTimeMixin(FilteredTables):
             feat[field] = column
 
     def _fill_nan(self) -> None:
+        """RecBole's, which with pandas 3 fills a copy: 0 for no name, the mean for no number."""
         self.missing: dict[str, np.ndarray] = {}
         for name in self.feat_name_list:
             feat = getattr(self, name)
             for field in feat:
-                if self.field2type[field].value == "float":
+                column, kind = feat[field], self.field2type[field]
+                if kind == FeatureType.FLOAT:
                     most = np.inf if field == self.time_field else LARGEST  # models have float32
-                    finite = np.isfinite(feat[field]) & (feat[field].abs() <= most)
+                    finite = np.isfinite(column) & (column.abs() <= most)
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
-                        feat[field] = feat[field].where(finite)
-        super()._fill_nan()
+                        column = column.where(finite)
+                        feat[field] = column.fillna(column.mean())
+                elif kind == FeatureType.TOKEN:
+                    if column.hasnans:
+                        feat[field] = column.fillna(0)
+                elif column.isna().any():  # lists, of things that have no line in their file
+                    empty = np.array([], np.int64 if kind == FeatureType.TOKEN_SEQ else np.float64)
+                    cells = [empty if isinstance(cell, float) else cell for cell in column]
+                    feat[field] = pd.Series(cells, index=feat.index, dtype=object)
 
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""
@@ -145,7 +154,7 @@ class _ExactTimeMixin(FilteredTables):
         """
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
         columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
-        columns |= {name: torch.from_numpy(column) for name, column in exact.items()}
+        columns |= {name: read_only(column) for name, column in exact.items()}
         return Interaction({name: columns[name] for name in data})
 
     def _is_exact(self, column: pd.Series) -> bool:

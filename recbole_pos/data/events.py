@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,3 +121,10 @@ class EventLog:
     def ranks(self) -> np.ndarray:
         """[events] int64 0 for the oldest event of a user, 1 for the next, ..."""
         return np.arange(len(self)) - self.starts
+
+
+def read_only(column: np.ndarray) -> Tensor:
+    """A tensor over an array that pandas or Ray keeps, and into which nothing here writes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(column)

@@ -110,10 +110,13 @@ def _require_possible(made: dict[str, Any]) -> None:
     events, offsets, lengths = len(log.items), log.offsets, log.lengths
     _require(offsets.dtype == np.int64 and offsets.shape == (users + 1,))
     _require(offsets[0] == 0 and offsets[-1] == events and (lengths >= 0).all() and lengths[0] == 0)
-    _require(np.array_equal(log.users.numpy(), np.repeat(np.arange(users), lengths)))
+    some = np.flatnonzero(lengths)
+    begins, column = offsets[some], log.users.numpy()
+    for place in (begins, offsets[some + 1] - 1):
+        _require(np.array_equal(column[place], some))
+    _require(bool((column[1:] >= column[:-1]).all()))
     _require(log.times.dtype == torch.float64 and log.items.dtype == torch.int64)
     _require(events > 0 and int(log.items.min()) > 0)
-    begins = offsets[:-1][lengths > 0]
     falls = np.flatnonzero(np.diff(part) < 0) + 1  # only between users
     _require(part.dtype == np.int8 and part.shape == (events,) and part.min() >= TRAIN)
     _require(part.max() <= TEST and np.isin(falls, begins).all())
@@ -131,9 +134,8 @@ def _require_possible(made: dict[str, Any]) -> None:
             _require(column.dim() == 1 + wide)
             _require(rows is None or len(column) == rows)
             if field in tokens:
-                _require(column.dtype == torch.int64)
-                _require(not column.numel() or 0 <= int(column.min()))
-                _require(not column.numel() or int(column.max()) < len(tokens[field]))
+                low, high = column.aminmax() if column.numel() else (0, 0)
+                _require(column.dtype == torch.int64 and 0 <= low and high < len(tokens[field]))
             else:
                 _require(column.dtype.is_floating_point and bool(column.isfinite().all()))
     for mask in made["missing"].values():

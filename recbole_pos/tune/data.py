@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.events import read_only
 
 
 class SharedData:
@@ -43,13 +40,6 @@ class SharedData:
     def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
         """The dataset for the configuration of a trial; its events stay where they are."""
         shell = copy.copy(self.shell)
-        fields = {name: _read_only(column) for name, column in self.columns.items()}
+        fields = {name: read_only(column) for name, column in self.columns.items()}
         shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))
         return shell.for_config(config)
-
-
-def _read_only(column: Any) -> Tensor:
-    """A tensor over an array of the object store; nothing in the package writes into the log."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(column)
