@@ -104,7 +104,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"config file {path} is not valid yaml: {error}") from error
+        problem = " ".join(str(error).split())  # PyYAML writes several lines
+        raise UsageError(f"config file {path} is not valid yaml: {problem}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.result import read_result
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import report
 from recbole_pos.study.configs import QUIET
@@ -238,7 +239,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
         if first is not None:
             _require_same(first, (path, config, data))
         first = first or (path, config, data)
-        result = json.loads(run.result.read_text(encoding="utf-8"))
+        result = asdict(read_result(run))
         known = {**result, "row": name, "seed": config["seed"], "status": DONE}
         if name in rows and any(k[0] == name and k[1] == config["seed"] for k in ranks):
             raise UsageError(
@@ -269,8 +270,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
 
 def _versions(paths: Sequence[Path]) -> dict[str, str]:
     """Those of the first run."""
-    result = json.loads(RunFolder(paths[0]).result.read_text(encoding="utf-8"))
-    return result.get("versions") or {}
+    return read_result(RunFolder(paths[0])).versions
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
