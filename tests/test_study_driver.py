@@ -24,6 +24,7 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.driver import Compared
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.work import Job
@@ -321,6 +322,11 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     assert {"file": "order of the file", "drop": "left out"}.get(ties, "random, seed 3") in told
     config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
     assert config["eval_args"]["ties"] == ties
+
+
+def test_the_answer_is_two_tables() -> None:
+    runs, pairs = Compared(pd.DataFrame({"row": ["A"]}), pd.DataFrame({"p": [1.0]}), Path())
+    assert list(runs) == ["row"] and list(pairs) == ["p"]
 
 
 def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatch) -> None:

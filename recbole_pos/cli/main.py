@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
                 hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
                 raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
+            _require_place()
             read_plugins(args)
             return args.command(args, options)
         except KeyboardInterrupt as interrupt:
@@ -57,14 +59,13 @@ def main(argv: list[str] | None = None) -> int:
         except PosError as error:
             if args.debug:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_LONG.sub(_cut, str(error))}", file=sys.stderr)
             return error.exit_code
         except OSError as error:  # of a path that the user named, or of the machine
             if args.debug:
                 raise
             print(f"error: {_refusal(error)}", file=sys.stderr)
-            named = error.filename is not None or not os.path.exists(os.curdir)
-            return UsageError.exit_code if named else 1
+            return UsageError.exit_code if error.filename is not None else 1
         except Exception as error:
             if args.debug:
                 raise
@@ -76,10 +77,25 @@ def main(argv: list[str] | None = None) -> int:
             return 1
 
 
+def _require_place() -> None:
+    """Libraries end the process where the working directory was removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            "the working directory is not there any more; change to one that is"
+        ) from error
+
+
+_LONG = re.compile(r"\S{300,}")  # a name or value that would fill the screen
+
+
+def _cut(found: re.Match) -> str:
+    return f"{found[0][:100]} ... ({len(found[0]):,} characters)"
+
+
 def _refusal(error: OSError) -> str:
     """What the system refuses, in a line."""
-    if error.filename is None and not os.path.exists(os.curdir):
-        return "the working directory is not there any more; change to one that is"
     what = "" if error.filename is None else f"{shown(error.filename)}: "
     return f"{what}{error.strerror or shown(str(error))}"
 

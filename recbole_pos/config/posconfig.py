@@ -185,9 +185,8 @@ class PosConfig(Config):
             raise UsageError(
                 f"{self._where('model')}unknown model {shown(model)}"
                 f"{suggest(str(model), runnable())}; `recbole-pos models` lists what can be run. "
-                "One of your own: name the module that has it, as in --plugins='[my_models]' (a "
-                "line `plugins: [my_models]` in the config.yaml of a run), or in Python call "
-                "recbole_pos.register_model first"
+                "One of your own: name the module that has it, as in --plugins='[my_models]', or "
+                "in Python call recbole_pos.register_model first"
             )
         return model, get_model(model), dataset
 

@@ -13,7 +13,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run, warn_of_unfinished
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.yaml_files import read_yaml
 
 OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
@@ -55,7 +54,7 @@ def attach(
     """
     source = RunFolder(trained).require()
     warn_of_unfinished(source)
-    config = read_yaml(source.config)
+    config = source.read_config()
     for key in OWN_KEYS:
         if key in (config_dict or {}):
             raise UsageError(f"{key}: attach decides it; use run with init_from instead")

@@ -19,7 +19,9 @@ import yaml
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.values import shown
 from recbole_pos.version import __version__
+from recbole_pos.yaml_files import read_yaml
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
@@ -120,6 +122,21 @@ class RunFolder:
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+
+    def read_config(self) -> dict[str, Any]:
+        """What :meth:`write_config` wrote; its options are checked by who makes a ``PosConfig``.
+
+        Raises:
+            UsageError: if it cannot be read, or does not say what was trained.
+        """
+        kept = read_yaml(self.config)
+        for key in ("model", "dataset"):
+            if not isinstance(kept.get(key), str):
+                raise UsageError(
+                    f"{self.config} is damaged: {key}: expected a name, found "
+                    f"{shown(kept.get(key))}"
+                )
+        return kept
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""

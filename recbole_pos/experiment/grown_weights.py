@@ -22,7 +22,6 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import unfinished
 from recbole_pos.experiment.warm_start import require_same_function
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import read_yaml
 
 
 def updated_run(path: str | Path) -> RunFolder:
@@ -54,7 +53,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         UsageError: if the weights do not fit, or ``new_items`` names no attribute.
     """
     source = updated_run(config["update_from"])
-    theirs = read_yaml(source.config)
+    theirs = source.read_config()
     if theirs.get("model") != config["model"]:
         raise UsageError(
             f"update_from: {source.path} is of {theirs.get('model')}, this run of {config['model']}"

@@ -64,16 +64,24 @@ def read_result(folder: RunFolder) -> Result:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Result).validate_json(folder.result.read_bytes())
+        found = TypeAdapter(Result).validate_json(folder.result.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{folder.result}: {shown(place) + ': ' if place else ''}{first['msg'][:200]}; "
-            f"`recbole-pos run --resume {folder.path}` writes the file again"
-        ) from error
+        wrong = f"{shown(place) + ': ' if place else ''}{first['msg'][:200]}"
+        raise _damaged(folder, wrong) from error
     except OSError as error:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
+    for name in ("epochs", "parameters", "valid_targets", "test_targets"):
+        if (value := getattr(found, name)) < 0:
+            raise _damaged(folder, f"{name}: expected at least 0, found {shown(value)}")
+    return found
+
+
+def _damaged(folder: RunFolder, wrong: str) -> UsageError:
+    return UsageError(
+        f"{folder.result}: {wrong}; `recbole-pos run --resume {folder.path}` writes the file again"
+    )
 
 
 def unfinished(folder: RunFolder) -> bool:
@@ -85,6 +93,8 @@ def unfinished(folder: RunFolder) -> bool:
         return False
     if not folder.result.is_file():
         return True
+    if not folder.metrics.is_file():
+        return False
     with open(folder.metrics, "rb") as lines:
         return sum(1 for line in lines) > read_result(folder).epochs
 

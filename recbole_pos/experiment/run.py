@@ -26,7 +26,6 @@ from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import dataset_of, train
 from recbole_pos.screen import Screen
-from recbole_pos.yaml_files import read_yaml
 
 
 def run(
@@ -223,9 +222,5 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
 
 def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    kept = read_yaml(folder.config)
-    if missing := {"model", "dataset"} - set(kept):
-        raise UsageError(
-            f"{folder.config} is damaged: it names no {' and no '.join(sorted(missing))}"
-        )
-    return PosConfig(None, None, [str(folder.config)], {**fitted(kept), **(config_dict or {})})
+    kept = fitted(folder.read_config())
+    return PosConfig(None, None, [str(folder.config)], {**kept, **(config_dict or {})})

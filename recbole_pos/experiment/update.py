@@ -18,7 +18,6 @@ from recbole_pos.experiment.run import config_of, run
 from recbole_pos.experiment.train import dataset_of
 from recbole_pos.screen import Screen
 from recbole_pos.values import shown
-from recbole_pos.yaml_files import read_yaml
 
 EPOCHS = 5  # at most, unless told otherwise
 
@@ -85,7 +84,8 @@ def update(
                 begun.clear()
         elif unfinished(begun):
             screen.line(f"{begun.path}: unfinished, is resumed")
-            moved: dict[str, Any] = {k: options[k] for k in ("data_path", "plugins") if k in options}
+            kept = ("data_path", "plugins")
+            moved: dict[str, Any] = {key: options[key] for key in kept if key in options}
             resumed = RunArguments(**{**vars(told), "run_dir": None, "resume": begun.path})
             return run(None, None, None, moved, settings=resumed)
         else:
@@ -103,7 +103,7 @@ def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str,
         UsageError: if it is another run, or has other options.
     """
     asked = PosConfig(None, None, [str(source.config)], options).plain
-    kept = read_yaml(begun.config) if begun.config.is_file() else {}
+    kept = begun.read_config() if begun.config.is_file() else {}
     if kept.get("update_from") != asked["update_from"]:
         begun.require_unused()
     for key in options:

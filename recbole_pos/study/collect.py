@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.result import read_result
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import report, schema
 from recbole_pos.study.configs import QUIET
@@ -266,7 +267,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
         if first is not None:
             _require_same(first, (path, config, data))
         first = first or (path, config, data)
-        result = _result(path)
+        result = asdict(read_result(run))
         known = {**result, "row": name, "seed": config["seed"], "status": DONE}
         if name in rows and any(k[0] == name and k[1] == config["seed"] for k in ranks):
             raise UsageError(
@@ -291,14 +292,11 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     }
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
-    made = _result(paths[0])  # all have the same data
-    facts = {"versions": made.get("versions") or {}, "warnings": made.get("warnings")}
+    made = read_result(RunFolder(paths[0]))  # all have the same data
+    facts = {"versions": made.versions, "warnings": made.warnings}
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 
-def _result(path: Path) -> dict[str, Any]:
-    advice = f"`recbole-pos run --resume {path}` writes it again"
-    return schema.read(schema.RunFacts, RunFolder(path).result, advice)
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
