@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -84,7 +85,7 @@ class RunFolder:
         Raises:
             UsageError: if it does not.
         """
-        if not self.config.is_file() or not self.checkpoint.is_file():
+        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):  # no OSError
             raise UsageError(
                 f"{option + ': ' if option else ''}{self.path} is not a run folder: no "
                 f"{self.config.name} with {self.checkpoint.name}"

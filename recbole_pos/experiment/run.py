@@ -134,7 +134,7 @@ def load(
     Raises:
         CheckpointError: if what the model was trained on is not there any more.
     """
-    if Path(path).is_file():
+    if os.path.isfile(path):
         file, folder = Path(path), RunFolder(Path(path).parent)
         config = config_in(checkpoint.load(file, ("config",)), file)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ UNIT = 1 << 16  # of a part: it is found by reading those of its row group befor
 
 def is_parquet(file: str | Path) -> bool:
     """Whether histories in it are columns: a folder, or a name that says so."""
-    return Path(file).suffix == ".parquet" or Path(file).is_dir()
+    return Path(file).suffix == ".parquet" or os.path.isdir(file)
 
 
 def units_of(file: str | Path, size: int) -> list[dict[str, Any]]:

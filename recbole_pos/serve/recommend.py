@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ def write_recommendations(
     """
     keep_freed_memory()
     file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
-    screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
+    # /dev/stdout gets the table alone
+    screen = Screen(os.path.isfile(file) or not os.path.exists(file))
     with _writer(file) as write:  # before the work: it may be that nothing can be written
         names = (
             None if items is None else read_names(items),

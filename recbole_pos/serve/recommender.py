@@ -327,7 +327,8 @@ class Recommender:
         """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
         the id, and the cosine."""
         self.require_k(k)
-        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        vectors = self._directions
+        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         cosine, item = top_items(
             lambda some: products(vectors[ids], vectors, some),
             choice,
