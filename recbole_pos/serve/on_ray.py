@@ -88,7 +88,8 @@ def recommend_on_ray(
         total = len(names)
     else:
         trained.read([])  # whether it can at all
-        total = count_of(histories)
+        if not (total := count_of(histories)):
+            raise UsageError(f"--histories: {histories} has none")
     began = connect(address)
     try:
         with whole_folder(folder) as place, _quiet():
