@@ -65,6 +65,11 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
     status, found = server.post("/recommend", asked)
     assert [x["id"] for x in found["recommendations"]] == ["u7", "u3"]
     same(found["recommendations"], direct, asked)
+    times = [["2020-01-02T00:00:00Z", "2020-01-01"], [1577923200, 1577836800]]
+    dated = [{"items": ["i1", "i2"], "times": some} for some in times]
+    status, found = server.post("/recommend", {"histories": dated})
+    (one, two) = found["recommendations"]
+    assert status == 200 and {**one, "id": 1} == two
     status, found = server.post("/similar", {"items": ["i3", "i1"], "k": 4})
     table = direct.similar(["i3", "i1"], 4)
     asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
@@ -109,8 +114,8 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
          {"histories": [[], ["i1"] * 10_001]}),
         (413, "the body is longer than 1,048,576 bytes", "POST", "/similar", b" " * 2**22),
         (422, "/nowhere is not a run folder", "POST", "/reload", {"run_dir": "/nowhere"}),
-        (422, "run_dir", "POST", "/reload", {"run_dir": "x" * 300}),
-        (422, "run_dir", "POST", "/reload", {"run_dir": "y/" * 9999}),
+        (422, "not reloaded", "POST", "/reload", {"run_dir": "x" * 300}),
+        (422, "not reloaded", "POST", "/reload", {"run_dir": "y/" * 9999}),
         (422, "run folder", "POST", "/reload", {"run_dir": "a\0b"}),
         (422, "run folder", "POST", "/reload", {"run_dir": os.devnull}),
         (422, "allowed", "POST", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
@@ -121,6 +126,7 @@ def test_refusals(
 ) -> None:
     found, said = server.ask(method, path, body)
     assert found == status and list(said) == ["error"] and message in said["error"], said
+    assert len(said["error"]) < 1000
 
 
 def test_headers(server: Server) -> None:

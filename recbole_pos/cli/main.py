@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     args, rest = parser.parse_known_args(words)
     with _heeding_sigterm() as terminated, _warning_in_lines():
         try:
+            if empty := [word[:-3] for word in words if word[:1] == "-" and word[-3:] == "=--"]:
+                raise UsageError(f"{empty[0]}: expected a value, found --")  # argparse makes it []
             if rest:
                 slip = rest[0].lstrip("-").partition("=")[0]
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import platform
 import shlex
 import sys
@@ -102,7 +103,7 @@ class RunFolder:
         where = f"{option}: " if option else ""
         if self.only_begun:
             raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")
-        if not self.config.is_file() or not self.checkpoint.is_file():
+        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):  # no OSError
             raise UsageError(
                 f"{where}{self.path} is not a run folder: no "
                 f"{self.config.name} with {self.checkpoint.name}"

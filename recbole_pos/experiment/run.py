@@ -211,7 +211,7 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
     """The checkpoint, the folder and the configuration of a trained model."""
-    if Path(path).is_file():
+    if os.path.isfile(path):
         file = Path(path)
         state = checkpoint.load(file, ("config",))
         state["config"] |= options

@@ -89,8 +89,8 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``_highest``, sooner on long rows, where ``topk`` is slow.
 
     The k highest are in the k groups of columns with the highest maxima, or in the rest of the
-    division. One group more, since ``topk`` of one more is asked for, which sorts in another, slower
-    way where rows have fewer than 64 times as many columns.
+    division. One group more is taken, since ``_highest`` asks for one more, and ``topk`` is slower
+    where rows have fewer than 64 times as many columns.
     """
     groups = scores.size(1) // GROUP
     if groups < 4 * k or scores.is_cuda:

@@ -30,7 +30,11 @@ _HISTORY = {
     "properties": {
         "id": {"type": ["string", "integer"], "description": "comes back; the number by default"},
         "items": {**_NAMES, "description": "oldest first"},
-        "times": {"type": "array", "items": {"type": "number"}, "description": "sorted by, if any"},
+        "times": {
+            "type": "array",
+            "items": {"type": ["number", "string"]},
+            "description": "sorted by, if any; numbers, or ISO 8601",
+        },
     },
 }
 # read_histories checks them: one rule for Python, files and this

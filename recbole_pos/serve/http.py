@@ -132,7 +132,7 @@ class Service:
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             if isinstance(error, PosError):
-                status, why = getattr(error, "status", 422), str(error)
+                status, why = getattr(error, "status", 422), str(error)[:500]  # names are long
             else:
                 _log.exception("reload")
                 status, why = 500, f"{type(error).__name__}: {error}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import torch
 
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
-from recbole_pos.files import writing
+from recbole_pos.files import whole_folder, writing
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommend import Counts, named, read_names, tell_growth, tell_unknown
@@ -66,7 +65,7 @@ def recommend_on_ray(
         StorageError: if the folder cannot be written.
     """
     folder, screen = Path(out).absolute(), Screen()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if os.path.exists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"--out: {out} is there already; choose another folder")
     if users is not None and histories is not None:
         raise UsageError("give users or histories, not both")
@@ -94,10 +93,11 @@ def recommend_on_ray(
         total = len(names)
     else:
         trained.read([])  # whether it can at all
-        total = count_of(histories)
+        if not (total := count_of(histories)):
+            raise UsageError(f"--histories: {histories} has none")
     began = connect(address)
     try:
-        with _unfinished(folder) as place, _quiet():
+        with whole_folder(folder) as place, _quiet():
             most = processes or max(1, int(ray.cluster_resources().get("CPU", 1)))
             size = min(UNIT, max(_FEWEST, math.ceil(total / (_PARTS * most))))
             if histories is None:
@@ -200,20 +200,6 @@ def _collect(found: Any, place: Path, total: int, screen: Screen) -> Counts:
     for left in place.glob("*.tmp"):
         left.unlink()
     return counts
-
-
-@contextmanager
-def _unfinished(folder: Path) -> Iterator[Path]:
-    """A folder beside that takes the place of ``folder`` at the end, and leaves nothing if not."""
-    place = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with writing(folder):
-        place.mkdir()
-    try:
-        yield place
-        with writing(folder):
-            os.replace(place, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

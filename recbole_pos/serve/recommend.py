@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recbole_pos.data.grown import Growth
@@ -19,10 +23,11 @@ from recbole_pos.files import whole
 from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import Histories, lines_of
 from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
-from recbole_pos.serve.recommender import MODEL, Recommender
+from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
 from recbole_pos.values import shown
 
 _FEW = 30  # recommendations that are shown, too
+_KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
 
 
 def recommend(
@@ -93,7 +98,8 @@ def write_recommendations(
     """
     keep_freed_memory()
     file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
-    screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
+    # /dev/stdout gets the table alone
+    screen = Screen(os.path.isfile(file) or not os.path.exists(file))
     with _writer(file) as write:  # before the work: it may be that nothing can be written
         names = (
             None if items is None else read_names(items),
@@ -109,10 +115,19 @@ def write_recommendations(
             raise UsageError("give users or histories, not both")
         asked = trained.of_users(users) if histories is None else _read(trained, histories)
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
+        quoting = csv.QUOTE_MINIMAL
+        if _formulas([*trained.items, *asked.ids]) and file.suffix != ".parquet":
+            quoting = csv.QUOTE_NONNUMERIC
+            screen.line(
+                "some names begin with =, +, - or @, which a spreadsheet takes for formulas: "
+                "import their columns as text"
+            )
+        if not len(asked):
+            write(pd.DataFrame(columns=["id", *COLUMNS]), quoting)
         with screen.task("recommending", len(asked)) as task:
             for part, again in trained.parts(asked, k, exclude_seen, choice):
                 table = part.astype({"id": str}) if histories is not None else named(part, trained)
-                write(table)
+                write(table, quoting)
                 task.advance(counts.add(part, again))
     if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         screen.line(table.to_string(index=False))
@@ -182,6 +197,13 @@ def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
+def _formulas(names: list[Any]) -> bool:
+    """Whether a spreadsheet would take some for formulas. They are quoted then and not changed,
+    since programs read them back."""
+    found = pc.match_substring_regex(pa.array(list(map(str, names)), pa.string()), r"^[=+\-@\t\r]")
+    return bool(pc.any(found).as_py())
+
+
 def tell_growth(growth: Growth, screen: Screen) -> None:
     if growth.users or growth.events:
         screen.line(
@@ -215,22 +237,23 @@ def read_names(file: str | Path) -> list[str]:
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame, Any], None]]:
     """What appends a table to a csv or parquet file, whole at the end."""
     parquet = file.suffix == ".parquet"
     with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         begun = False
 
-        def write(table: pd.DataFrame) -> None:
+        def write(table: pd.DataFrame, quoting: Any) -> None:
             nonlocal writer, begun
             if not parquet:
-                table.to_csv(unfinished, header=not begun, index=False)
+                table.to_csv(unfinished, header=not begun, index=False, quoting=quoting)
                 begun = True
                 return
-            columns = pa.Table.from_pandas(table, preserve_index=False)
+            schema = pa.schema(zip(table, _KINDS, strict=True))
+            columns = pa.Table.from_pandas(table, schema, preserve_index=False)
             if writer is None:
-                writer = opened.enter_context(pq.ParquetWriter(unfinished, columns.schema))
-            writer.write_table(columns.cast(writer.schema))
+                writer = opened.enter_context(pq.ParquetWriter(unfinished, schema))
+            writer.write_table(columns)
 
         yield write

@@ -28,11 +28,12 @@ from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.serve.topk import choose, top_items
-from recbole_pos.values import is_whole, shown, suggest
+from recbole_pos.values import SECONDS, is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
+_YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
@@ -146,7 +147,9 @@ class Recommender:
             users: names of users in the data; all with an event if neither these nor histories
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id`` and ``times`` (in the unit of the time field).
+                and perhaps ``id`` and ``times`` (in the unit of the time field, or as ISO 8601 has
+                them, UTC where no zone is given); a Series of lists, by id, or a DataFrame with
+                such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
@@ -183,8 +186,18 @@ class Recommender:
                 "cannot read a history. Sequential models can"
             )
         if isinstance(histories, pa.Table):
-            return read_table(histories, self.items, self.scorer.needs_time)
-        return read_histories(histories, self.ids, self.scorer.needs_time)
+            return read_table(histories, self.items, self.scorer.needs_time, self._unit)
+        return read_histories(histories, self.ids, self.scorer.needs_time, unit=self._unit)
+
+    @cached_property
+    def _unit(self) -> float | None:
+        """Seconds in the unit of the time field; None where its values are no dates of our time,
+        but a number that orders interactions."""
+        seconds, times = SECONDS[self.config["timestamp_unit"]], self.dataset.log.times
+        if not len(times):
+            return seconds
+        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
+        return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
         """Histories of users in the data, each once; of all with an event if None.
