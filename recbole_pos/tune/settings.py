@@ -299,6 +299,8 @@ class SearchFolder:
         """
         if path is None:
             path = folders.unused_path(settings.dataset, settings.model, "tune-")
+        if not str(path):
+            raise UsageError("--run_dir: empty; name a folder, or leave it out")
         folder = cls(path)
         with _removed_if_refused(folder.path):
             if folder.begun or (folder.path / _RAY).exists():
@@ -309,7 +311,7 @@ class SearchFolder:
             if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
                 raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
             folders.make_folder(folder.path)
-            if settings.storage:
+            if settings.storage is not None:
                 settings.storage = place_of(settings.storage, folder.path)
                 if is_taken(f"{settings.storage}/{_RAY}"):
                     raise UsageError(

@@ -32,6 +32,8 @@ def place_of(storage: str, folder: Path, make: bool = True) -> str:
     Raises:
         UsageError: if it cannot, or if nobody knows such a URI.
     """
+    if not storage:
+        raise UsageError("--storage: empty; name a path or URI, or leave it out")
     place = f"{storage.rstrip('/')}/{folder.resolve().name}"
     if "://" not in place:
         place = os.path.abspath(place)
