@@ -38,6 +38,8 @@ def apply() -> None:
     when_imported("recbole", after(add_numpy_aliases))
     when_imported("recbole", after(add_dok_matrix_update))
     when_imported("recbole", after(silence_pandas_warnings))
+    when_imported("recbole.data.dataset.dataset", after(fill_missing_cells))
+    when_imported("recbole.evaluator.collector", after(keep_plain_values))
     when_imported("recbole.evaluator.metrics", import_when_called("sklearn.metrics"))
     when_imported("recbole.utils.utils", import_when_called("torch.utils.tensorboard"))
     when_imported("recbole.config.configurator", after(skip_numpy_settings_of_config))
@@ -64,8 +66,49 @@ def add_dok_matrix_update(module: ModuleType | None = None) -> None:
 
 
 def silence_pandas_warnings(module: ModuleType | None = None) -> None:
-    """RecBole fills missing values in a way pandas 3 will not support; pandas<3 is required."""
+    """RecBole reads with what pandas 2 calls deprecated, a warning for each column."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
+
+
+def fill_missing_cells(dataset: ModuleType) -> None:
+    """Dataset._fill_nan fills a copy of each column with pandas 3: missing cells stay NaN."""
+    import numpy as np
+    import pandas as pd
+
+    def fill(self: Any) -> None:
+        for name in self.feat_name_list:
+            feat = getattr(self, name)
+            for field in feat:
+                column, kind = feat[field], self.field2type[field].value
+                if not kind.endswith("seq"):
+                    if column.hasnans:
+                        feat[field] = column.fillna(0 if kind == "token" else column.mean())
+                elif column.isna().any():  # lists, of users or items without a line in their file
+                    empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
+                    cells = [empty if isinstance(cell, float) else cell for cell in column]
+                    feat[field] = pd.Series(cells, index=feat.index, dtype=object)
+
+    dataset.Dataset._fill_nan = fill
+
+
+def keep_plain_values(collector: ModuleType) -> None:
+    """RecBole 1.2.1's collector calls .cpu() on all it has collected, numbers and counts, too."""
+    Collector = collector.Collector
+    if hasattr(Collector, "_keeps_plain_values"):
+        return
+    collected = Collector.get_data_struct
+
+    def get_data_struct(self: Any) -> Any:
+        values = self.data_struct._data_dict
+        plain = {key: value for key, value in values.items() if not hasattr(value, "cpu")}
+        for key in plain:
+            del values[key]
+        found = collected(self)
+        found._data_dict.update(plain)
+        values.update(plain)
+        return found
+
+    Collector.get_data_struct, Collector._keeps_plain_values = get_data_struct, True
 
 
 def import_when_called(name: str) -> Action:

@@ -202,7 +202,7 @@ def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
 @pytest.mark.parametrize("update", ["gated", "replace"])
 def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: str) -> None:
     """Relations to nothing leave the backbone: equal to a model without the relation's output."""
-    made_tables = tables()
+    made_tables = {name: table.astype(object) for name, table in tables().items()}
     for column in ("brand:token", "tags:token_seq", "price:float", "weight:float"):
         made_tables["item"][column] = ""
     made_tables["item"].loc[0, ["price:float", "weight:float"]] = 1.0  # RecBole wants a number

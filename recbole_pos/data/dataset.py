@@ -118,26 +118,18 @@ class _ExactTimeMixin(FilteredTables):
             feat[field] = column
 
     def _fill_nan(self) -> None:
-        """RecBole's, which with pandas 3 fills a copy: 0 for no name, the mean for no number."""
+        """RecBole's; which cells of numbers had none is kept."""
         self.missing: dict[str, np.ndarray] = {}
         for name in self.feat_name_list:
             feat = getattr(self, name)
             for field in feat:
-                column, kind = feat[field], self.field2type[field]
-                if kind == FeatureType.FLOAT:
+                if self.field2type[field].value == "float":
                     most = np.inf if field == self.time_field else LARGEST  # models have float32
-                    finite = np.isfinite(column) & (column.abs() <= most)
+                    finite = np.isfinite(feat[field]) & (feat[field].abs() <= most)
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
-                        column = column.where(finite)
-                        feat[field] = column.fillna(column.mean())
-                elif kind == FeatureType.TOKEN:
-                    if column.hasnans:
-                        feat[field] = column.fillna(0)
-                elif column.isna().any():  # lists, of things that have no line in their file
-                    empty = np.array([], np.int64 if kind == FeatureType.TOKEN_SEQ else np.float64)
-                    cells = [empty if isinstance(cell, float) else cell for cell in column]
-                    feat[field] = pd.Series(cells, index=feat.index, dtype=object)
+                        feat[field] = feat[field].where(finite)
+        super()._fill_nan()
 
     def _normalize(self) -> None:
         """RecBole's, except that the time field keeps its values: they are exact times."""
