@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import warnings_about
@@ -12,8 +12,7 @@ from recbole_pos.experiment.device import describe_device, device_line
 from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
 from recbole_pos.values import shown
 
-if TYPE_CHECKING:
-    from recbole_pos.experiment.build import Experiment
+Experiment = Any  # that of build.py, which must not be imported here: it knows this file
 
 
 @dataclass
