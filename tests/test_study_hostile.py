@@ -18,6 +18,7 @@ import pytest
 from test_study_packed import array, packed
 from test_study_preview import plan
 
+import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
@@ -273,6 +274,12 @@ def test_a_pack_of_the_version_before_is_read() -> None:
     assert len(kept) > 20
     for path in kept[:: len(kept) // 5]:
         assert PackedStudy(path).fits
+
+
+def test_the_tables_are_unpacked(made: tuple[Path, Path, Path]) -> None:
+    """As the documents have it."""
+    runs, pairs = recbole_pos.compare(made[2], report=True, verbose=False)
+    assert list(runs["seed"]) == [2020, 2021] and pairs.empty
 
 
 def test_cells_begin_no_formula(tiny: Path, tmp_path: Path) -> None:

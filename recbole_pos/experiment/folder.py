@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
-from recbole_pos.values import shown
+from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
@@ -171,8 +172,9 @@ class RunFolder:
             return None
         try:
             return Known.from_table(pd.read_parquet(self.known), user_field, item_field)
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
-            raise CheckpointError(f"{self.known} is damaged: {error}") from error
+        except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+            problem = short(" ".join(str(error).split()))
+            raise CheckpointError(f"{self.known} is damaged: {problem}") from error
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
