@@ -17,7 +17,6 @@ import ray
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-
 _OF_A_FULL_DISK = ("Trial %s: Error stopping trial", "Saving experiment state to storage")
 
 
