@@ -430,6 +430,7 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-        if isinstance(error, OSError) and not isinstance(error, PosError):
-            raise UsageError(f"--run_dir: {error.strerror}: {shown(str(folder))}") from error
+        if isinstance(error, (OSError, ValueError)) and not isinstance(error, PosError):
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--run_dir: {why}: {shown(str(folder))}") from error
         raise
