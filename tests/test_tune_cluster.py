@@ -42,3 +42,5 @@ def test_a_checkpoint_that_is_already_gone_is_no_stack() -> None:
 
     assert not told(FileNotFoundError("Path not found"))
     assert told(PermissionError("storage"))
+    text = "Saving experiment state to storage at '/x' failed with exception: "
+    assert not told(OSError(28, "No space left on device")) and told(ValueError("something else"))

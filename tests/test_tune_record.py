@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune.schedulers import FIFOScheduler
 
+from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.tune import search
 from recbole_pos.tune.outcome import Record, adopt
 from recbole_pos.tune.searchers import BEST, SEARCHERS
+from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
 from recbole_pos.tune.space import Parameter, Space
 
 SPACE = Space(
@@ -123,9 +128,36 @@ def test_a_search_of_the_version_before_is_adopted(tmp_path: Path) -> None:
         assert [trial.options["n_layers"] for trial in record.trials] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("damage", ["[" * 100_000, "{}", '{"space": 1}', "\udcff"])
+@pytest.mark.parametrize("damage", ["[" * 100_000, "{}", '{"space": 1}', "\udcff", "[]"])
 def test_damaged_settings_are_refused(tmp_path: Path, damage: str) -> None:
     content = damage.encode("utf-8", "surrogateescape")
     (tmp_path / "search.json").write_bytes(content)
     with pytest.raises(UsageError):
         search(resume=tmp_path)
+
+
+@pytest.mark.parametrize("key", [f.name for f in fields(Settings) if f.name != "max_concurrent"])
+@pytest.mark.parametrize("value", [[], -1, math.nan, {"a": [1]}])
+def test_settings_of_another_type_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Whatever a file has, it is one line of what is wrong."""
+    good = read_settings("FPARec", "ml-100k", None, None, {}, SearchArguments(num_samples=2))
+    (tmp_path / "search.json").write_text(json.dumps({**good.to_plain(), key: value}))
+    if (key, value) in (("overruled", []), ("identity", {"a": [1]}), ("base", {"a": [1]})):
+        return  # such as it may be
+    with pytest.raises(UsageError):
+        SearchFolder(tmp_path).read()
+
+
+def test_a_scheduler_of_the_users_is_given_again(tmp_path: Path) -> None:
+    """Ray pickles it, and what it pickled is not read."""
+    mine = {"scheduler": FIFOScheduler()}
+    for given, again in ((mine, {}), ({}, mine)):
+        arguments = SearchArguments(num_samples=2, **given)
+        kept = read_settings("FPARec", "ml-100k", None, None, {}, arguments)
+        (tmp_path / "search.json").write_text(json.dumps(kept.to_plain()))
+        with pytest.raises(UsageError) as error:
+            search(resume=tmp_path, **again)
+        assert "scheduler" in str(error.value)
+        folder = SearchFolder(tmp_path)
+        resumed = resumed_settings(folder, SearchArguments(resume=tmp_path, **given), {})
+        assert resumed.scheduler == kept.scheduler

@@ -121,14 +121,19 @@ def test_a_search_is_resumed_elsewhere(
     resume = ["tune", "--resume", str(folder), "--quiet"]
     assert main(resume) == 2  # the data are not where they were: nothing is spent
     assert "data_path" in capsys.readouterr().err and not (folder / "test.json").exists()
+    settings = read(folder, "search.json")
+    (folder / "search.json").write_text(json.dumps({**settings, "cpus_per_trial": 64}))
+    resume.append(f"--data_path={data}")
+    assert main(resume) == 2  # a smaller machine: what the message advises can be given
+    assert "--cpus_per_trial" in capsys.readouterr().err
     before = (place / "log").read_text()
-    assert main([*resume, f"--data_path={data}"]) == 0
+    assert main([*resume, "--cpus_per_trial=1"]) == 0
     epochs = (place / "log").read_text().removeprefix(before).split()
     assert epochs == ["2", "0", "1", "2"]
     found = [read(folder, name) for name in ("tune.json", "test.json")]
     assert found[0]["best"] == expected[0]["best"] and found[1] == expected[1]
     assert found[0]["states"] == {"finished": 4, "stopped": 0, "failed": 0}
-    assert main(resume) == 0  # it knows now where the data are
+    assert main(resume[:-1]) == 0  # it knows now where the data are
 
 
 def test_trials_that_never_ran_are_no_result(
@@ -149,6 +154,18 @@ def test_trials_that_never_ran_are_no_result(
     assert main(["tune", "--resume", str(folder), "--quiet"]) == 0
     assert (place / "log").read_text().removeprefix(before).split() == ["0", "1", "2"]
     assert read(folder, "tune.json")["states"]["finished"] == 3
+
+
+def test_a_full_disk_is_one_line(place: Path, tiny: Path, tmp_path: Path, capsys) -> None:
+    """And nothing is in the way of the search once there is room."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "trials.jsonl").symlink_to("/dev/full")
+    assert tune(tiny, folder, "--num_samples=2") == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and "trials.jsonl" in error and "--resume" in error
+    (folder / "trials.jsonl").unlink()
+    assert main(["tune", "--resume", str(folder), "--quiet"]) == 0
 
 
 def test_a_storage_that_moved_is_named(place: Path, tiny: Path, tmp_path: Path, capsys) -> None:

@@ -132,15 +132,15 @@ def search(
 def _prepare(settings: Settings) -> Experiment:
     """The data, and a model of the configuration as it stands, so that wrong input shows now."""
     experiment = prepare(settings.config())
-    if not experiment.loaders["valid"]:
-        raise UsageError(
-            "tune: this split has no validation targets to choose by; see eval_args, for example "
-            "--eval_args='{split: {LS: valid_and_test}}'"
-        )
     if changed := changes(settings.identity, experiment.dataset.identity):
         raise UsageError(
             f"--resume: {changed} have changed since the search began; give the folder that has "
             "the data of then as --data_path, or start a new search"
+        )
+    if not experiment.loaders["valid"]:
+        raise UsageError(
+            "tune: this split has no validation targets to choose by; see eval_args, for example "
+            "--eval_args='{split: {LS: valid_and_test}}'"
         )
     settings.identity = experiment.dataset.identity
     return experiment
@@ -234,20 +234,20 @@ def _asha(settings: Settings, ended: list[Trial]) -> Any:
 def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Record) -> None:
     """Train all trials, or write down what there is of them."""
     names = settings.space.names
+    resume = f"continue with `recbole-pos tune --resume {folder.path}`"
     try:
         tuner.fit()
         if sum(trial.state == "interrupted" for trial in record.trials):
             raise KeyboardInterrupt  # which Ray took for itself
     except KeyboardInterrupt:
         write_trials(record.trials, names, settings.metric, folder.trials)
-        raise KeyboardInterrupt(_interrupted(folder)) from None
-
-
-def _interrupted(folder: SearchFolder) -> str:
-    return (
-        f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials that "
-        f"have not ended are kept; continue with `recbole-pos tune --resume {folder.path}`"
-    )
+        raise KeyboardInterrupt(
+            f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
+            f"that have not ended are kept; {resume}"
+        ) from None
+    except Exception as error:  # Ray has whatever is raised within as text, with its stack
+        problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
 
 
 def _headline(

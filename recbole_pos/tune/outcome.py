@@ -14,7 +14,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.files import write_text, writing
 from recbole_pos.tune.searchers import BEST
 from recbole_pos.tune.storage import filesystem
@@ -111,6 +111,7 @@ class Record:
     def __init__(self, file: Path) -> None:
         self.file, self.size = file, 0
         self.trials: list[Trial] = []
+        self.failure: StorageError | None = None  # of add, which Ray has for itself
         number = 0  # of the line
         try:
             content = file.read_bytes() if file.is_file() else b""
@@ -131,9 +132,13 @@ class Record:
             StorageError: if it cannot be written.
         """
         content = f"{json.dumps(line)}\n".encode()
-        with writing(self.file), open(self.file, "ab") as file:
-            file.truncate(self.size)
-            file.write(content)
+        try:
+            with writing(self.file), open(self.file, "ab") as file:
+                file.truncate(self.size)
+                file.write(content)
+        except StorageError as error:
+            self.failure = error
+            raise
         self.size += len(content)
         return self._take(line)
 

@@ -197,7 +197,8 @@ def resumed_settings(
     Raises:
         UsageError: for anything that may not change, and if there is no search.
     """
-    wrong = [name for name in changed(args) if name not in RESUMED]
+    wrong = [name for name in changed(args) if name not in (*RESUMED, "scheduler")]
+    wrong += ["scheduler"] if args.scheduler == "none" else []
     wrong += [name for name, value in others.items() if value]  # the command line gives empty ones
     wrong += [name for name in config if name not in PLACES]
     if wrong:
@@ -207,6 +208,11 @@ def resumed_settings(
             f"{', '.join(map(shown, wrong))}"
         )
     settings = folder.read()
+    if (settings.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
+        raise UsageError(
+            f"--resume: the scheduler of this search is {shown(settings.scheduler)}; an object of "
+            "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no other"
+        )
     _take(settings, args)
     _require_numbers(settings, args.num_samples)
     if args.num_samples is not None:
@@ -345,7 +351,9 @@ class SearchFolder:
             plain = json.loads(self.settings.read_text(encoding="utf-8"))
             known = {f.name for f in fields(Settings)}
             plain = {key: value for key, value in plain.items() if key in known}
-            return Settings(**{**plain, "space": Space.from_plain(plain["space"])})
+            settings = Settings(**{**plain, "space": Space.from_plain(plain["space"])})
+            _require_types(settings)
+            return settings
         except OSError as error:
             raise UsageError(
                 f"--resume: {self.path} is not the folder of a search: no {self.settings.name}"
@@ -396,6 +404,21 @@ class SearchFolder:
             raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error
 
 
+def _require_types(settings: Settings) -> None:
+    """Refuse the settings of a file that are of other types than those of a search."""
+    texts = ("model", "dataset", "metric", "mode", "scheduler", "searcher")
+    kinds: dict[str, Any] = {**dict.fromkeys(texts, str), "base": dict, "identity": dict}
+    for name, kind in {**kinds, "storage": (str, type(None)), "overruled": list}.items():
+        if not isinstance(getattr(settings, name), kind):
+            raise TypeError(f"{name}: found {shown(getattr(settings, name))}")
+    if settings.searcher not in SEARCHERS or settings.mode not in ("max", "min"):
+        raise ValueError(f"searcher or mode: found {shown([settings.searcher, settings.mode])}")
+    for name in ("total", "epochs"):
+        if not is_whole(getattr(settings, name)) or getattr(settings, name) < 1:
+            raise ValueError(f"{name}: found {shown(getattr(settings, name))}")
+    _require_numbers(settings, None)
+
+
 @contextmanager
 def _removed_if_refused(folder: Path) -> Iterator[None]:
     """Within, a folder may be made; it and those above it go again if that ends in an error."""
@@ -407,6 +430,7 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-        if isinstance(error, OSError) and not isinstance(error, PosError):
-            raise UsageError(f"--run_dir: {error.strerror}: {shown(str(folder))}") from error
+        if isinstance(error, (OSError, ValueError)) and not isinstance(error, PosError):
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--run_dir: {why}: {shown(str(folder))}") from error
         raise
