@@ -124,7 +124,7 @@ def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, ca
 
 def test_the_lines_of_the_page() -> None:
     page = Path(__file__).parent.parent / "docs" / "export.md"
-    lines = lines_of("onnx", False, [None, "50", "181", "172"], 50)
+    lines = lines_of("onnx", [], [None, "50", "181", "172"], 50)
     assert "\n".join(["```python", *lines, "```"]) in page.read_text(encoding="utf-8")
 
 

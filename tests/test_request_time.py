@@ -17,10 +17,12 @@ from schemes import D, N, dot_product, qkv, scheme, shake, times_of
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos.errors import UsageError
+from recbole_pos.config.arguments import ServeArguments
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.serve.bodies import RecommendBody, recommended
 
 READS = [name for name, cls in SCHEMES.items() if cls.reads_request]
 HOURS = 24
@@ -198,7 +200,8 @@ def hourly(folder: Path, users: int = 240, length: int = 100) -> Path:
     return write_atomic(frame, folder, "hourly")
 
 
-def test_the_hour_of_the_request_decides(tmp_path: Path) -> None:
+def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """In evaluation, in Python, over HTTP, and in an exported program."""
     folder = hourly(tmp_path)
     found = {}
     for request_time in ("target", "none"):
@@ -224,3 +227,31 @@ def test_the_hour_of_the_request_decides(tmp_path: Path) -> None:
     chance = sum(1 / math.log2(rank + 1) for rank in range(1, 11)) / HOURS
     assert found["target"] > 0.9, found
     assert abs(found["none"] - chance) < 0.08, (found, chance)
+    trained = recbole_pos.Recommender.load(tmp_path / "target")
+    start = 1.6e9 // 86400 * 86400
+    items = [f"i{hour}_2" for hour in range(HOURS)]
+    history = {"items": items, "times": [start + 3600.0 * hour for hour in range(HOURS)]}
+    ten = {**history, "at": "2020-09-20T10:00:00Z"}
+    best = trained.recommend(histories=[ten, history], k=1, at=start + 86400 * 7 + 3600 * 15)
+    assert best["item"].tolist() == ["i10_2", "i15_2"]
+    asked = RecommendBody(histories=[history], k=1, at="2020-09-20T07:00:00Z")
+    assert recommended(trained, asked, ServeArguments())[0]["items"] == ["i7_2"]
+    assert not [w for w in recwarn if issubclass(w.category, RunWarning)]
+    for _ in range(2):
+        trained.recommend(histories=[history], k=1)  # now
+    assert len([w for w in recwarn if issubclass(w.category, RunWarning)]) == 1
+    with pytest.raises(UsageError) as caught:
+        trained.recommend(histories=[history], at=start)  # before its newest interaction
+    assert str(caught.value).startswith("at:")
+    recbole_pos.export(tmp_path / "target", tmp_path / "program", format="torch_export")
+    program = torch.export.load(tmp_path / "program" / "recommend.pt2").module()
+    ids = torch.tensor([[trained.ids[item] for item in items]])
+    times = torch.tensor([history["times"]], dtype=torch.float64)
+    every = torch.ones(1, len(trained.items) + 1, dtype=torch.bool)
+    moment = torch.tensor([start + 86400 * 3 + 3600 * 21], dtype=torch.float64)
+    best_ids, _ = program(ids, torch.tensor([HOURS]), every, times, moment)
+    assert trained.items[best_ids[0, 0] - 1] == "i21_2"
+    none = recbole_pos.Recommender.load(tmp_path / "none")
+    with pytest.raises(UsageError) as caught:
+        none.recommend(histories=[history], at=start + 1e7)
+    assert str(caught.value).startswith("at:")

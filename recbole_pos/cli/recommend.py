@@ -25,7 +25,7 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--histories",
         metavar="FILE",
-        help='json lines {"id": ..., "items": [...], "times": [...]}, or parquet (a file or folder '
+        help='json lines {"id": ..., "items": [...], "times": [...], "at": ...}, or parquet (a file or folder '
         "with such columns), instead of users",
     )
     recommend.add_argument(
@@ -36,6 +36,12 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     recommend.add_argument("--items", metavar="FILE", help="names to choose from, one a line (all)")
     recommend.add_argument("--exclude", metavar="FILE", help="names to leave out, one a line")
+    recommend.add_argument(
+        "--at",
+        metavar="TIME",
+        help="time of the request, for models with request_time: target: now, ISO 8601, or a "
+        "number in the unit of the time field (now)",
+    )
     recommend.add_argument(
         "--out",
         metavar="FILE",
@@ -67,7 +73,7 @@ def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.errors import UsageError
 
     options = ["run_dir", "users", "k", "exclude_seen", "items", "exclude", "histories", "out"]
-    options.append("data_path")
+    options += ["data_path", "at"]
     given = {name: getattr(args, name) for name in options}
     if args.address is None:
         if args.processes is not None:

@@ -35,6 +35,7 @@ _HISTORY = {
             "items": {"type": ["number", "string"]},
             "description": "sorted by, if any; numbers, or ISO 8601",
         },
+        "at": {"type": ["number", "string"], "description": "time of the request"},
     },
 }
 # read_histories checks them: one rule for Python, files and this
@@ -55,6 +56,7 @@ class RecommendBody(_Body):
     allowed: list[Name] | None = None
     excluded: list[Name] | None = None
     boosts: dict[str, float] | None = None
+    at: float | str | None = None
 
 
 class SimilarBody(_Body):
@@ -111,6 +113,7 @@ def recommended(trained: Recommender, asked: RecommendBody, limits: ServeArgumen
     choice = trained.choice(_names(asked.allowed), _names(asked.excluded), asked.boosts)
     users = _names(asked.users)
     some = trained.read(asked.histories or ()) if users is None else trained.of_users(users)
+    some = trained.requested(some, asked.at)
     items, scores, ends = [], [], []
     for row, _, item, score, _ in trained.ranked(some, asked.k, asked.exclude_seen, choice):
         ends.append(row)

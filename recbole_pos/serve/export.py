@@ -168,4 +168,5 @@ def histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[
     gaps = (14 * torch.rand(size, generator=draw, dtype=torch.float64)).exp()
     times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
     given = {"items": items, "lengths": lengths, "times": times.masked_fill(outside, 0)}
+    given["at"] = times[:, -1] + 3600 / model.time_unit
     return {name: given[name] for name in names_of(encoder)}

@@ -60,18 +60,22 @@ def readme(
     model: str, encoder: Encoder, format: str, k: int, names: list[Any], config: Options
 ) -> str:
     """What stands in the folder."""
-    onnx, timed, n = format == "onnx", encoder.needs_time, encoder.model.max_seq_length
+    onnx, n = format == "onnx", encoder.model.max_seq_length
     unit = config["timestamp_unit"]
-    about = f"- `times` is float64 [B, L], {unit} as in the data, 0 behind the shorter ones.\n"
+    same = f"{unit} as in the data"
+    about = {
+        "times": f"- `times` is float64 [B, L], {same}, 0 behind the shorter ones.\n",
+        "at": f"- `at` is float64 [B], the time of each request, {same}.\n",
+    }
     return _PAGE.format(
         model=model,
         version=__version__,
-        lines="\n".join(lines_of(format, timed, names, n)),
-        index="\n".join(_index(format, timed)),
+        lines="\n".join(lines_of(format, encoder.inputs, names, n)),
+        index="\n".join(_index(format)),
         needs=_OPEN[format][2],
         suffix="onnx" if onnx else "pt2",
-        times=", `times`" if timed else "",
-        about_times=about if timed else "",
+        times="".join(f", `{name}`" for name in encoder.inputs),
+        about_times="".join(about[name] for name in encoder.inputs),
         optional="; may be left out" if onnx else "",
         k=k,
         n=n,
@@ -80,7 +84,7 @@ def readme(
     )
 
 
-def lines_of(format: str, timed: bool, names: list[Any], n: int) -> list[str]:
+def lines_of(format: str, more: list[str], names: list[Any], n: int) -> list[str]:
     """From three names of items to what is recommended after them."""
     importing, opening, _ = _OPEN[format]
     some = json.dumps(names[1:4], ensure_ascii=False)
@@ -95,9 +99,11 @@ def lines_of(format: str, timed: bool, names: list[Any], n: int) -> list[str]:
         f"history = [ids[name] for name in {some}][-{n}:]  # oldest first",
     ]
     given = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
-    if timed:
+    if "times" in more:
         lines.append(f"times = {clock!r}[-{n}:]")
         given["times"] = "np.array([times])"
+    if "at" in more:
+        given["at"] = "np.array([times[-1] + 3600.0])"
     lines.append(f"program = {opening}")
     if format == "onnx":
         lines.insert(-1, "onnxruntime.set_default_logger_severity(3)  # it warns of defaults")
@@ -105,7 +111,7 @@ def lines_of(format: str, timed: bool, names: list[Any], n: int) -> list[str]:
         lines += [f"given = {{{inputs}}}", "items, scores = program.run(None, given)"]
     else:
         allowed = f"np.ones((1, {len(names)}), dtype=bool)"
-        order = [given["items"], given["lengths"], allowed, *([given["times"]] if timed else [])]
+        order = [given["items"], given["lengths"], allowed, *(given[name] for name in more)]
         lines += [
             f"given = [{', '.join(order)}]",
             "items, scores = program(*map(torch.from_numpy, given))",
@@ -114,12 +120,12 @@ def lines_of(format: str, timed: bool, names: list[Any], n: int) -> list[str]:
     return [*lines, show]
 
 
-def _index(format: str, timed: bool) -> list[str]:
+def _index(format: str) -> list[str]:
     """After the lines above."""
     if format == "onnx":
         opening = 'onnxruntime.InferenceSession("vector.onnx").run(None, given)[0]'
     else:
-        order = "given[:2] + given[3:]" if timed else "given[:2]"
+        order = "given[:2] + given[3:]"  # all but what is allowed
         opening = (
             f'torch.export.load("vector.pt2").module()(*map(torch.from_numpy, {order})).numpy()'
         )

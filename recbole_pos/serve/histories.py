@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -16,7 +17,7 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-KEYS = ("id", "items", "times")
+KEYS = ("id", "items", "times", "at")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -31,6 +32,7 @@ class Histories:
         times: [m] float64 in the unit of the time field, or None.
         unknown: [b] int64 how many items of each were not known.
         users: [b] int64 user ids, where the histories are those of users in the data.
+        at: [b] float64 when each is asked for, NaN where that is not given; None for none.
     """
 
     ids: list[Any]
@@ -39,6 +41,7 @@ class Histories:
     times: np.ndarray | None
     unknown: np.ndarray
     users: np.ndarray | None = None
+    at: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,7 +56,32 @@ class Histories:
             for name in ("items", "lengths", "unknown")
         )
         ids = [name for part in parts for name in part.ids]
-        return cls(ids, items, lengths, np.concatenate(times) if timed and times else None, unknown)
+        at = None
+        if any(part.at is not None for part in parts):
+            never = (np.full(len(p), np.nan) if p.at is None else p.at for p in parts)
+            at = np.concatenate(list(never))
+        moments = np.concatenate(times) if timed and times else None
+        return cls(ids, items, lengths, moments, unknown, None, at)
+
+    def asked_at(self, default: float) -> Histories:
+        """Those that say no time of their request are asked at ``default``.
+
+        Raises:
+            UsageError: naming one that is asked before its newest event.
+        """
+        at = np.full(len(self), default) if self.at is None else self.at
+        at = np.where(np.isnan(at), default, at)
+        have = np.flatnonzero(self.lengths)
+        if self.times is not None and len(have):
+            newest = self.times[np.cumsum(self.lengths)[have] - 1]
+            if (early := at[have] < newest).any():
+                first = int(early.argmax())
+                raise UsageError(
+                    f"at: the history {shown(self.ids[have[first]])} is asked for at "
+                    f"{at[have[first]]:.15g}, before its newest interaction at "
+                    f"{newest[first]:.15g}; give a later time"
+                )
+        return replace(self, at=at)
 
     def some(self, rows: np.ndarray) -> Histories:
         """Those of the given rows, in that order."""
@@ -66,6 +94,7 @@ class Histories:
             None if self.times is None else self.times[index],
             self.unknown[rows],
             None if self.users is None else self.users[rows],
+            None if self.at is None else self.at[rows],
         )
 
     def having(self, row: np.ndarray, item: np.ndarray) -> int:
@@ -97,9 +126,9 @@ def read_histories(
 
     Args:
         given: of each person a list of items, oldest first, or a mapping with ``items`` and
-            perhaps ``id`` and ``times``; a Series of lists, by id, or a DataFrame with such
-            columns. Where times are given, events are sorted by them; equal times keep their
-            order.
+            perhaps ``id``, ``times`` and ``at``, the time of the request; a Series of lists, by
+            id, or a DataFrame with such columns. Where times are given, events are sorted by
+            them; equal times keep their order.
         ids: of the known items by name.
         needs_time: whether the model reads times.
         what: they are called in messages.
@@ -124,9 +153,11 @@ def read_histories(
     events: list[list[int]] = []
     moments: list[list[float]] = []
     unknown: list[int] = []
+    requests: list[float] = []
     timed: set[bool] = set()
     for number, one in enumerate(given):
-        name, items, times = _parts(one, f"{what}[{number}]", number, unit)
+        name, items, times, at = _parts(one, f"{what}[{number}]", number, unit)
+        requests.append(at)
         if times is None and needs_time and items:
             raise UsageError(
                 f"{what}[{number}]: the model reads times, so each history needs them: "
@@ -149,25 +180,30 @@ def read_histories(
         lengths,
         np.array([time for of_one in moments for time in of_one]) if timed == {True} else None,
         np.array(unknown, dtype=np.int64),
+        None,
+        None if np.isnan(requests).all() else np.array(requests),
     )
 
 
 def _parts(
     one: Any, where: str, number: int, unit: float | None
-) -> tuple[Any, list[str], list[float] | None]:
-    """Id, items and times of a history."""
-    name, items, times = number, one, None
+) -> tuple[Any, list[str], list[float] | None, float]:
+    """Id, items, times and time of the request (NaN if none) of a history."""
+    name, items, times, at = number, one, None, math.nan
     if isinstance(one, Mapping):
         if more := sorted(map(str, set(one) - set(KEYS))):
             raise UsageError(f"{where}: {', '.join(more)[:80]} is not one of {', '.join(KEYS)}")
         if "items" not in one:
             raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(one))}')
         name, items, times = one.get("id", number), one["items"], one.get("times")
+        if one.get("at") is not None:
+            at = read_moment(one["at"], f"{where}.at", unit)
         if not _names(name) or (isinstance(name, str) and not _is_text(name)):
             raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, (Sequence, np.ndarray)):
         raise UsageError(f"{where}: expected a list of items, found {shown(items)}")
-    return name, [_name(item, where) for item in items], _moments(times, len(items), where, unit)
+    named = [_name(item, where) for item in items]
+    return name, named, _moments(times, len(items), where, unit), at
 
 
 def _name(item: Any, where: str) -> str:
@@ -196,20 +232,25 @@ def _moments(times: Any, length: int, where: str, unit: float | None) -> list[fl
         raise UsageError(
             f"{where}.times: expected one for each of {length} items, found {len(times)}"
         )
-    numbers = (int, float, np.integer, np.floating)
-    times = [
-        _moment(time, f"{where}.times", unit) if isinstance(time, (str, datetime)) else time
-        for time in times
-    ]
-    for time in times:
-        fits = isinstance(time, numbers) and not isinstance(time, bool)
-        if not (fits and abs(time) < 2**63):  # NaN is not either
-            raise UsageError(f"{where}.times: expected finite numbers, found {shown(time)}")
-    return [float(time) for time in times]
+    return [read_moment(time, f"{where}.times", unit) for time in times]
 
 
-def _moment(time: str | datetime, where: str, unit: float | None) -> float:
-    """A date, or a time as ISO 8601 writes it, in the unit of the time field."""
+def read_moment(time: Any, where: str, unit: float | None) -> float:
+    """A time in the unit of the time field: a number in it, a date, or text as ISO 8601 has it.
+
+    Args:
+        time: as given.
+        where: it stands, for messages.
+        unit: seconds in the unit; None if the field only orders.
+
+    Raises:
+        UsageError: if it is none of these.
+    """
+    if not isinstance(time, (str, datetime)):
+        number = isinstance(time, (int, float, np.integer, np.floating))
+        if number and not isinstance(time, bool) and abs(time) < 2**63:  # NaN is not
+            return float(time)
+        raise UsageError(f"{where}: expected finite numbers, found {shown(time)}")
     try:
         read = time if isinstance(time, datetime) else datetime.fromisoformat(_zoned(time))
         read = read if read.tzinfo else read.replace(tzinfo=timezone.utc)

@@ -24,7 +24,14 @@ from recbole_pos.errors import PosError, StorageError, UsageError
 from recbole_pos.files import whole_folder, writing
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
-from recbole_pos.serve.recommend import Counts, named, read_names, tell_growth, tell_unknown
+from recbole_pos.serve.recommend import (
+    Counts,
+    moment_of,
+    named,
+    read_names,
+    tell_growth,
+    tell_unknown,
+)
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.tune.cluster import connect, stop
 
@@ -44,6 +51,7 @@ def recommend_on_ray(
     histories: str | Path | None = None,
     processes: int | None = None,
     data_path: str | Path | None = None,
+    at: str | None = None,
 ) -> Path:
     """As :func:`~recbole_pos.serve.recommend.write_recommendations`, by many machines.
 
@@ -52,7 +60,7 @@ def recommend_on_ray(
     path.
 
     Args:
-        run_dir, users, k, exclude_seen, items, exclude, data_path: as there.
+        run_dir, users, k, exclude_seen, items, exclude, data_path, at: as there.
         out: a folder that takes its place once all of it is there; parquet files, in no order.
         address: of the cluster, or auto; None starts Ray on this machine.
         histories: a file or folder of parquet with columns ``id``, ``items`` (lists of names) and
@@ -85,6 +93,7 @@ def recommend_on_ray(
         "excluded": None if exclude is None else read_names(exclude),
         "k": trained.require_k(k),
         "exclude_seen": exclude_seen,
+        "at": moment_of(at),
     }
     trained.choice(task["allowed"], task["excluded"])
     tell_unknown(trained, screen, items=task["allowed"], exclude=task["excluded"])
@@ -139,7 +148,7 @@ class _Part:
             self.trained = Recommender.load(
                 run_dir, asked.get("data_path"), asked.get("histories_only", False)
             )
-            self.k, self.exclude_seen = asked["k"], asked["exclude_seen"]
+            self.k, self.exclude_seen, self.at = asked["k"], asked["exclude_seen"], asked["at"]
             self.choice = self.trained.choice(asked["allowed"], asked["excluded"])
             if not self.place.is_dir():
                 self.error = f"{host} does not find the folder of --out, {self.place.parent}"
@@ -168,6 +177,7 @@ class _Part:
             writer = None
             for some in asked:
                 counts.unknown += int(some.unknown.sum())
+                some = trained.requested(some, self.at)
                 for part, again in trained.parts(some, self.k, self.exclude_seen, self.choice):
                     counts.add(part, again)
                     part = named(part, trained) if by_user else part

@@ -123,10 +123,17 @@ def read_table(
         found, times = found[order], times[order]
     elif needs_time and len(found):
         raise UsageError("histories: the model reads times: a column times of lists is needed")
+    at = None
+    if "at" in table.column_names:
+        at = _moments(table["at"].combine_chunks(), "at", unit)
+        if (wrong := np.isinf(at)).any():
+            raise UsageError(
+                f"histories: at of {shown(ids[int(wrong.argmax())])}: expected a finite number"
+            )
     known = found > 0
     of_row = np.bincount(row[known], minlength=len(ids))
     times = None if times is None or not known.any() else times[known]
-    return Histories(ids, found[known], of_row, times, lengths - of_row)
+    return Histories(ids, found[known], of_row, times, lengths - of_row, None, at)
 
 
 def _of_names(kind: pa.DataType) -> bool:
@@ -161,13 +168,7 @@ def _times(
             f"histories: times of {shown(ids[at])}: expected one for each of {lengths[at]} items, "
             f"found {sizes[at]}"
         )
-    kind = values.type
-    if pa.types.is_timestamp(kind) and unit is not None:
-        moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise UsageError(f"histories: times: expected lists of numbers, found {column.type}")
-    times = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    times = _moments(values, "times", unit)
     wrong = ~(np.abs(times) < 2**63)
     if wrong.any():
         at = int(np.searchsorted(np.cumsum(sizes), int(wrong.argmax()), side="right"))
@@ -176,3 +177,14 @@ def _times(
             f"{times[wrong][0]}"
         )
     return times
+
+
+def _moments(values: pa.Array, name: str, unit: float | None) -> np.ndarray:
+    """Numbers, or timestamps in the unit of the time field; NaN where one is missing."""
+    kind = values.type
+    if pa.types.is_timestamp(kind) and unit is not None:
+        moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise UsageError(f"histories: {name}: expected numbers, found {kind}")
+    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)

@@ -34,12 +34,20 @@ class Encoder(nn.Module):
         super().__init__()
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
+        self.inputs = ["times"] * self.needs_time + ["at"] * model.reads_request
 
-    def forward(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
-        """[B, d] of items [B, L] padded on the right, lengths [B] and times [B, L] float64."""
+    def forward(
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
+        """[B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and the
+        times of the requests [B] float64."""
         model = self.model
-        times = None if times is None else model._seconds(times)
-        ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times)
+        times, at = model._seconds(times), model._seconds(at)
+        ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times, at)
         if self.relations is not None:
             ctx = replace(ctx, relations=self.relations(ctx))
         assert ctx.items is not None
@@ -63,15 +71,20 @@ class Recommend(nn.Module):
         self.register_buffer("padding", padding, persistent=False)
 
     def forward(
-        self, items: Tensor, lengths: Tensor, allowed: Tensor, times: Tensor | None = None
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        allowed: Tensor,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """[B, k] items and their scores; 0 and -inf where no more are allowed.
 
         Args:
-            items, lengths, times: as of :class:`Encoder`.
+            items, lengths, times, at: as of :class:`Encoder`.
             allowed: [B or 1, items] boolean; item 0, which is padding, never is.
         """
-        vector = self.encoder(items, lengths, times)
+        vector = self.encoder(items, lengths, times, at)
         scores = vector @ self.encoder.model.item_embedding.weight.t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
@@ -127,7 +140,7 @@ def names_of(module: Encoder | Recommend) -> tuple[str, ...]:
     """The inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
-    return ("items", "lengths", *["allowed"] * top, *["times"] * encoder.needs_time)
+    return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def traced(module: Encoder | Recommend) -> ExportedProgram:
@@ -147,6 +160,7 @@ def traced(module: Encoder | Recommend) -> ExportedProgram:
         "lengths": (torch.full((3,), items.size(1)), {0: batch}),
         "allowed": (torch.ones(2, encoder.model.n_items, dtype=torch.bool), {0: Dim("rows")}),
         "times": (items.double().cumsum(1), block),
+        "at": (torch.full((3,), 1e3, dtype=torch.float64), {0: batch}),
     }
     arguments, shapes = zip(*(given[name] for name in names_of(module)), strict=True)
     try:

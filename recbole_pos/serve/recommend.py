@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def write_recommendations(
     histories: str | Path | None = None,
     out: str | Path | None = None,
     data_path: str | Path | None = None,
+    at: str | None = None,
 ) -> Path:
     """As above, into a file, part by part, so that memory does not grow with users.
 
@@ -92,6 +94,7 @@ def write_recommendations(
         out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
             None. A pipe or ``/dev/stdout`` is written to as it is.
         data_path: as above.
+        at: when they are asked for, see :meth:`Recommender.recommend`; ``now`` as text, too.
 
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
@@ -114,6 +117,7 @@ def write_recommendations(
         if histories is not None and users is not None:
             raise UsageError("give users or histories, not both")
         asked = trained.of_users(users) if histories is None else _read(trained, histories)
+        asked = trained.requested(asked, moment_of(at))
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
         quoting = csv.QUOTE_MINIMAL
         if _formulas([*trained.items, *asked.ids]) and file.suffix != ".parquet":
@@ -189,6 +193,18 @@ def _read(trained: Recommender, file: str | Path) -> Histories:
         units = units_of(file, UNIT)
         return Histories.joined([trained.read(x) for unit in units for x in tables_of(**unit)])
     return trained.read(lines_of(file))
+
+
+def moment_of(text: str | None) -> float | str | datetime | None:
+    """``--at``: a number in the unit of the time field, a date, or ``now``."""
+    if text is None:
+        return None
+    if text == "now":
+        return datetime.now(timezone.utc)
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:

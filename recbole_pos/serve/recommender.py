@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.histories import Histories, read_histories
+from recbole_pos.serve.histories import Histories, read_histories, read_moment
 from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.serve.topk import choose, top_items
@@ -70,6 +72,7 @@ class Recommender:
             self.events = len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
+        self._told_now = False
 
     @classmethod
     def load(
@@ -139,6 +142,7 @@ class Recommender:
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
+        at: float | str | datetime | None = None,
     ) -> pd.DataFrame:
         """The k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
@@ -147,15 +151,20 @@ class Recommender:
             users: names of users in the data; all with an event if neither these nor histories
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id`` and ``times`` (in the unit of the time field, or as ISO 8601 has
-                them, UTC where no zone is given); a Series of lists, by id, or a DataFrame with
-                such columns.
+                and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or as ISO
+                8601 has them, UTC where no zone is given); a Series of lists, by id, or a DataFrame
+                with such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
             excluded: names of items to leave out.
             boosts: of items by name what is added to their scores; to halve or double odds, minus
                 or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
+            at: when they are asked for, for those whose history does not say so: a time as in
+                ``times``; now if None. For models with ``request_time: target``.
+
+        Warns:
+            RunWarning: once, if a model that reads the time of the request is told none.
 
         Returns:
             A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
@@ -169,6 +178,7 @@ class Recommender:
             raise UsageError("give users or histories, not both")
         choice = self.choice(allowed, excluded, boosts)
         asked = self.of_users(users) if histories is None else self.read(histories)
+        asked = self.requested(asked, at)
         parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice)]
         if not parts:
             return pd.DataFrame(columns=["id", *COLUMNS])
@@ -189,13 +199,49 @@ class Recommender:
             return read_table(histories, self.items, self.scorer.needs_time, self._unit)
         return read_histories(histories, self.ids, self.scorer.needs_time, unit=self._unit)
 
+    def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
+        """Histories with the times at which they are asked for, where the model reads these.
+
+        Args:
+            asked: the histories.
+            at: for those that say nothing themselves; now if None.
+
+        Warns:
+            RunWarning: once, where now is taken.
+
+        Raises:
+            UsageError: if the model does not read it, or one is asked for before its newest event.
+        """
+        if not self.scorer.reads_request:
+            if at is not None or asked.at is not None:
+                raise UsageError(
+                    f"at: {self.config['model']} was trained with request_time: none and reads no "
+                    "time of a request; leave it out"
+                )
+            return asked
+        if at is not None:
+            return asked.asked_at(read_moment(at, "at", self._unit))
+        if asked.at is not None and not np.isnan(asked.at).any():
+            return asked.asked_at(0.0)
+        if self._unit is None:
+            raise UsageError(
+                "at: the time field counts no time, so now has no value in it; give at"
+            )
+        if not self._told_now:
+            self._told_now = True
+            warnings.warn(
+                "at: the model reads the time of the request: now is taken", RunWarning, 3
+            )
+        return asked.asked_at(time.time() / self._unit)
+
     @cached_property
     def _unit(self) -> float | None:
         """Seconds in the unit of the time field; None where its values are no dates of our time,
         but a number that orders interactions."""
-        seconds, times = SECONDS[self.config["timestamp_unit"]], self.dataset.log.times
-        if not len(times):
+        seconds = SECONDS[self.config["timestamp_unit"]]
+        if isinstance(self.dataset, Catalogue) or not len(self.dataset.log.times):
             return seconds
+        times = self.dataset.log.times
         first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
         return seconds if 1 < first and last < 2100 - 1970 else None
 
@@ -322,7 +368,7 @@ class Recommender:
         Raises:
             UsageError: if the model has no such vectors, or one is no history.
         """
-        vectors, asked = self.scorer.require_vectors(), self.read(histories)
+        vectors, asked = self.scorer.require_vectors(), self.requested(self.read(histories))
         states = np.zeros((len(asked), vectors.size(1)), dtype=np.float32)
         known = np.flatnonzero(asked.lengths)
         for rows in np.split(known, np.arange(BATCH, len(known), BATCH)):

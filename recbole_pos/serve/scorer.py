@@ -24,11 +24,13 @@ class Scorer:
     Attributes:
         vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
         needs_time: whether histories must have times.
+        reads_request: whether the time of the request is read.
     """
 
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
+        self.reads_request = bool(getattr(model, "reads_request", False))
         plain = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
 
@@ -59,7 +61,9 @@ class Scorer:
             return self.model.after_users(asked.users)
         linked = self.model.linked  # reads further back than a window
         asked = asked if linked else asked.newest(self.config["MAX_ITEM_LIST_LENGTH"])
-        parts = asked.items, asked.lengths, asked.times if self.needs_time else None
+        parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
+        if self.reads_request:
+            parts.append(asked.at)
         return self.model.after(
             *(None if x is None else torch.from_numpy(x).to(self.device) for x in parts)
         )
