@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     args, rest = parser.parse_known_args(words)
     with _heeding_sigterm() as terminated:
         try:
+            _require_working_directory()
             if rest:
                 slip = rest[0].lstrip("-").partition("=")[0]
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
@@ -65,6 +67,16 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 1
+
+
+def _require_working_directory() -> None:
+    """Where it was deleted, torch's libraries end the process when they load."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the working directory cannot be used: {error.strerror}; change to one that exists"
+        ) from error
 
 
 @contextmanager

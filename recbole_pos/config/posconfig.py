@@ -99,9 +99,11 @@ class PosConfig(Config):
         except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
             message = error.args[0] if error.args else error
             raise UsageError(f"configuration: {message}") from error
-        except OSError as error:  # data_path is a name that no file can have
-            name = shown(error.filename)
-            raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
+        except OSError as error:  # a name that no file can have
+            raise UsageError(
+                f"configuration: {error.strerror}: {shown(error.filename)}; see data_path, dataset "
+                "and config_files"
+            ) from error
 
     def __getitem__(self, key: str) -> Any:
         """RecBole's: None for an option that nobody gives; that it was asked for is kept."""

@@ -17,6 +17,7 @@ import yaml
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.values import shown
 from recbole_pos.version import __version__
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
@@ -27,6 +28,12 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        try:
+            self.path.exists()
+        except OSError as error:
+            raise UsageError(
+                f"{shown(str(path))} can be no folder of a run: {error.strerror}; give another name"
+            ) from error
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoint = self.path / "checkpoint.pt"
