@@ -19,7 +19,8 @@ START = {"README.md": "index.md"}  # files of the repository that have another n
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the files that are not under docs/."""
-    beside = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CITATION.cff"]
+    names = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md")
+    beside = [ROOT / name for name in (*names, "LICENSE")]
     kept = ("*.*", "*/*.html", "*/*.png")  # of reports, what pages link to
     results = [path for one in kept for path in sorted((ROOT / "results").glob(one))]
     for path in [*beside, *results]:

@@ -16,6 +16,7 @@ from recbole_pos.version import __version__
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert
     from recbole_pos.experiment.attach import attach
+    from recbole_pos.experiment.evaluate import evaluate
     from recbole_pos.experiment.result import Result
     from recbole_pos.experiment.run import load, run
     from recbole_pos.layers.context import SequenceContext
@@ -39,6 +40,7 @@ __all__ = [
     "attach",
     "compare",
     "convert",
+    "evaluate",
     "export",
     "load",
     "recommend",
@@ -55,6 +57,7 @@ plug.into_recbole()
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     "convert": "recbole_pos.conversion.convert",
+    "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
     "update": "recbole_pos.experiment.update",
     **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),

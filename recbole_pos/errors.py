@@ -47,3 +47,7 @@ class CheckpointError(PosError, RuntimeError):
     """A checkpoint file is damaged, foreign, or holds something that must not be loaded."""
 
     exit_code = 2
+
+
+class RunWarning(UserWarning):
+    """A trained model is used whose run is unfinished, or whose dataset is not there."""

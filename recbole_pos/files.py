@@ -9,12 +9,13 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from recbole_pos.errors import PosError, StorageError, UsageError
+from recbole_pos.values import shown
 
 try:
     import fcntl
@@ -54,8 +55,8 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
             raised within goes on.
     """
     given = Path(path)
-    special = given.exists() and not given.is_file()
-    target = given.resolve() if given.is_symlink() and not special else given
+    special = os.path.exists(given) and not given.is_file()  # a name may be too long: no OSError
+    target = given.resolve() if os.path.islink(given) and not special else given
     place = target if special else target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     with writing(given):
         raw = _Raw(place, "w")
@@ -85,6 +86,57 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
                 place.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of ``path``, which is new or empty, at the end.
+
+    If anything fails, nothing is left, of the folders above it either; what a process left that was
+    killed is removed by the next one.
+
+    Raises:
+        UsageError, StorageError: if it cannot be made, see :func:`writing`.
+    """
+    given, folder = Path(path), Path(path).absolute()
+    above = [one for one in folder.parents if not os.path.exists(one)]
+    place = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    held: int | None = None
+    try:
+        with writing(given):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+                if (dead := _hold(left)) is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(dead)
+            place.mkdir()
+            held = _hold(place)
+        yield place
+        with writing(given):
+            os.replace(place, folder)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        for one in above:
+            with suppress(OSError):  # somebody else has put something there
+                one.rmdir()
+        raise
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _hold(folder: Path) -> int | None:
+    """A handle by which this process holds a folder until it ends; None where another does, or the
+    system cannot say."""
+    if fcntl is None or not folder.is_dir():
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
 def write_text(path: Path, text: str) -> None:
     """A whole file of text."""
     with whole(path) as file:
@@ -109,10 +161,12 @@ def writing(path: str | Path) -> Iterator[None]:
 
 def _refusal(path: Path, error: OSError) -> PosError:
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder) and error.errno != errno.ENAMETOOLONG:
         return UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
+    if os.path.isdir(path):
         return UsageError(f"cannot write {path}: it is a folder")
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"cannot write {shown(str(path))}: {error.strerror}")
     room = ""
     if error.errno in _FULL and (path.is_file() or not path.exists()):
         room = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
@@ -161,6 +215,72 @@ def only_writer(folder: Path, doing: str) -> Iterator[None]:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         yield
+
+
+@contextmanager
+def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of ``folder`` once all of it is on the disk.
+
+    If anything fails, ``folder`` stays as it was. What a killed process has left is removed by the
+    next one, which puts the former folder back if it was between two names.
+
+    Args:
+        folder: which need not be there; of a link, what it leads to.
+        keep: whether something in the former folder is in the new one, too.
+
+    Raises:
+        UsageError, StorageError: if it cannot be written, or another process writes it.
+    """
+    target = folder.resolve()
+    begun, former = (target.with_name(f".{target.name}.{end}") for end in ("new", "old"))
+    made = [parent for parent in target.parents if not parent.exists()]
+    with writing(folder):
+        begun.mkdir(parents=True, exist_ok=True)
+    with only_writer(begun, "written"):
+        try:
+            with writing(folder):
+                if former.exists() and not target.exists():
+                    os.replace(former, target)
+                for left in (former, *(one for one in begun.iterdir() if one.name != LOCK)):
+                    _remove(left)
+            yield begun
+            with writing(folder):
+                if target.exists():
+                    shutil.copymode(target, begun)
+                    for one in target.iterdir():
+                        if keep(one) and not os.path.lexists(begun / one.name):
+                            _link(one, begun / one.name)
+                    os.replace(target, former)
+                os.replace(begun, target)
+                _sync_folder(target.parent)
+        except BaseException:
+            if former.exists() and not target.exists():
+                os.replace(former, target)
+            shutil.rmtree(begun, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise
+        (target / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _link(file: Path, to: Path) -> None:
+    """The same file under another name, or a folder of such; a copy where there are no links."""
+    if file.is_dir() and not file.is_symlink():
+        shutil.copytree(file, to, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
+        return
+    try:
+        os.link(file, to, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(file, to, follow_symlinks=False)
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -169,7 +171,9 @@ class Table(Mapping[str, type]):
         from importlib.metadata import entry_points
 
         found: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=self.group):
+        with without_working_directory():  # a folder there may pretend to be a package's
+            given = entry_points(group=self.group)
+        for point in given:
             points = found.setdefault(point.name, [])
             if point.value not in [known.value for known in points]:
                 points.append(point)
@@ -227,6 +231,22 @@ class Table(Mapping[str, type]):
         points = self._points.get(name, ())
         others = [point for point in points if _top(point.value) != _top(cls.__module__)]
         return f"the package {_package(others[0])} ({others[0].value})" if others else None
+
+
+@contextmanager
+def without_working_directory() -> Iterator[None]:
+    """Within, nothing is imported from a place that depends on where the user is: the working
+    directory, which ``python -m`` and notebooks search, and relative entries of PYTHONPATH."""
+    before = list(sys.path)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    relative = [os.path.realpath(entry) for entry in given if not os.path.isabs(entry)]
+    left_out = {os.path.realpath("."), *relative}
+    sys.path[:] = [entry for entry in before if os.path.realpath(entry) not in left_out]
+    try:
+        yield
+    finally:
+        added = [entry for entry in sys.path if entry not in before]
+        sys.path[:] = [*before, *added]
 
 
 def place_of(cls: type) -> str:

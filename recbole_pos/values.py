@@ -55,7 +55,19 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
+    return short(text)
+
+
+def short(text: str) -> str:
+    """A text as a message has it: whole, unless it would fill the screen."""
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names as a message has them: the first of them, none longer than it can be read."""
+    names = list(map(str, names))
+    short = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_FEW])
+    return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")
 
 
 def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import short, shown
 
 _PACKAGE = Path(__file__).resolve().parent
 # Installed, they lie inside the package (setup.cfg maps them there); in a checkout, beside it.
@@ -24,23 +24,79 @@ DATASETS = next(
 )
 
 
+# Bounds of a file, so that reading it and quoting it is bounded, too.
+_DEEPEST, _MOST_VALUES, _LONGEST = 100, 100_000, 10_000_000
+_PER_VALUE = 100  # characters of a text that count as one value
+_LONGEST_NUMBER = 1000  # characters; Python reads longer ones in quadratic time, or not at all
+
+
 class _Rules(yaml.constructor.SafeConstructor):
     """Of the package's yaml: plain values only, 1e-3 is a float, no key is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", node.start_mark
-                )
+        keys = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                problem = f"key {shown(key.value)} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
 
 
 class YamlLoader(_Rules, yaml.SafeLoader):
-    """Reads text, and shows where it is not yaml."""
+    """Reads text within bounds, and shows where it is not yaml.
+
+    An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # values in each node that is complete
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        """Compose a node, unless it is deeper or holds more values than a file may."""
+        event = self.peek_event()
+        where = event.start_mark
+        if self._depth == _DEEPEST:
+            problem = f"values are nested more than {_DEEPEST} deep"
+            raise yaml.composer.ComposerError(None, None, problem, where)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            self._sizes[node] = self._size(node, where)
+        elif node not in self._sizes:
+            problem = "an alias stands within its own anchor"
+            raise yaml.composer.ComposerError(None, None, problem, where)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value; one that is not what its tag says, as in ``!!bool x``, is not yaml."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError) as error:
+            problem = f"it is not what its tag {shown(node.tag)} says"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def _size(self, node: yaml.Node, where: yaml.Mark) -> int:
+        """How many values a node has, those of aliases counted each time."""
+        if isinstance(node, yaml.ScalarNode):
+            if len(node.value) > _LONGEST_NUMBER and node.tag in _NUMBERS:
+                problem = f"a number has {len(node.value):,} characters"
+                raise yaml.composer.ComposerError(None, None, problem, where)
+            return 1 + len(node.value) // _PER_VALUE
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        size = 1 + sum(self._sizes[part] for part in parts)
+        if size > _MOST_VALUES:
+            problem = f"there are more than {_MOST_VALUES:,} values, those of aliases counted"
+            raise yaml.composer.ComposerError(None, None, problem, where)
+        return size
 
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
 
 
@@ -71,17 +127,38 @@ def parse_scalar(text: str, where: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=YamlLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         if _INTERVALS.fullmatch(text.strip()):
             return text
         begun = next((what for mark, what in _BEGUN.items() if text.lstrip().startswith(mark)), "")
         if not begun:
             return text
-        problem = getattr(error, "problem", None) or "it cannot be read"
+        problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
             f"{where}: {shown(text)} begins like {begun}, but is none ({problem}); close what it "
             "opens, or quote all of it if it is text"
         ) from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a yaml file.
+
+    Raises:
+        OSError, ValueError: if it cannot be read, is not UTF-8 or too long.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise ValueError(f"the file has more than {_LONGEST:,} characters")
+    return text
+
+
+def yaml_problem(error: Exception) -> str:
+    """What an error of reading yaml says, on one line: ``line 3: key 'a' is given twice``."""
+    mark = getattr(error, "problem_mark", None)
+    line = f"line {mark.line + 1}: " if mark else ""
+    problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    return line + short(problem)
 
 
 # Numbers between two, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
@@ -97,19 +174,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: if the file is missing, not yaml, or not a mapping.
     """
+    name = short(str(path))
     loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, Loader=loader)
+        content = yaml.load(read_text(path), Loader=loader)
     except OSError as error:
-        raise UsageError(f"cannot read config file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"config file {path} is not valid yaml: {error}") from error
+        raise UsageError(f"cannot read config file {name}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"config file {name} is not valid yaml: {yaml_problem(error)}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UsageError(
-            f"config file {path} must hold `key: value` lines, found {type(content).__name__}"
+            f"config file {name} must hold `key: value` lines, found {type(content).__name__}"
         )
     return content
 

@@ -5,7 +5,7 @@
 Tables are made again from runs; words are not, and would keep what no run says any more. So every
 figure of three digits after the point or more must be that of a table, rounded to as many digits:
 
-- under "What holds" of a page of results, of a table of this page or of one that the paragraph
+- under "Findings" of a page of results, of a table of this page or of one that the paragraph
   links to;
 - in results/README.md, of a table of any page (not the first column, which has the papers' own);
 - anywhere else, where a paragraph links to pages of results, of a table of these.
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_HOLDS = re.compile(r"^## What holds\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+_FINDINGS = re.compile(r"^## Findings\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 _PARAGRAPHS = re.compile(r"\n(?=- |\||\n)")
 _FIGURE = re.compile(r"(?<![\d.])\d*\.\d{3,}(?!\d)")
 _UNITS = re.compile(r"[+-](\d+)(?![\d.])")  # differences that a table has in units of 0.0001
@@ -45,8 +45,8 @@ def _claims(page: Path) -> Iterator[tuple[str, list[Path]]]:
             if line.startswith("|"):
                 yield line.split("|", 2)[-1], everything
         return
-    holds = _HOLDS.search(text)
-    words = (holds[1] if holds else "") if results else text
+    findings = _FINDINGS.search(text)
+    words = (findings[1] if findings else "") if results else text
     for paragraph in _PARAGRAPHS.split(words):
         linked = [(page.parent / name).resolve() for name in _LINK.findall(paragraph)]
         pages = [one for one in linked if one.parent.name == "results" and one.is_file()]

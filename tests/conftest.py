@@ -25,6 +25,7 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 from own_models import MODULE, REGISTER  # noqa: E402
 
 import recbole_pos  # noqa: E402
+from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
 from recbole_pos.model.models import ADDED  # noqa: E402
@@ -170,6 +171,7 @@ def registered() -> Iterator[None]:
     """Models and schemes that a test registers, or imports to do so, are gone after it."""
     kept, path = [(table, dict(table._added)) for table in (ADDED, SCHEMES)], list(sys.path)
     yield
+    plugins._allowed.clear()
     for table, added in kept:
         table._added = added
     sys.path[:] = path

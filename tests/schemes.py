@@ -80,10 +80,15 @@ def shake(module: torch.nn.Module) -> None:
 
 
 def dot_product(
-    position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, lengths=LENGTHS
+    position: AttentionPosition,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int] = LENGTHS,
+    ctx: SequenceContext | None = None,
 ) -> Tensor:
     layer = MultiHeadAttention(block(n_heads=q.size(1)), position)
-    return layer._dot_product(q, k, v, context(lengths))
+    return layer._dot_product(q, k, v, ctx or context(lengths))
 
 
 def compare(position: AttentionPosition, want, heads: int = 1) -> None:

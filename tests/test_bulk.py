@@ -16,18 +16,21 @@ from recbole_pos.serve.topk import top_items
 
 @pytest.mark.parametrize("items", [5, 255, 256, 300, 1000, 3000])
 @pytest.mark.parametrize("k", [1, 7])
-def test_best_items(items: int, k: int, monkeypatch) -> None:
-    """In chunks whose rests are groups of one, of all, and of columns that are left out."""
+@pytest.mark.parametrize("levels", [0, 2, 50])
+def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
+    """In chunks whose rests are groups of one, of all, and of columns that are left out; of equal
+    scores, of which there are many where there are few levels, the lower ids."""
     monkeypatch.setattr(catalogue, "PART", 2100)
     generator = torch.Generator().manual_seed(items)
     scores = torch.randn(9, items + 1, generator=generator)
+    scores = (scores * levels).round() if levels else scores
     barred = torch.randint(9, (4 * items,), generator=generator)
     of_item = torch.randint(1, items + 1, (4 * items,), generator=generator)
     choice = Choice(torch.arange(1, items + 1))
     value, item = top_items(lambda some: scores[:, some], choice, k, (barred, of_item))
     scores[:, 0] = -torch.inf
     scores[barred, of_item] = -torch.inf
-    want = scores.topk(min(k, items))
+    want = [x[:, : min(k, items)] for x in scores.sort(dim=1, descending=True, stable=True)]
     np.testing.assert_array_equal(value, want[0].numpy())
     there = value > -np.inf
     np.testing.assert_array_equal(item[there], want[1].numpy()[there])

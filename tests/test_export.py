@@ -112,6 +112,11 @@ def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, ca
         error = capsys.readouterr().err
         assert error.startswith("error: ") and said in error and error.count("\n") == 1
         assert not list(tmp_path.iterdir())
+    deep = str(tmp_path / "deep" / "served")
+    for name in ("none", "x" * 300):
+        assert main(["export", str(runs / name), "--to", deep]) == 2
+    assert main(["export", given[0], "--to", str(tmp_path / ("x" * 300))]) == 2
+    assert not list(tmp_path.iterdir())
     for model in ("SASRec", "SPop", "AnchoredSRGNN"):
         with pytest.raises(UsageError, match=f"{model} cannot be exported: its forward"):
             encoder_of(experiment(model).model)
@@ -144,6 +149,20 @@ def test_models_of_ones_own(experiment: Any) -> None:
         traced(encoder_of(experiment("Counting").model))
     with pytest.raises(UsageError, match="Overriding cannot be exported: it defines forward"):
         encoder_of(experiment("Overriding").model)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch_export"])
+def test_a_full_disk(runs: Path, tmp_path: Path, form: str) -> None:
+    """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
+    code = "import resource, sys; from recbole_pos.cli.main import main; "
+    code += (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); sys.exit(main(sys.argv[1:]))"
+    )
+    to = tmp_path / "deep" / "served"
+    command = ["export", str(runs / "PosSASRec"), "--to", str(to), "--format", form]
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: cannot write"), done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_differs_is_not_written(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -166,7 +166,11 @@ def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -
             found, found_scores = program({**given, "allowed": allowed})
             torch.testing.assert_close(found_scores, best, **CLOSE)
             assert torch.equal(found, ids.masked_fill(best.isinf(), 0))
-    if form == "onnx":  # without a mask
+    with torch.no_grad():
+        encoder.model.item_embedding.weight[2:] = 0
+    if form == "onnx":  # equal scores by id; without a mask
+        zeros, _ = written(Recommend(encoder, k), form, tmp_path)(given)
+        assert all(x[x > 1].tolist() == list(range(2, 2 + int((x > 1).sum()))) for x in zeros)
         scores[:, 0] = -torch.inf
         torch.testing.assert_close(program(given)[1], scores.topk(k).values, **CLOSE)
 

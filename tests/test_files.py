@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.files import LOCK, only_writer, remove_unfinished, whole, write_text
+from recbole_pos.files import LOCK, only_writer, remove_unfinished, whole, whole_folder, write_text
 
 
 @pytest.fixture
@@ -118,3 +118,42 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_unfinished([tmp_path / "c.pt"])
     assert sorted(p.name for p in tmp_path.iterdir()) == [".other.tmp", "c.pt"]
+
+
+def test_a_folder_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
+    to = tmp_path / "above" / "new"
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(error), whole_folder(to) as place:
+            (place / "part").touch()
+            raise error
+        assert not list(tmp_path.iterdir())
+    with whole_folder(to) as place:
+        (place / "part").touch()
+    assert [p.name for p in to.iterdir()] == ["part"] and len(list(to.parent.iterdir())) == 1
+    with pytest.raises(UsageError), whole_folder(tmp_path / ("x" * 300)):
+        pytest.fail("no such name")
+
+
+def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    """And that of one that still writes is not."""
+    held = "import sys; from pathlib import Path; from recbole_pos.files import whole_folder\n"
+    held += "with whole_folder(Path(sys.argv[1])): print('held', flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", held, tmp_path / "new"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout.readline() == b"held\n"
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "new"):
+        raise ZeroDivisionError
+    assert len(list(tmp_path.iterdir())) == 1
+    other.kill()
+    other.wait()
+    with whole_folder(tmp_path / "new"):
+        assert len(list(tmp_path.iterdir())) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_names_that_are_too_long(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"), whole(tmp_path / ("x" * 300)):
+        pytest.fail("no such name")

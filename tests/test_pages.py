@@ -155,7 +155,7 @@ FIGURES = """# A page
 | one | 0.1234 ± 0.0020 | |
 | two | **0.1284** | +50 [-3, +103] * |
 
-## What holds
+## Findings
 
 - Two has .1284 and one .123, .0050 less [-.0003, +.0103], which is 4%.
 - [Elsewhere](other.md) it has .4321.

@@ -94,7 +94,7 @@ def relations(fields: list[str], layers: int, heads: int, name: str) -> Callable
 def trial(number: int, score: float, options: dict, state: str = "finished") -> Trial:
     curve = {n: score * (1 - abs(n - 3) / 9) for n in range(1, 6)}
     best = max(curve, key=curve.get)
-    return Trial(number, state, "", curve[best], 5, best, 1.0, 9, "", "", options, curve)
+    return Trial(number, options, [], state, score=curve[best], best_epoch=best, curve=curve)
 
 
 def space(names: list[str]) -> Space:

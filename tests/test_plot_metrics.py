@@ -71,7 +71,7 @@ LINE_3 = {
 def plotted(run: Path, monkeypatch, capsys, caplog) -> Iterator:
     """``plotted(content)`` of metrics.jsonl: exit code, everything printed, the figure's title."""
     trained = open_run(run)
-    monkeypatch.setattr(plot, "open_run", lambda _: trained)
+    monkeypatch.setattr(plot, "open_run", lambda *_: trained)
     titles = []
 
     def keep(figure: Figure, file: Path, **given) -> None:

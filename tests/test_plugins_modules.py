@@ -11,6 +11,7 @@ from own_models import GRU, MODULE, REGISTER, call, options
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
@@ -19,7 +20,8 @@ from recbole_pos.model.models import ADDED
 
 
 def test_a_module_of_the_working_directory(here: Path, tiny: Path) -> None:
-    """Found, recorded once, and its names may stand where names stand."""
+    """Found where the user names it, recorded once, and its names may stand where names stand."""
+    allow(["my_models"])
     (here / "run.yaml").write_text("plugins: [my_models]\nfor:\n  TinyGRU: {gru_width: 4}\n")
     config = PosConfig("TinyGRU", "tiny", ["run.yaml"], options(tiny))
     assert config["gru_width"] == 4 and config.plain["plugins"] == ["my_models"]
@@ -44,6 +46,7 @@ def test_a_class_of_a_module_is_recorded_and_one_nobody_registered_is_found(
 
 
 def test_schemes_are_recorded_only_where_they_are_used(here: Path, tiny: Path) -> None:
+    allow(["my_models"])
     PosConfig("TinyGRU", "tiny", None, options(tiny, plugins=["my_models"]))
     for position, wanted in (["recency"], ["my_models"]), (["rope"], None):
         plain = PosConfig("PosSASRec", "tiny", None, options(tiny, position=position)).plain
@@ -63,6 +66,7 @@ def test_schemes_are_recorded_only_where_they_are_used(here: Path, tiny: Path) -
 )
 def test_wrong_plugins(here: Path, tiny: Path, text: str, plugins: list, wanted: str) -> None:
     (here / "my_models.py").write_text(text)
+    allow(plugins)
     with pytest.raises(UsageError, match=f"configuration: plugins: .*({wanted})"):
         PosConfig("FPARec", "tiny", None, options(tiny, plugins=plugins))
     assert str(here) not in sys.path or text
@@ -75,11 +79,12 @@ def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
          "--plugins=[my_models]", *given, "--run_dir=out", "--quiet")  # fmt: skip
     assert yaml.safe_load((here / "out" / "config.yaml").read_text())["plugins"] == ["my_models"]
     main = "import sys\nfrom recbole_pos.cli.main import main\n"
-    recommend = "assert main(['recommend', 'out', '-k', '2', '--users', 'u9']) == 0\n"
-    resume = "assert main(['run', '--resume', 'out', '--epochs=2', '--quiet']) == 0\n"
-    look = "assert main(['plot', 'out']) == 0\n"
-    later = "sys.path.remove('')\n" + recommend + resume + look  # as an installed command has it
-    call(here, "-c", main + later)
+    recommend = "assert main(['recommend', 'out', '-k', '2', '--users', 'u9', *named]) == 0\n"
+    resume = "assert main(['run', '--resume', 'out', '--epochs=2', '--quiet', *named]) == 0\n"
+    look = "assert main(['plot', 'out', *named]) == 0\n"
+    named = "sys.path.remove('')\nnamed = ['--plugins', 'my_models']\n"  # as if installed
+    for command in (recommend, resume, look):
+        call(here, "-c", main + named + command)
     assert (here / "out" / "recommendations.csv").read_text().count("u9") == 2
     assert len((here / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -90,7 +95,7 @@ def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
         f"{main}main(['recommend', '../out'])\n{MODULE}{REGISTER}"
         "print(type(recbole_pos.load('../out').model))\n",
     )
-    assert "plugins: there is no module 'my_models'" in said and "register" in said
+    assert "plugins: module 'my_models' is not installed" in said and "register" in said
     assert "__main__.TinyGRU" in said
 
 

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import SMALL, make_log, write_atomic
 
 import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
+from recbole_pos.serve.histories import read_histories
 from recbole_pos.serve.recommend import write_recommendations
 from recbole_pos.serve.topk import top_items
 
@@ -114,10 +118,135 @@ def test_scores_are_products_of_vectors(trained: recbole_pos.Recommender) -> Non
         trained.similar(5)  # type: ignore[arg-type]
 
 
+def test_equal_scores_have_one_order(run_dir: Path) -> None:
+    """That of the catalogue, whatever k, the items allowed, and who else is asked about."""
+    trained = recbole_pos.Recommender.load(run_dir)
+    names = list(trained.items)
+    weight = trained.made.model.item_embedding.weight.detach()
+    weight[5:35] = 0  # so that their scores and cosines are 0
+    place = {name: number for number, name in enumerate(names)}
+
+    def check(found: pd.DataFrame, item: str, score: str) -> list[str]:
+        wanted = sorted(
+            zip(-found[score], found[item], strict=True), key=lambda one: (one[0], place[one[1]])
+        )
+        assert found[item].tolist() == [name for _, name in wanted]
+        return found[item].tolist()
+
+    for history in ([], BASKET):  # the most popular ones, and the model's
+        every = check(trained.recommend(histories=[history], k=len(names)), "item", "score")
+        for k in range(1, len(names)):
+            assert trained.recommend(histories=[history], k=k)["item"].tolist() == every[:k]
+            allowed = random.Random(k).sample(names, k)
+            found = trained.recommend(histories=[history], k=3, allowed=allowed[::-1])
+            assert found["item"].tolist() == [name for name in every if name in allowed][:3]
+        many = trained.recommend(histories=[history] * 9, k=9)["item"].tolist()
+        assert many == every[:9] * 9
+    every = check(trained.similar(names[6], k=len(names)), "similar", "cosine")
+    assert len(every) == len(names) - 1
+    for k in range(1, len(names)):
+        assert trained.similar(names[6], k)["similar"].tolist() == every[:k]
+        allowed = random.Random(k).sample(names, k)
+        found = trained.similar([names[6], names[6]], 3, allowed, excluded=[every[0]])
+        left = [name for name in every[1:] if name in allowed][:3]
+        assert found["similar"].tolist() == left * 2
+        assert found["rank"].tolist() == list(range(1, len(left) + 1)) * 2
+
+
 def test_events_are_sorted_by_time(trained: recbole_pos.Recommender) -> None:
     mixed = {"items": ["i1", "i2", "i1"], "times": [9.0, 5.0, 1.0]}
     one, two = trained.encode([BASKET, mixed])
     np.testing.assert_array_equal(one, two)
+
+
+def test_dates_of_histories(trained: recbole_pos.Recommender) -> None:
+    """With a zone or in UTC, in the unit of the time field; mixed with numbers, too."""
+    times = ["1970-01-02", "1970-01-02T01:00:00Z", "1970-01-02T02:00:00.5+01:00"]
+    first, *others = (
+        trained.read([{"items": ["i1", "i2", "i3"], "times": some}])
+        for some in ([86400, 90000, 90000.5], times, [86400, *times[1:]])
+    )
+    frame = pd.DataFrame(
+        {"items": [["i1", "i2", "i3"]], "times": [list(pd.to_datetime(times[:1]))]}
+    )
+    with pytest.raises(UsageError, match="histories.0..times"):
+        trained.read(frame)  # one time, three items
+    columns = {"id": ["a"], "items": [["i1", "i2", "i3"]]}
+    moments = [np.array([86400, 90000, 90000.5]) * 1e6]
+    kind = pa.list_(pa.timestamp("us"))
+    table = pa.table({**columns, "times": pa.array([moments[0].astype(int).tolist()], kind)})
+    for one in (*others, trained.read(table)):
+        np.testing.assert_array_equal(one.times, first.times)
+        np.testing.assert_array_equal(one.items, first.items)
+    for wrong in ("yesterday", "", "2026-13-01", "5"):
+        with pytest.raises(UsageError, match="histories.0..times"):
+            trained.read([{"items": ["i1"], "times": [wrong]}])
+    trained.__dict__["_unit"] = None  # the time field numbers interactions
+    try:
+        for histories in ([{"items": ["i1"], "times": times[:1]}], table):
+            with pytest.raises(UsageError, match="times"):
+                trained.read(histories)
+    finally:
+        del trained.__dict__["_unit"]
+
+
+def test_histories_of_pandas(trained: recbole_pos.Recommender) -> None:
+    asked = [{"id": "a", **{k: BASKET[k] for k in ("items", "times")}}, {**BASKET, "id": "b"}]
+    want = trained.recommend(histories=asked)
+    pd.testing.assert_frame_equal(trained.recommend(histories=pd.DataFrame(asked)), want)
+    log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
+    lists = log.groupby("user")["item"].agg(list)
+    with pytest.raises(UsageError, match="the model reads times"):
+        trained.read(lists)
+    found = read_histories(lists, trained.ids, needs_time=False)
+    assert found.ids == ["a", "b"] and found.lengths.tolist() == [1, 2]
+    with pytest.raises(UsageError, match="items"):
+        trained.read(log)  # a row an interaction
+
+
+def test_files_that_are_no_histories(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
+    """One line, exit 2, and no file is left; of none, a table without rows."""
+    given, out = tmp_path / "given.jsonl", tmp_path / "out.csv"
+    pq.write_table(pa.table({"id": ["a"], "items": [["i1"]]}), tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    damaged = tmp_path / "damaged.parquet"
+    cases = [
+        *((given, text.encode()) for text in ('{"id": "\\ud800", "items": []}', "[" * 10**5, "{}")),
+        *((given, b"\xff"), (given, b'{"items": [' + b"9" * 5000 + b"]}")),
+        *((damaged, whole[:at] + b"\xff\xff" + whole[at + 2 :]) for at in (len(whole) - 9, 0)),
+        *((damaged, whole[:100]), (damaged, b"")),
+    ]
+    for file, content in cases:
+        file.write_bytes(content)
+        assert main(["recommend", str(run_dir), f"--histories={file}", f"--out={out}"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and not out.exists()
+    for option in ("histories", "items", "k", "out"):
+        assert main(["recommend", str(run_dir), f"--{option}=--"]) == 2
+        assert f"--{option}" in capsys.readouterr().err
+    for option in ("histories", "items", "exclude", "out"):
+        assert main(["recommend", str(run_dir), f"--{option}", "x" * 300]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    given.write_text("")
+    for out, read in ((tmp_path / "o.csv", pd.read_csv), (tmp_path / "o.parquet", pd.read_parquet)):
+        assert main(["recommend", str(run_dir), f"--histories={given}", f"--out={out}"]) == 0
+        assert list(read(out)) == ["id", "rank", "item", "score", "by"] and not len(read(out))
+    assert pq.read_schema(out).field("item").type == pa.string()
+
+
+def test_names_that_are_formulas(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
+    """They are quoted, told of, and read back as they are."""
+    ids = ["=1+1", "+2", "-3", "@x", "\tq", "plain"]
+    rows = [{"id": name, "items": ["i1"], "times": [1]} for name in ids]
+    (tmp_path / "h.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "o.csv"
+    found = write_recommendations(run_dir, k=1, histories=tmp_path / "h.jsonl", out=out)
+    assert pd.read_csv(found, dtype=str)["id"].tolist() == ids
+    lines = out.read_text().splitlines()
+    assert not any(
+        cell[:1] in ("=", "+", "-", "@", "\t") for x in lines for cell in x.split(",")[:3]
+    )
+    assert "spreadsheet" in capsys.readouterr().out
 
 
 def test_files(run_dir: Path, tmp_path: Path, capsys) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import wait
+from conftest import PATIENCE, wait
 from fastapi import Request
 from server import JSON, Server, same, serving, started, trained
 
@@ -64,8 +65,16 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
     status, found = server.post("/recommend", asked)
     assert [x["id"] for x in found["recommendations"]] == ["u7", "u3"]
     same(found["recommendations"], direct, asked)
+    times = [["2020-01-02T00:00:00Z", "2020-01-01"], [1577923200, 1577836800]]
+    dated = [{"items": ["i1", "i2"], "times": some} for some in times]
+    status, found = server.post("/recommend", {"histories": dated})
+    (one, two) = found["recommendations"]
+    assert status == 200 and {**one, "id": 1} == two
     status, found = server.post("/similar", {"items": ["i3", "i1"], "k": 4})
     table = direct.similar(["i3", "i1"], 4)
+    asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
+    status, few = server.post("/similar", asked)
+    assert [sorted(x["items"]) for x in few["similar"]] == [["i1", "i2"], ["i2"]]
     assert status == 200 and [x["id"] for x in found["similar"]] == ["i3", "i1"]
     assert [name for x in found["similar"] for name in x["items"]] == table["similar"].tolist()
     status, found = server.ask("GET", "/health")
@@ -105,6 +114,11 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
          {"histories": [[], ["i1"] * 10_001]}),
         (413, "the body is longer than 1,048,576 bytes", "POST", "/similar", b" " * 2**22),
         (422, "/nowhere is not a run folder", "POST", "/reload", {"run_dir": "/nowhere"}),
+        (422, "not reloaded", "POST", "/reload", {"run_dir": "x" * 300}),
+        (422, "not reloaded", "POST", "/reload", {"run_dir": "y/" * 9999}),
+        (422, "run folder", "POST", "/reload", {"run_dir": "a\0b"}),
+        (422, "run folder", "POST", "/reload", {"run_dir": os.devnull}),
+        (422, "allowed", "POST", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
     ],
 )  # fmt: skip
 def test_refusals(
@@ -112,6 +126,7 @@ def test_refusals(
 ) -> None:
     found, said = server.ask(method, path, body)
     assert found == status and list(said) == ["error"] and message in said["error"], said
+    assert len(said["error"]) < 1000
 
 
 def test_headers(server: Server) -> None:
@@ -186,6 +201,28 @@ Content-Length: {len(body)}\r\n\r\n".encode()
             under_way.sendall(body[3:])
             assert under_way.recv(65536).startswith(b"HTTP/1.1 200")
         assert server.process.wait(60) == 0
+
+
+SIGNALLED = """
+import os, sys
+
+class Signals:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uvicorn":
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+sys.meta_path.insert(0, Signals())
+from recbole_pos.cli.main import main
+
+sys.exit(main(["serve", "no run folder", "--port=0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_starts_ends_it_with_0(number: int) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_what_cannot_be_served(runs: list[Path], tmp_path: Path, capsys: Any) -> None:

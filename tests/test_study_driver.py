@@ -20,9 +20,11 @@ from small_study import BASE, SMALL, study
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.driver import Compared
 from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.work import Job
@@ -252,18 +254,33 @@ def digest_of_running(folder: Path) -> str | None:
     return None
 
 
-def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
-    """The driver by kill -9, then a worker of the next one: at most an epoch is lost."""
+def test_a_wrong_address_leaves_no_folder(tiny: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(study(tiny)))
     folder = tmp_path / "s"
+    for address in ("-inf", "nowhere:1"):
+        assert main(["compare", str(file), f"--address={address}", "--run_dir", str(folder)]) == 2
+        assert "--address" in capsys.readouterr().err and not folder.exists()
+
+
+def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
+    """The driver by kill -9, then a worker of the next one: at most an epoch is lost.
+
+    What had finished is not trained again.
+    """
+    folder = tmp_path / "s"
+    rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}
+    rows["Learned"] = {"position": ["learned"]}
     long = {"base": {**BASE, "data_path": str(tiny), "epochs": 90, "stopping_step": 100}}
-    process = start(folder, tiny, seeds=1, **long)
+    process = start(folder, tiny, seeds=1, rows=rows, **long)
     try:
-        begun = wait(lambda: digest_of_running(folder))
+        begun = wait(lambda: digest_of_running(folder) if times(folder) else None)
         with pytest.raises(UsageError, match="is being compared by process"):
             recbole_pos.compare(folder, verbose=False)
     finally:
         process.kill()
         process.communicate()
+    finished = times(folder)
     epochs = len((folder / "runs" / begun / "metrics.jsonl").read_text().splitlines())
     again = subprocess.Popen(
         [sys.executable, str(SCRIPT), "compare", str(folder)],
@@ -278,13 +295,14 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
     out, error = again.communicate(timeout=300)
     assert again.returncode == 0, out + error
     runs = pd.read_csv(folder / "runs.csv")
-    assert set(runs["status"]) == {"done"} and set(runs["epochs"]) == {90}
+    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {90}
+    assert finished and times(folder).items() >= finished.items()
     alone = recbole_pos.run(
-        config_file_list=[str(folder / runs.iloc[0]["path"] / "config.yaml")],
+        config_file_list=[str(folder / runs.iloc[-1]["path"] / "config.yaml")],
         run_dir=tmp_path / "alone",
         verbose=False,
     )
-    assert alone.test["ndcg@10"] == runs.iloc[0]["ndcg@10"]
+    assert alone.test["ndcg@10"] == runs.iloc[-1]["ndcg@10"]
 
 
 def _workers(driver: int) -> list[int]:
@@ -322,6 +340,11 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     assert config["eval_args"]["ties"] == ties
 
 
+def test_the_answer_is_two_tables() -> None:
+    runs, pairs = Compared(pd.DataFrame({"row": ["A"]}), pd.DataFrame({"p": [1.0]}), Path())
+    assert list(runs) == ["row"] and list(pairs) == ["p"]
+
+
 def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatch) -> None:
     """Edited, a model is another one, although its name and options are the same."""
     monkeypatch.chdir(tmp_path)
@@ -336,6 +359,7 @@ def test_code_of_ones_own_counts(cluster, tiny: Path, tmp_path: Path, monkeypatc
         importlib.invalidate_caches()
         linecache.checkcache()
         options = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
+        allow("mine")
         config = row_config({"model": "Edited", "dataset": "tiny", **options})
         digests.append(run_digest(config, {"data": "x"}))
         ADDED._added.pop("Edited", None)

@@ -16,11 +16,7 @@ from small_study import study
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.packed import PackedStudy
-from recbole_pos.study.reading import make_plan
-from recbole_pos.study.source import Source
-from recbole_pos.study.work import Work
 
 _SPLIT = {"order": "TO", "mode": "full", "split": {"LS": "valid_and_test"}}
 SPLITS: dict[str, dict[str, Any]] = {
@@ -135,42 +131,6 @@ def array(values: Any) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=True)
     return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"fit.json": b"[1]"}, "fit.json is no mapping"),
-        ({"fit.json": b"{"}, "fit.json: "),
-        ({"fit.json": b'{"status": "failed"}'}, "fit.json is of no finished run"),
-        ({"fit.json": b'{"status": "done", "seconds": 3}'}, "fit.json: seconds is no mapping"),
-        ({"metrics.jsonl": b"[1]"}, "metrics.jsonl has lines that are no epochs"),
-        ({"metrics.jsonl": b"\xff"}, "metrics.jsonl is missing or no text"),
-        ({"ranks.npy": array(np.arange(3))}, r"ranks.npy has 3 ranks of \d+ targets"),
-        ({"ranks.npy": array(np.arange(3.0))}, "ranks.npy are no ranks: float64"),
-        ({"ranks.npy": array(np.array([{}], dtype=object))}, "ranks.npy: "),
-        ({"ranks.npy": b""}, "ranks.npy: "),
-        ({"ranks.npy": b"PK\x03\x04xxxx"}, "ranks.npy: "),
-        ({"ranks.npy": array(np.array([-1, 2]))}, "ranks.npy are no ranks: int64"),
-    ],
-)
-def test_damaged(made, change: dict[str, bytes], said: str, tmp_path: Path) -> None:
-    """What is wrong is said by name; nothing in a file is ever run."""
-    what, _, file = made
-    files = dict(PackedStudy(file).files)
-    for name, content in change.items():
-        place = [key for key in files if key.endswith(name)]
-        files |= dict.fromkeys(place, content)
-    broken = packed(files, tmp_path / "broken.tar.xz")
-    folder = StudyFolder(tmp_path / "there")
-    with pytest.raises(UsageError, match=f"broken.tar.xz is damaged: .*{said}"):
-        known = PackedStudy(broken)
-        plan = make_plan(Source("study", what))
-        work = Work(plan, folder, (), [known])
-        work.take()
-        raise UsageError(next(iter(work.reasons.values())))
-    written = {path.parent.name for path in folder.path.rglob("metrics.jsonl")}
-    assert all(folder.fit(digest) for digest in written), "nothing half written"
 
 
 def test_no_such_file(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def found(spied: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_folder_is_complete(found: tuple[Found, list]) -> None:
     folder = found[0].folder
     names = {"search.json", "trials.csv", "tune.json", "test.json", "best.yaml", "curves.png"}
-    names.add("lock")
+    names |= {"lock", "trials.jsonl"}
     assert names | {"parallel.png", "importance.png", "best", "trials"} == set(os.listdir(folder))
     with open(folder / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -267,10 +267,13 @@ def test_a_trial_may_be_several_processes(spied: Path, tiny: Path, tmp_path: Pat
         torch.testing.assert_close(two["weights"]["state_dict"][name], tensor, rtol=1e-2, atol=2e-4)
 
 
-def test_wrong_input_leaves_nothing_behind(spied: Path, tiny: Path, tmp_path: Path, capsys) -> None:
+def test_wrong_input_leaves_nothing_behind(
+    spied: Path, tiny: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     (tmp_path / "space.yaml").write_text("epochs: 1\nlearing_rate: {uniform: [0, 1]}\n")
+    monkeypatch.chdir(tmp_path)
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}"]
-    arguments += ["--run_dir", str(tmp_path / "out")]
+    arguments += ["--run_dir", "made/for/it"]
     for more, message in (
         ([f"--space={tmp_path / 'space.yaml'}"], "space.yaml, line 2: unknown key 'learing_rate'"),
         (["--cpus_per_trial=64"], "--cpus_per_trial: 64 is more than the 2 CPUs"),
@@ -278,11 +281,17 @@ def test_wrong_input_leaves_nothing_behind(spied: Path, tiny: Path, tmp_path: Pa
         (["--gpus_per_trial=0.5"], "--gpus_per_trial: 0.5 is more than the 0 GPUs"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
         (["--no_such=1"], "unknown key 'no_such'"),
+        ([f"--storage={'x' * 300}"], "--storage: cannot use"),
+        ([f"--run_dir={tmp_path / ('x' * 300)}"], "--run_dir: File name too long"),
+        ([f"--space={'x' * 300}"], "--space: no file"),
+        (["--storage="], "--storage: empty"),
+        (["--run_dir="], "--run_dir: empty"),
         (["--resume=nowhere"], "--resume takes everything"),
     ):
         assert main([*arguments, *more]) == 2, more
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1 and len(error) < 700
+        assert os.listdir(tmp_path) == ["space.yaml"]
     assert main(["tune", "--resume", str(tmp_path)]) == 2
     assert "is not the folder of a search" in capsys.readouterr().err
 

@@ -23,8 +23,14 @@ def test_nothing_answers_at_the_address(how: str, tmp_path: Path, monkeypatch, c
     arguments = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
     assert main(["tune", *arguments, "--address", "auto" if how == "auto" else address]) == 2
     error = capsys.readouterr().err
-    assert f"no Ray cluster answers at {address}" in error and time.time() - began < 60
+    assert f"no Ray cluster answers at {address!r}" in error and time.time() - began < 60
     assert not (tmp_path / "out").exists()
+
+
+def test_an_address_that_is_none(tmp_path: Path, capsys) -> None:
+    given = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}", "--address=-inf"]
+    assert main(["tune", *given]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_that_is_already_gone_is_no_stack() -> None:
@@ -36,3 +42,5 @@ def test_a_checkpoint_that_is_already_gone_is_no_stack() -> None:
 
     assert not told(FileNotFoundError("Path not found"))
     assert told(PermissionError("storage"))
+    text = "Saving experiment state to storage at '/x' failed with exception: "
+    assert not told(OSError(28, "No space left on device")) and told(ValueError("something else"))

@@ -11,16 +11,20 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from conftest import PATIENCE, wait
 from ray.cluster_utils import Cluster
 
+from recbole_pos.errors import TrainingError
 from recbole_pos.tune import search
+from recbole_pos.tune.outcome import Record
 from recbole_pos.tune.settings import SearchFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -183,25 +187,29 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
 
 @pytest.mark.long
 def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path) -> None:
-    """In the process of another trial at first; and still so when the search is resumed."""
+    """In the process of another trial at first: no result, until they die again on resuming."""
     log, space = tmp_path / "log", tmp_path / "space.yaml"
     space.write_text("n_layers: {choice: [1, 2, 3]}\n")
     hook = {"worker_process_setup_hook": dies(str(log))}
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=hook)
     given = {**FAST, "data_path": str(tiny), "epochs": 1}
     try:
-        made = search("FPARec", "tiny", space, [], given, searcher="grid", scheduler="none",
-                      run_dir=tmp_path / "out", verbose=False)  # fmt: skip
+        with pytest.raises(TrainingError) as error:
+            search("FPARec", "tiny", space, [], given, searcher="grid", scheduler="none",
+                   run_dir=tmp_path / "out", verbose=False)  # fmt: skip
+        assert "1 of 3 trials" in str(error.value) and "2 have ended" in str(error.value)
+        assert not (tmp_path / "out" / "test.json").exists()
         pids = defaultdict(list)
         for line in log.read_text().splitlines():
             layers, pid = line.split()
             pids[layers].append(pid)
         assert len(pids["2"]) == 4 and pids["2"][0] == pids["1"][0]  # a process used again
-        for found in (made, search(resume=tmp_path / "out", verbose=False)):
-            assert [t.state for t in found.trials] == ["finished", "failed", "finished"]
-            assert [t.options["n_layers"] for t in found.trials] == [1, 2, 3]
-            assert [t.score is None for t in found.trials] == [False, True, False]
-            assert found.trials[1].reason
+        found = search(resume=tmp_path / "out", verbose=False)
+        assert [t.state for t in found.trials] == ["finished", "failed", "finished"]
+        assert [t.options["n_layers"] for t in found.trials] == [1, 2, 3]
+        assert [t.score is None for t in found.trials] == [False, True, False]
+        assert found.trials[1].reason and found.test
+        assert [line[0] for line in log.read_text().splitlines()].count("1") == 1
     finally:
         ray.shutdown()
 
@@ -235,7 +243,7 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     command += ["--space", str(space), "--num_samples=6", "--max_concurrent=2", "--searcher=optuna"]
     command += ["--scheduler=none", f"--run_dir={folder}"]
     root = str(SCRIPT.parent)
-    env = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.2", "PYTHONPATH": root}
+    env = {**os.environ, "OF_SEARCH": str(folder), "PYTHONPATH": root}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     ended = []
     for line in process.stdout:  # type: ignore[union-attr]
@@ -243,18 +251,15 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
             ended.append(line)
         if len(ended) == 2:
             break
-    wait(lambda: min(_ended(folder), _known_to_have_ended(folder)) >= 2)  # Ray writes both later
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+    wait(lambda: not _processes(folder))
     assert len(ended) == 2 and not (folder / "tune.json").exists()
-    results = {p.parent.name: p.read_text() for p in (folder / "trials").glob("*/result.json")}
-    done = [name for name, text in results.items() if '"ended": true' in text]
-    assert len(done) == _ended(folder)
+    record = Record(folder / "trials.jsonl")
+    done = {trial.number: trial for trial in record.ended}
     assert len(done) >= 2
-    going = [f for f in (folder / "trials").iterdir() if f.is_dir() and f.name not in done]
-    passed_over = [f for f in going if _let_checkpoints_pass(f)]
-    for state in (folder / "trials").glob("searcher-state-*"):  # as if killed while Ray copied it
-        state.write_bytes(state.read_bytes()[:40])
+    going = [folder / "trials" / trial.folders[-1] for trial in record.unfinished]
+    passed_over = [int(trial.name[-5:]) for trial in going if _let_checkpoints_pass(trial)]
     again = [sys.executable, str(SCRIPT), "tune", "--resume", str(folder)]
     # a shell lets what it starts in the background ignore the signal, the tests as well
     heed = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -262,9 +267,10 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
         stopped = subprocess.Popen(again, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     finally:
         signal.signal(signal.SIGINT, heed)
-    wait(lambda: _ended(folder) > len(done))
+    wait(lambda: len(Record(folder / "trials.jsonl").ended) > len(done))
     stopped.send_signal(signal.SIGTERM)  # which ends in what Ctrl-C does
     error = stopped.communicate(timeout=PATIENCE)[1].decode()
+    wait(lambda: not _processes(folder))
     assert stopped.returncode == 143 and f"tune --resume {folder}`" in error
     assert "Traceback" not in error and "trials.csv has the trials so far" in error, error
     states = [row.split(",")[1] for row in (folder / "trials.csv").read_text().splitlines()[1:]]
@@ -275,14 +281,24 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     assert written["trials"] == 6 and written["states"]["finished"] == 6
     rows = (folder / "trials.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4, 5]
-    for trial in passed_over:  # taken up from what was there, not from the start
-        told = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
-        assert [line["epoch"] for line in told].count(1) <= 1
-    for line in ended:  # what the driver knew to have ended is as it was
-        name = f"trial_{int(line.split()[1]):05d}"
-        assert (folder / "trials" / name / "result.json").read_text() == results[name]
+    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    for number in passed_over:  # resumed from what was there, not from the start
+        assert [line.get("epoch") for line in lines if line["trial"] == number].count(1) <= 1
+    for trial in Record(folder / "trials.jsonl").trials:  # what had ended is as it was
+        assert trial == done.get(trial.number, trial)
+    assert {int(line.split()[1]) for line in ended} <= set(done)
     assert all(row.split(",")[4] == "25" for row in rows)
     assert np.isfinite(list(json.loads((folder / "test.json").read_text())["test"].values())).all()
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    """Those that the search in a folder has started, by what they inherit."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("OF_SEARCH") == str(folder):
+                found.append(process)
+    return found
 
 
 def _let_checkpoints_pass(trial: Path) -> bool:
@@ -297,17 +313,6 @@ def _let_checkpoints_pass(trial: Path) -> bool:
     for old in there:
         shutil.rmtree(old)
     return True
-
-
-def _ended(folder: Path) -> int:
-    files = (folder / "trials").glob("*/result.json")
-    return sum('"ended": true' in file.read_text() for file in files)
-
-
-def _known_to_have_ended(folder: Path) -> int:
-    """In the newest saved state of the search, from which it would be resumed."""
-    states = (folder / "trials").glob("experiment_state-*.json")
-    return max(states, default=Path(os.devnull)).read_text().count('"TERMINATED')
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What searchers draw: by seed, without repeating, after a file. No Ray here."""
+"""What searchers draw: by seed, without repeating, as their trials went. No Ray here."""
 
 from __future__ import annotations
 
@@ -36,19 +36,6 @@ def test_random_trials_do_not_repeat(tmp_path: Path) -> None:
     assert all(options in drawn for options in found.space.grid())
     assert searcher.suggest("9") == "FINISHED"
     assert settings(write(tmp_path, ALL_KINDS)).space.points() is None
-
-
-def test_searchers_go_on_after_a_file(tmp_path: Path) -> None:
-    space = settings(write(tmp_path, ALL_KINDS)).space
-    for kind in (RandomSearcher, OptunaSearcher):
-        whole, broken = kind(space, "max", 1), kind(space, "max", 1)
-        expected = [_step(whole, n) for n in range(14)]
-        found = [_step(broken, n) for n in range(12)]
-        broken.save(str(tmp_path / "state"))
-        fresh = kind(space, "max", 99)
-        fresh.restore(str(tmp_path / "state"))
-        found += [_step(fresh, n) for n in (12, 13)]
-        assert found == expected, kind
 
 
 def _step(searcher, number: int) -> dict:

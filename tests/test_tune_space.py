@@ -166,7 +166,7 @@ def test_a_space_that_searches_nothing(tmp_path: Path) -> None:
         settings(write(tmp_path, "- a\n"))
     with pytest.raises(UsageError, match="nothing is left"):
         settings(write(tmp_path, "n_layers: {choice: [1, 2]}\n"), given={"n_layers": 1})
-    with pytest.raises(UsageError, match="no file nowhere.yaml"):
+    with pytest.raises(UsageError, match="no file 'nowhere.yaml'"):
         settings(Path("nowhere.yaml"))
     with pytest.raises(UsageError, match="Pop has no space"):
         settings(None, "Pop")
@@ -201,6 +201,13 @@ def test_metric_and_its_direction(tmp_path: Path) -> None:
         ({"cpus_per_trial": 0}, "--cpus_per_trial"),
         ({"nproc": 0}, "--nproc"),
         ({"gpus_per_trial": 1.5}, "--gpus_per_trial"),
+        ({"gpus_per_trial": math.inf}, "--gpus_per_trial"),
+        ({"gpus_per_trial": math.nan}, "--gpus_per_trial"),
+        ({"cpus_per_trial": math.inf}, "--cpus_per_trial"),
+        ({"cpus_per_trial": 1e-300}, "--cpus_per_trial"),
+        ({"num_samples": []}, "--num_samples"),
+        ({"max_concurrent": []}, "--max_concurrent"),
+        ({"seed": -1}, "--seed"),
     ],
 )
 def test_wrong_options_of_the_search(tmp_path: Path, others: dict, message: str) -> None:
@@ -218,6 +225,54 @@ def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
         settings(file, searcher="grid", num_samples=5)
     with pytest.raises(UsageError, match="line 2: learning_rate.*a grid needs values"):
         settings(write(tmp_path, ALL_KINDS.replace("epochs: 7\n", "")), searcher="grid")
+
+
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LONG}: {{choice: [1]}}",
+        f"n_layers: {{choice: [1], {LONG}: 2}}",
+        f"n_layers: {{{LONG}: [1], when: {{n_heads: 1}}}}",
+        f"n_layers: {{uniform: {LONG}}}",
+        f"n_layers: {{uniform: [1, {LONG}]}}",
+        f"n_layers: {{choice: [{LONG}, {LONG}]}}",
+        f"n_layers: {{loguniform: [-{'9' * 4000}, 1]}}",
+        f"n_layers: {{choice: [1], when: {{{LONG}: 1}}}}",
+        f"n_layers: {{choice: [1], when: {{n_layers: {LONG}}}}}",
+        f"n_layers: {{choice: [1], when: {{n_heads: {LONG}}}}}",
+        f"n_layers: [{LONG}",
+        f"n_layers: {{choice: [{LONG}]}}",
+        f"n_layers: {LONG}\nn_heads: {{choice: [1]}}",
+    ],
+)
+def test_a_message_quotes_the_beginning_of_a_long_value(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        settings(write(tmp_path, text))
+    assert len(str(error.value)) < 700 and len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", [f"x {LONG} 1,2", f"{LONG} choice 1", LONG, "x loguniform 1,1e9"])
+def test_a_message_quotes_the_beginning_of_a_long_line_of_recbole(
+    tmp_path: Path, line: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        read_space(write(tmp_path, line, "x.hyper"))
+    assert len(str(error.value)) < 700
+
+
+def test_a_space_of_too_many_points_is_not_listed(tmp_path: Path) -> None:
+    steps = "hidden_dropout_prob: {quniform: [0, 0.5, 1.0e-12]}\n"
+    found = settings(write(tmp_path, steps))
+    assert found.space.points() is None
+    (parameter,) = found.space.parameters
+    assert parameter.suggested(parameter.on_grid(123_456_789_012)) == 123_456_789_012
+    layers = "n_layers: {randint: [1, 50000]}\nseed: {randint: [1, 50000]}\n"
+    for text in (steps, layers):
+        with pytest.raises(UsageError):
+            settings(write(tmp_path, text), searcher="grid")
 
 
 def test_recbole_space_files(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
 def read_fields(args: argparse.Namespace, kind: type[Arguments]) -> Arguments:
     """The settings object that the command line says."""
     values = {one.name: getattr(args, one.name) for one in fields(kind)}
+    for one in fields(kind):
+        if isinstance(values[one.name], list) and one.metadata["kind"] is not list:
+            option = one.metadata.get("flag", one.name)  # argparse takes -- for the end of options
+            raise UsageError(f"{option}: expected a value, found '--'")
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return kind(**given)
 
@@ -103,17 +107,36 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """What a command that reads a run takes beside the run."""
+    parser.add_argument(
+        "--data_path", metavar="DIR", help="folder of datasets (where the run found its own)"
+    )
+    add_plugins(parser)
+
+
 def read_plugins(args: argparse.Namespace) -> None:
-    """Import them.
+    """Import them, for a command that has the option.
 
     Raises:
         UsageError: if one is not there, or fails.
     """
-    if args.plugins is not None:
-        from recbole_pos.config.plugins import import_plugins
+    if getattr(args, "plugins", None) is not None:
         from recbole_pos.yaml_files import parse_scalar
 
-        import_plugins(parse_scalar(args.plugins, "--plugins"), "--plugins", lambda: False)
+        import_named(parse_scalar(args.plugins, "--plugins"))
+
+
+def import_named(plugins: Any) -> None:
+    """Import the modules of ``--plugins``, which may be those of the working directory.
+
+    Raises:
+        UsageError: if one is not there, or fails.
+    """
+    from recbole_pos.config.plugins import allow, import_plugins
+
+    allow(plugins)
+    import_plugins(plugins, "--plugins", lambda: False)
 
 
 def config_files(given: list[str]) -> list[str]:

@@ -9,13 +9,15 @@ from typing import Any
 from recbole_pos.cli.arguments import (
     add_fields,
     add_plugins,
+    add_reading,
     config_files,
+    import_named,
     parse_overrides,
     read_fields,
-    read_plugins,
 )
 from recbole_pos.cli.convert import add_convert
 from recbole_pos.cli.data import add_data
+from recbole_pos.cli.evaluate import add_evaluate
 from recbole_pos.cli.export import add_export
 from recbole_pos.cli.inspect import add_inspect
 from recbole_pos.cli.recommend import add_recommend
@@ -53,8 +55,10 @@ def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
         parser.set_defaults(command=listed)
     plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
     plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    add_reading(plot)
     plot.set_defaults(command=_plot)
     add_inspect(commands, debug)
+    add_evaluate(commands, debug)
     add_recommend(commands, debug)
     add_export(commands, debug)
     add_serve(commands, debug)
@@ -139,12 +143,15 @@ def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
 def _tune(args: argparse.Namespace, options: list[str]) -> int:
     from recbole_pos.tune import search
 
+    overrides = parse_overrides(options)
+    if args.resume is not None:  # whose folder has all other options
+        import_named(overrides.pop("plugins", None))
     search(
         args.model,
         args.dataset,
         args.space,
         config_files(args.config_files),
-        parse_overrides(options),
+        overrides,
         settings=read_fields(args, SearchArguments),
     )
     return 0
@@ -239,7 +246,6 @@ def _update(args: argparse.Namespace, options: list[str]) -> int:
 def _models(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_models
 
-    read_plugins(args)
     list_models()
     return 0
 
@@ -247,7 +253,6 @@ def _models(args: argparse.Namespace, rest: list[str]) -> int:
 def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.cli.listing import list_schemes
 
-    read_plugins(args)
     list_schemes()
     return 0
 
@@ -255,6 +260,6 @@ def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
 def _plot(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.plot import plot_run
 
-    for file in plot_run(args.run_dir):
+    for file in plot_run(args.run_dir, args.data_path):
         print(file)
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from recbole_pos.cli.arguments import add_reading
+
 
 def add_export(commands: Any, debug: argparse.ArgumentParser) -> None:
     """``export``, to the subparsers of the command line."""
@@ -26,11 +28,13 @@ def add_export(commands: Any, debug: argparse.ArgumentParser) -> None:
         metavar="READS",
         help="of AttrFormer: own or none, in place of what it was trained with",
     )
+    add_reading(export)
     export.set_defaults(command=_export)
 
 
 def _export(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.serve.export import export
 
-    print(export(args.trained, args.to, args.format, args.k, args.inference_relations))
+    given = args.to, args.format, args.k, args.inference_relations, args.data_path
+    print(export(args.trained, *given))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recbole_pos.cli.arguments import add_plugins, read_plugins
+from recbole_pos.cli.arguments import add_reading
 
 
 def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def add_inspect(commands: Any, debug: argparse.ArgumentParser) -> None:
     )
     encoding.add_argument("--hidden_size", type=int, help="d, where there is no model (100)")
     encoding.add_argument("--out", metavar="DIR", help="where to write (the run, or here)")
-    add_plugins(encoding)
+    add_reading(encoding)
     encoding.set_defaults(command=_inspect_encoding)
 
 
@@ -74,13 +74,16 @@ def _add_trained(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_DIR",
         help="the folder of a run, or a checkpoint in it",
     )
+    add_reading(parser)
 
 
 def _inspect_attention(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.report import inspect_attention, show
     from recbole_pos.screen import wide_console
 
-    report = inspect_attention(args.checkpoint, args.users, args.min_events, args.seed)
+    report = inspect_attention(
+        args.checkpoint, args.users, args.min_events, args.seed, args.data_path
+    )
     show(report, wide_console())
     return 0
 
@@ -89,7 +92,7 @@ def _inspect_relations(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.relations import inspect_relations, show
     from recbole_pos.screen import wide_console
 
-    show(inspect_relations(args.checkpoint, args.batches), wide_console())
+    show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
     return 0
 
 
@@ -97,9 +100,8 @@ def _inspect_encoding(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.inspect.encoding import inspect_encoding, show
     from recbole_pos.screen import wide_console
 
-    read_plugins(args)
     reports = inspect_encoding(
-        args.schemes, args.length, args.checkpoint, args.hidden_size, args.out
+        args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
     )
     show(reports, max(args.length), wide_console())
     return 0

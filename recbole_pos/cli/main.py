@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from recbole_pos.cli.arguments import options_of, split_options
+from recbole_pos.cli.arguments import options_of, read_plugins, split_options
 from recbole_pos.cli.commands import add_commands
-from recbole_pos.errors import Interrupted, PosError, UsageError
-from recbole_pos.values import suggest
+from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
+from recbole_pos.values import shown, suggest
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -41,14 +43,17 @@ def main(argv: list[str] | None = None) -> int:
             own, options = split_options(words[1:], options_of(command))
             words = [words[0], *own]
     args, rest = parser.parse_known_args(words)
-    with _heeding_sigterm() as terminated:
+    with _heeding_sigterm() as terminated, _warning_in_lines():
         try:
-            _require_working_directory()
+            if empty := [word[:-3] for word in words if word[:1] == "-" and word[-3:] == "=--"]:
+                raise UsageError(f"{empty[0]}: expected a value, found --")  # argparse makes it []
             if rest:
                 slip = rest[0].lstrip("-").partition("=")[0]
                 known = [f"--{name}" for name in options_of(command or parser) if len(name) > 1]
                 hint = suggest(f"--{slip}", known) if rest[0].startswith("-") else ""
                 raise UsageError(f"no further arguments expected, found {' '.join(rest)}{hint}")
+            _require_place()
+            read_plugins(args)
             return args.command(args, options)
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
@@ -56,8 +61,13 @@ def main(argv: list[str] | None = None) -> int:
         except PosError as error:
             if args.debug:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_LONG.sub(_cut, str(error))}", file=sys.stderr)
             return error.exit_code
+        except OSError as error:  # of a path that the user named, or of the machine
+            if args.debug:
+                raise
+            print(f"error: {_refusal(error)}", file=sys.stderr)
+            return UsageError.exit_code if error.filename is not None else 1
         except Exception as error:
             if args.debug:
                 raise
@@ -69,14 +79,52 @@ def main(argv: list[str] | None = None) -> int:
             return 1
 
 
-def _require_working_directory() -> None:
-    """Where it was deleted, torch's libraries end the process when they load."""
+def _require_place() -> None:
+    """Libraries end the process where the working directory was removed."""
     try:
         os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the working directory cannot be used: {error.strerror}; change to one that exists"
+            "the working directory is not there any more; change to one that is"
         ) from error
+
+
+_LONG = re.compile(r"\S{300,}")  # a name or value that would fill the screen
+
+
+def _cut(found: re.Match) -> str:
+    return f"{found[0][:100]} ... ({len(found[0]):,} characters)"
+
+
+def _refusal(error: OSError) -> str:
+    """What the system refuses, in a line."""
+    what = "" if error.filename is None else f"{shown(error.filename)}: "
+    return f"{what}{error.strerror or shown(str(error))}"
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as the command line has it: those of runs in a line, without a place in code."""
+    if issubclass(category, RunWarning):
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
+
+
+_python_format = warnings.formatwarning
+
+
+@contextmanager
+def _warning_in_lines() -> Iterator[None]:
+    warnings.formatwarning = _formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = _python_format
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from recbole_pos.cli.listing import show
 from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.config.option import IGNORED, Option
 from recbole_pos.config.options import rule
-from recbole_pos.config.plugins import import_plugins, require_spelling, take_model
+from recbole_pos.config.plugins import allow, import_plugins, require_spelling, take_model
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import OURS, runnable
 from recbole_pos.values import suggest
@@ -35,6 +35,7 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: for an unknown model or scheme.
     """
+    allow(given.get("plugins"))
     take_model(model, import_plugins(given.get("plugins"), "--plugins", lambda: False))
     if model not in runnable():
         require_spelling(given, "configuration")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from recbole_pos.cli.arguments import add_reading
+
 
 def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     """Both commands, to the subparsers of the command line."""
@@ -45,6 +47,7 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     recommend.add_argument(
         "--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"
     )
+    add_reading(recommend)
     recommend.set_defaults(command=_recommend)
     similar = commands.add_parser(
         "similar", parents=[debug], help="the items most like an item, by a trained model"
@@ -52,13 +55,19 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     similar.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
     similar.add_argument("items", nargs="+", metavar="ITEM", help="names of items")
     similar.add_argument("-k", type=int, default=10, help="neighbours an item (10)")
+    add_reading(similar)
+    similar.add_argument(
+        "--items", dest="allowed", metavar="FILE", help="names to choose from, one a line (all)"
+    )
+    similar.add_argument("--exclude", metavar="FILE", help="names to leave out, one a line")
     similar.set_defaults(command=_similar)
 
 
 def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
     from recbole_pos.errors import UsageError
 
-    options = ("run_dir", "users", "k", "exclude_seen", "items", "exclude", "histories", "out")
+    options = ["run_dir", "users", "k", "exclude_seen", "items", "exclude", "histories", "out"]
+    options.append("data_path")
     given = {name: getattr(args, name) for name in options}
     if args.address is None:
         if args.processes is not None:
@@ -78,8 +87,14 @@ def _recommend(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _similar(args: argparse.Namespace, rest: list[str]) -> int:
+    from recbole_pos.screen import Screen
+    from recbole_pos.serve.recommend import read_names, tell_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    found = Recommender.load(args.run_dir).similar(args.items, args.k)
+    files = {"items": args.allowed, "exclude": args.exclude}
+    names = {option: None if file is None else read_names(file) for option, file in files.items()}
+    trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
+    tell_unknown(trained, Screen(), **names)
+    found = trained.similar(args.items, args.k, names["items"], names["exclude"])
     print(found.to_string(index=False))
     return 0

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number, is_whole, shown
+
+_SMALLEST = 1e-4  # part of a CPU or a GPU that Ray can count
 
 
 def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
@@ -88,14 +91,18 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
     Raises:
         UsageError: naming the argument.
     """
-    if max_concurrent is not None and (isinstance(max_concurrent, bool) or max_concurrent < 1):
+    if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
         raise UsageError(
-            f"--max_concurrent: expected a whole number of at least 1, found {max_concurrent}"
+            "--max_concurrent: expected a whole number of at least 1, found "
+            f"{shown(max_concurrent)}"
         )
-    if not cpus > 0:
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {cpus}")
-    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
-        raise UsageError(f"--gpus_per_trial: expected a fraction or a whole number, found {gpus}")
+    if not (is_number(cpus) and cpus >= _SMALLEST):
+        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
+    fits = is_number(gpus) and (gpus == 0 or _SMALLEST <= gpus <= 1 or gpus == int(gpus) > 0)
+    if not fits:
+        raise UsageError(
+            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,13 @@ class SearchArguments(ClusterArguments):
         0, "of the search (0); that of training is `seed` in a configuration file", int
     )
     run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _told(None, "continue an interrupted search", metavar="DIR")
-    nproc: int = _told(1, "processes that train one trial (1)", int, "N")
+    resume: str | Path | None = _told(
+        None, "continue a search; with --num_samples, extend it", metavar="DIR"
+    )
+    # None: the value in brackets, or of a search that is resumed the one it has
+    cpus_per_trial: Any = _told(None, "cores of a training (1)", float, "N")
+    gpus_per_trial: Any = _told(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    nproc: int | None = _told(None, "processes that train one trial (1)", int, "N")
 
 
 @dataclass(frozen=True)
@@ -143,18 +155,34 @@ class ConvertArguments:
     users: str | Path | None = _told(None, "file with attributes of users", metavar="FILE")
     user: str | None = _told(None, "column of who (by name)", metavar="COLUMN")
     item: str | None = _told(None, "column of what (by name)", metavar="COLUMN")
-    time: str | None = _told(None, "column of when (by name and what it holds)", metavar="COLUMN")
+    time: str | None = _told(
+        None,
+        "column of when (by name and what it holds), or row_order: there is none, and the rows of "
+        "a user are in order",
+        metavar="COLUMN",
+    )
     date_format: str | None = _told(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", metavar="FORM"
     )
+    columns: Any = _told(
+        (), "names of the columns of a text file without a header, in order", metavar="NAME,NAME"
+    )
+    item_columns: Any = _told((), "the same of --items", metavar="NAME,NAME")
+    user_columns: Any = _told((), "the same of --users", metavar="NAME,NAME")
+    header: bool = _told(False, "the first line of a text file is a header for sure", bool)
     types: Any = _told(
         (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
     )
     tables: Any = _told(
         (), "item, user or inter, where a column goes (seen)", list, "COLUMN=TABLE", flag="table"
     )
+    decimal: Any = _told((), "decimal separator of numbers (seen)", list, "COLUMN=MARK")
+    thousands: Any = _told((), "thousands separator of numbers (seen)", list, "COLUMN=MARK")
     rename: Any = _told((), "names of fields", list, "COLUMN=FIELD")
     drop: tuple[str, ...] = _told((), "columns to leave out", list, "COLUMN")
+    rm_copies: bool = _told(
+        False, "leave out exact copies: the same user, item and time as an earlier line", bool
+    )
     min_user: int = _told(1, "leave out users with fewer events (1)", int, "N")
     min_item: int = _told(1, "leave out items with fewer events (1)", int, "N")
     core: int = _told(1, "both, until all have so many (1)", int, "N")
@@ -180,6 +208,9 @@ class ServeArguments:
     max_k: int = _told(1_000, "recommendations of a history (1000)", int, "N")
     max_waiting: int = _told(256, "requests that wait; more are told 503 (256)", int, "N")
     allow_reload: bool = _told(False, "let other machines POST /reload, too", bool)
+    data_path: str | None = _told(
+        None, "folder of datasets (where the run found its own)", metavar="DIR"
+    )
 
 
 Arguments = TypeVar(

@@ -238,6 +238,7 @@ _TABLE = (
     Option("difsr_fields", example=["brand"], alone=True),
     Option("difsr_size", 1, _SIZE),
     # time
+    Option("request_time", choices=("none", "target"), role=DATA),
     Option("time_unit", choices=_UNITS),
     Option("time_from", choices=("first", "previous")),
     Option("time_buckets", 1, 10**5),

@@ -4,6 +4,10 @@ What an installed package brings is found by its entry points. What a module reg
 that module is imported, so the option ``plugins`` names modules to import before any other name is
 looked up; a run writes them into its config.yaml. What only this process has, because a script or a
 notebook made it, is sent to the processes that it starts.
+
+Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
+study, a search) must be installed, or imported already. The working directory is searched only for
+modules that the user's own command or code names, see :func:`allow`.
 """
 
 from __future__ import annotations
@@ -20,14 +24,26 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.tables import place_of
+from recbole_pos.tables import place_of, without_working_directory
 from recbole_pos.values import near, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_allowed: set[str] = set()
+
+
+def allow(given: Any) -> None:
+    """Let modules be imported from the working directory: the user's command or code names them.
+
+    Args:
+        given: the value of the option ``plugins`` there, which is checked when it is imported.
+    """
+    names = [given] if isinstance(given, str) else given or ()
+    if isinstance(names, (list, tuple)):
+        _allowed.update(name for name in names if isinstance(name, str))
 
 
 def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[str]:
-    """Import the modules that the option ``plugins`` names, the working directory included.
+    """Import the modules that the option ``plugins`` names.
 
     Args:
         given: the value of the option: a module, several, or None.
@@ -41,6 +57,11 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
         UsageError: if one is not there, or fails.
     """
     names = [given] if isinstance(given, str) else given or []
+    if isinstance(given, str) and given.endswith(".py") and _NAME.fullmatch(given[:-3]):
+        raise UsageError(
+            f"{where}: plugins: found the file {shown(given)}, expected the module {given[:-3]}; "
+            f"write --plugins {given[:-3]}"
+        )
     if not isinstance(names, (list, tuple)) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
         for name in names
@@ -56,12 +77,7 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
             if not _is_part(error.name, name):
                 raise _failed(where, name, error) from error
             if not known():
-                raise UsageError(
-                    f"{where}: plugins: there is no module {name!r}, neither installed nor in "
-                    f"{os.getcwd()}; start in the folder that has it, or set PYTHONPATH to that. "
-                    "In Python, recbole_pos.register_model or register_scheme what it brings, "
-                    "under the same name, then load or resume the run"
-                ) from error
+                raise _missing(where, name) from error
         except UsageError as error:
             raise UsageError(f"{where}: plugins: {name}: {error}") from error
         except Exception as error:  # whatever code of others does
@@ -81,7 +97,10 @@ def require_spelling(given: Iterable[Any], where: str) -> None:
 
 
 def _import(name: str) -> ModuleType:
-    """A module, also of the working directory, in which an installed command does not look."""
+    """A module; of the working directory, too, if the user names it."""
+    if name not in _allowed:
+        with without_working_directory():
+            return importlib.import_module(name)
     here = os.getcwd()
     try:
         return importlib.import_module(name)
@@ -100,6 +119,20 @@ def _import(name: str) -> ModuleType:
 
 def _is_part(missing: str | None, name: str) -> bool:
     return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _missing(where: str, name: str) -> UsageError:
+    register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
+    if name in _allowed:
+        return UsageError(
+            f"{where}: plugins: there is no module {name!r}, neither installed nor in "
+            f"{os.getcwd()}; start in the folder that has it. In Python, {register}"
+        )
+    return UsageError(
+        f"{where}: plugins: module {name!r} is not installed, and a file that names it does not "
+        f"make the working directory be searched. If you trust its code, add --plugins {name}; "
+        f"in Python, import it first, or {register}"
+    )
 
 
 def _failed(where: str, name: str, error: Exception) -> UsageError:
@@ -122,7 +155,8 @@ def modules_of(model: str, schemes: Iterable[str]) -> list[str]:
 
 
 def pack(model: str) -> bytes:
-    """What only this process knows of a model and of any schemes, for processes that it starts.
+    """What only this process knows of a model and of any schemes, for processes that it starts: of
+    modules, the names that the user allows.
 
     Classes of a script or a notebook go as they are (cloudpickle), since nothing can import them.
 
@@ -132,7 +166,7 @@ def pack(model: str) -> bytes:
     models = {name: added for name, added in ADDED.made_here().items() if name == model}
     parts = [(models, ADDED), (SCHEMES.made_here(), SCHEMES)]
     if not any(made for made, _ in parts):
-        return b""
+        return pickle.dumps((_allowed, [])) if _allowed else b""
     import cloudpickle
 
     for made, table in parts:
@@ -144,12 +178,14 @@ def pack(model: str) -> bytes:
                     f"{table.kind} {name!r} ({place_of(added.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
-    return cloudpickle.dumps([made for made, _ in parts])
+    return cloudpickle.dumps((_allowed, [made for made, _ in parts]))
 
 
 def unpack(packed: bytes) -> None:
     """Know what another process has packed."""
     if packed:
-        for table, made in zip((ADDED, SCHEMES), pickle.loads(packed), strict=True):
+        names, parts = pickle.loads(packed)
+        _allowed.update(names)
+        for table, made in zip((ADDED, SCHEMES), parts):  # noqa: B905 - parts may be empty
             for name, added in made.items():
                 table.add(name, added)

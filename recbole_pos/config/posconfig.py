@@ -99,11 +99,11 @@ class PosConfig(Config):
         except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
             message = error.args[0] if error.args else error
             raise UsageError(f"configuration: {message}") from error
-        except OSError as error:  # a name that no file can have
-            raise UsageError(
-                f"configuration: {error.strerror}: {shown(error.filename)}; see data_path, dataset "
-                "and config_files"
-            ) from error
+        except OSError as error:  # data_path is a name that no file can have
+            if error.filename is None:  # but the working directory is gone
+                raise
+            name = shown(error.filename)
+            raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
 
     def __getitem__(self, key: str) -> Any:
         """RecBole's: None for an option that nobody gives; that it was asked for is kept."""
@@ -185,9 +185,8 @@ class PosConfig(Config):
             raise UsageError(
                 f"{self._where('model')}unknown model {shown(model)}"
                 f"{suggest(str(model), runnable())}; `recbole-pos models` lists what can be run. "
-                "One of your own: name the module that has it, as in --plugins='[my_models]' (a "
-                "line `plugins: [my_models]` in the config.yaml of a run), or in Python call "
-                "recbole_pos.register_model first"
+                "One of your own: name the module that has it, as in --plugins='[my_models]', or "
+                "in Python call recbole_pos.register_model first"
             )
         return model, get_model(model), dataset
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.attributes import settle, table_of
-from recbole_pos.conversion.cells import Cells, encode, guess, typed
+from recbole_pos.conversion.cells import Cells, encode, guess, typed, whole_ids
 from recbole_pos.conversion.events import Events, in_order
 from recbole_pos.conversion.naming import field_name
 from recbole_pos.conversion.report import FIRST, Column, Lines, Report
@@ -19,10 +19,11 @@ from recbole_pos.conversion.roles import by_name, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
 from recbole_pos.errors import UsageError
-from recbole_pos.values import check_choice
+from recbole_pos.values import check_choice, listed, shown
 
 TABLES = ("inter", "item", "user")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")
+_FLAGS = {"types": "type", "tables": "table"}
 _OWN = 0.9  # of the rows have a value of their own: such a token tells nothing of others
 _ENOUGH = 100  # rows before that is said
 _TOKENS = 1 << 30  # bytes of the array in which RecBole keeps the names of a field
@@ -36,11 +37,14 @@ class Wishes:
         types: of fields.
         tables: inter, item or user.
         rename: names of fields.
+        decimal, thousands: separators of numbers.
     """
 
     types: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
+    decimal: Mapping[str, str] = field(default_factory=dict)
+    thousands: Mapping[str, str] = field(default_factory=dict)
 
 
 class Things:
@@ -106,11 +110,13 @@ class Builder:
             cells = inter[self.fields[role]]
             assert isinstance(cells, Cells)
             self._tell(Column.of(roles[role], source, self.fields[role], "inter", cells))
-        when = source.columns[roles["time"]].slice(0, 1000).drop_null()
-        examples = [str(value) for value in when.slice(0, 3).to_pylist()]
         told = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
-        told.different, told.examples = len(np.unique(events.seconds)), examples
-        told.notes = [*events.times.forms, "seconds since 1970, UTC"]
+        told.different = len(np.unique(events.seconds))
+        told.notes = [*events.times.forms]
+        if roles["time"] in source.columns:
+            when = source.columns[roles["time"]].slice(0, 1000).drop_null()
+            told.examples = [str(value) for value in when.slice(0, 3).to_pylist()]
+            told.notes.append("seconds since 1970, UTC")
         self._tell(told)
 
     def _tell(self, column: Column) -> None:
@@ -124,7 +130,19 @@ class Builder:
         """
         key = self._key(source, role)
         names = encode(source.columns[key], key)
-        places = self.things[role].find(names)
+        whole = whole_ids(names)
+        places, as_whole = self.things[role].find(names), self.things[role].find(whole)
+        if (as_whole >= 0).sum() > (places >= 0).sum():
+            names, places = whole, as_whole
+            self.report.notes.append(f"{source.path.name}, {key}: {whole.notes[-1]}")
+        if not (places >= 0).any():
+            theirs = self.things[role].cells
+            raise UsageError(
+                f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
+                f"{shown(names.values[min(names.different, 1)].as_py())}, {self.roles[role]} of "
+                f"the interactions {shown(theirs.values[int(theirs.codes[0])].as_py())}; write "
+                "both in one way"
+            )
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
             f"{role} without an event": np.flatnonzero((places < 0) & (names.codes > 0)),
@@ -151,7 +169,7 @@ class Builder:
             raise UsageError(
                 f"{source.path}: no column is called {self.roles[role]!r} as in the events, so "
                 f"nobody knows which {role} a line is about; rename one of "
-                f"{', '.join(source.columns)}"
+                f"{listed(source.columns)}"
             )
         return found[0]
 
@@ -188,9 +206,12 @@ class Builder:
         except UsageError as error:
             self._tell(Column(column, source.path.name, notes=[str(error)], loaded=False))
             return None
-        if kind := self.wishes.types.get(column):
-            return typed(cells, kind, column)
-        return guess(cells, field_name(column, ()), source.decimal_comma)
+        marks = self.wishes.decimal.get(column), self.wishes.thousands.get(column)
+        if kind := self.wishes.types.get(column, "float" if any(marks) else ""):
+            return typed(cells, kind, column, source.decimal_comma, *marks)
+        guessed = guess(cells, field_name(column, ()), source.decimal_comma)
+        notes = tuple(note.replace("COLUMN", column) for note in guessed.notes)
+        return replace(guessed, notes=notes)
 
     def _settle(
         self,
@@ -217,6 +238,19 @@ class Builder:
         if wish is not None and wish in taken:
             raise UsageError(f"rename: two fields would be called {wish!r}")
         return wish if wish is not None else field_name(column, taken)
+
+    def require_values(self) -> None:
+        """Refuse a column that is named in the wishes and has no value."""
+        for column in self.report.columns:
+            cells = self.tables[column.table].get(column.field) if column.table else None
+            if isinstance(cells, Cells) and not cells.codes.any():
+                wishes = vars(self.wishes).items()
+                for option in (name for name, columns in wishes if column.column in columns):
+                    raise UsageError(
+                        f"{_FLAGS.get(option, option)}: {column.column} of {column.file} has no "
+                        f"value for any {column.table.replace('inter', 'interaction')}; leave "
+                        "the option out to write the column empty, or the column with --drop"
+                    )
 
     def finished(self) -> dict[str, Table]:
         """The tables to write; those of items or users only if they have attributes."""
@@ -259,9 +293,18 @@ def require_wishes(wishes: Wishes, sources: list[Source]) -> None:
         ("type", wishes.types),
         ("table", wishes.tables),
         ("rename", wishes.rename),
+        ("decimal", wishes.decimal),
+        ("thousands", wishes.thousands),
     ):
-        for name in named:
+        for name, wish in named.items():
             require_column(name, columns, option)
+            if option in ("decimal", "thousands") and (len(wish) != 1 or wish.isalnum()):
+                raise UsageError(
+                    f"{option}: {name}={shown(wish)}: a separator is one character, such as , or ."
+                )
+    for name in wishes.decimal:
+        if wishes.decimal[name] == wishes.thousands.get(name):
+            raise UsageError(f"decimal: {name}: thousands has the same separator")
     for name, wish in wishes.rename.items():
         if field_name(wish, ()) != wish:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
+from recbole_pos.conversion.numbers import (
+    describe_doubt,
+    describe_near_numbers,
+    find_readings,
+    find_wrong,
+)
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
@@ -21,7 +28,8 @@ _WORDS = pa.array([word for word in MISSING if word])
 _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|gtin|phone)$")
 _LIST = r"(?s)^\s*\[.*\]\s*$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
-_COMMA = r"^[+-]?\d+(?:,\d+)?$"
+_GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
+_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is none"
 _PIPE = r"[^\s|]\|[^\s|]"
 _PIPED = 0.05  # of the different cells must have a | for all of them to be lists
 
@@ -195,20 +203,36 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     if piped > _PIPED * len(values):
         return typed(cells, "token_seq", "", False).noted("lists, split at |")
     if _ID.search(field_name.lower()) or _any(values, r"^[+-]?0\d"):
-        return replace(cells, kind="token")
-    if (numbers := _floats(values, decimal_comma)) is not None:
+        return replace(whole_ids(cells), kind="token")
+    numbers, note = _floats(values, decimal_comma)
+    if numbers is not None:
         text = pa.concat_arrays([pa.array([""]), number_text(numbers)])
-        return recoded(cells, text, "float")
+        return recoded(cells, text, "float", *filter(None, [note]))
     if _every(values, _ISO):
         seconds = read_times(pa.chunked_array([values]), field_name).seconds
         if not np.isnan(seconds).any():
             text = pa.concat_arrays([pa.array([""]), number_text(seconds)])
             return recoded(cells, text, "float", "dates: seconds since 1970, UTC")
-    return replace(cells, kind="token")
+    note = note or describe_near_numbers(values, cells.codes)
+    return replace(cells, kind="token", notes=(*cells.notes, *filter(None, [note])))
 
 
-def typed(cells: Cells, kind: str, column: str, decimal_comma: bool = True) -> Cells:
+def typed(
+    cells: Cells,
+    kind: str,
+    column: str,
+    decimal_comma: bool = False,
+    decimal: str | None = None,
+    thousands: str | None = None,
+) -> Cells:
     """The cells as the type that somebody says.
+
+    Args:
+        cells: as encoded.
+        kind: the type.
+        column: its name.
+        decimal_comma: whether a comma that may be either separator is that of decimals.
+        decimal, thousands: separators of numbers, where they are given.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.
@@ -219,15 +243,18 @@ def typed(cells: Cells, kind: str, column: str, decimal_comma: bool = True) -> C
     if kind == "token":
         return replace(cells, kind=kind)
     if kind == "float":
-        numbers = _floats(values, decimal_comma)
+        numbers, note = _floats(values, decimal_comma, decimal, thousands)
         if numbers is None:
-            wrong = [text for text in values.to_pylist() if not _is_float(text)]
+            if note:
+                raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+            wrong = find_wrong(values, decimal, thousands)
             raise UsageError(
                 f"type: {column}=float: {len(wrong):,} of {len(values):,} different cells are no "
-                f"number, such as {wrong[0][:60]!r}; correct them or take token"
+                f"number{_marks_text(decimal, thousands)}, such as {wrong[0].as_py()[:60]!r}; "
+                "correct them or take token"
             )
         text = pa.concat_arrays([pa.array([""]), number_text(numbers)])
-        return recoded(cells, text, kind)
+        return recoded(cells, text, kind, *filter(None, [note]))
     if cells.raw not in ("list", "floats"):
         if len(values) and _every(values, _LIST) and (lists := _parsed(values)) is not None:
             cells = _sequences(cells, lists)
@@ -250,14 +277,49 @@ def _any(values: pa.Array, regex: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
 
 
-def _floats(values: pa.Array, decimal_comma: bool) -> np.ndarray | None:
-    """[n] float64; None if one is no number."""
-    try:
-        return values.cast(pa.float64()).to_numpy()
-    except pa.ArrowException:
-        if decimal_comma and _every(values, _COMMA):
-            return pc.replace_substring(values, ",", ".").cast(pa.float64()).to_numpy()
-        return None
+def whole_ids(cells: Cells) -> Cells:
+    """Ids as whole numbers where some are written as floats are: 1034.0 is 1034.
+
+    Not if others have decimals, as names of versions do.
+    """
+    floats = pc.match_substring_regex(cells.values, r"^-?\d+\.0$")
+    others = pc.and_not(pc.match_substring_regex(cells.values, r"^-?\d+\.\d"), floats)
+    if not pc.any(floats).as_py() or pc.any(others).as_py():
+        return cells
+    text = pc.if_else(floats, pc.utf8_slice_codeunits(cells.values, 0, -2), cells.values)
+    rows = int(floats.to_numpy(zero_copy_only=False)[cells.codes].sum())
+    example = cells.values.filter(floats)[0].as_py()
+    return recoded(
+        cells, text, cells.kind, f"{rows:,} cells such as {example} read as {example[:-2]}"
+    )
+
+
+def _floats(
+    values: pa.Array,
+    decimal_comma: bool,
+    decimal: str | None = None,
+    thousands: str | None = None,
+) -> tuple[np.ndarray | None, str]:
+    """[n] float64, None if one is no number or in doubt; and what to say of it."""
+    if not (decimal or thousands):
+        with suppress(pa.ArrowException):
+            numbers = values.cast(pa.float64()).to_numpy()
+            return numbers, _POINTS if _every(values, _GROUPED) else ""
+    readings = find_readings(values, decimal, thousands)
+    certain = [one for one in readings if one.certain]
+    if len(readings) > 1 and decimal_comma:
+        certain = [one for one in certain if one.decimal == ","][:1]
+    elif len(readings) > 1:
+        return None, describe_doubt(values, readings)
+    if certain:
+        return certain[0].numbers, certain[0].note
+    return None, describe_doubt(values, readings) if readings else ""
+
+
+def _marks_text(decimal: str | None, thousands: str | None) -> str:
+    named = {"decimal separator": decimal, "thousands": thousands}
+    given = [f"{name} {mark!r}" for name, mark in named.items() if mark]
+    return f" ({', '.join(given)})" if given else ""
 
 
 def _is_float(text: str) -> bool:
@@ -273,7 +335,7 @@ def _parsed(values: pa.Array) -> list[list[Any]] | None:
     for text in values.to_pylist():
         try:
             one = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 one = ast.literal_eval(text)
             except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments, arguments
 from recbole_pos.conversion.build import Builder, Wishes, require_wishes
 from recbole_pos.conversion.cells import Cells
-from recbole_pos.conversion.events import keep_core, read_events
-from recbole_pos.conversion.naming import field_name, is_dataset_name
+from recbole_pos.conversion.events import (
+    count_copied_targets,
+    find_copies,
+    keep_core,
+    read_events,
+)
+from recbole_pos.conversion.layout import explode
+from recbole_pos.conversion.naming import LONGEST, field_name, is_dataset_name
 from recbole_pos.conversion.reading import read
 from recbole_pos.conversion.relations import relations
 from recbole_pos.conversion.report import Lines, Report
@@ -24,11 +34,18 @@ from recbole_pos.conversion.roles import find_roles, require_column
 from recbole_pos.conversion.separated import Dialect
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
-from recbole_pos.errors import UsageError
-from recbole_pos.files import write_text, writing
+from recbole_pos.errors import PosError, UsageError
+from recbole_pos.files import LOCK, replacing, write_text
 from recbole_pos.screen import Screen
+from recbole_pos.values import listed, shown
 
 REPORT = "convert.json"
+CACHE = ".recbole_pos"
+_TABLES = ("inter", "item", "user")
+_UNREADABLE = (
+    *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
+    *(pa.ArrowException, csv.Error, zlib.error),
+)
 _CUTOFF = 20  # the largest that rankings have by default
 _MODEL = "PosSASRec"
 
@@ -71,12 +88,33 @@ def convert(
     [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
-    events = Path(events)
+    with _refusing(str(events)):
+        return make_dataset(Path(events), asked)
+
+
+@contextmanager
+def _refusing(file: str) -> Iterator[None]:
+    """Within, what no reader of files expects is an error about the file, too."""
+    try:
+        yield
+    except PosError:
+        raise
+    except _UNREADABLE as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"{file[:100]} cannot be converted: {why}") from error
+
+
+def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = False) -> Report:
+    """Do what :func:`convert` does; ``allow_empty``: columns that are named may have no value."""
     name = asked.name or (events.name or events.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
     wishes = Wishes(
-        _pairs("type", asked.types), _pairs("table", asked.tables), _pairs("rename", asked.rename)
+        _pairs("type", asked.types),
+        _pairs("table", asked.tables),
+        _pairs("rename", asked.rename),
+        _pairs("decimal", asked.decimal),
+        _pairs("thousands", asked.thousands),
     )
     screen = Screen(asked.verbose)
     with screen.task(f"reading {events}"):
@@ -84,11 +122,18 @@ def convert(
     require_wishes(wishes, list(sources.values()))
     source = sources.pop("events")
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
-    roles, guessed = find_roles(source.columns, named, asked.date_format)
+    source, lists = explode(source, named)
+    roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
+    guessed = [role for role in roles if role in guessed or named[role] is None]
     if guessed:
         screen.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
+    has_time = roles["time"] in source.columns
+    if asked.rm_copies:
+        kept.keep(~find_copies(kept), "exact copy of an earlier line (user, item, time)")
     keep_core(kept, max(asked.min_user, asked.core), max(asked.min_item, asked.core))
+    copies = 0 if asked.rm_copies else int(find_copies(kept).sum())
+    targets = count_copied_targets(kept) if copies else 0
 
     report = Report(name)
     report.lines["events"] = Lines.of(source, kept.dropped)
@@ -97,14 +142,20 @@ def convert(
     for role, other in sources.items():
         builder.add_file(other, role)
     builder.add_columns()
+    if not allow_empty:
+        builder.require_values()
     tables = builder.finished()
     report.counts = {
         "events": len(kept.rows),
         "users": len(builder.things["user"]),
         "items": len(builder.things["item"]),
-        "first": _day(kept.seconds.min()),
-        "last": _day(kept.seconds.max()),
+        "first": _day(kept.seconds.min()) if has_time else None,
+        "last": _day(kept.seconds.max()) if has_time else None,
+        "copies": copies,
+        "copied_targets": targets,
     }
+    if copies:
+        report.notes.append(_describe_copies(report.counts))
     report.command = _command(name, asked)
     report.show_columns(screen)
     report.show_lines(screen)
@@ -128,39 +179,61 @@ def convert(
         roles,
         loaded,
         separator,
-        relations(own, kept.seconds),
+        relations(own, kept.seconds if has_time else None),
         small=len(builder.things["item"]) <= _CUTOFF,
+        has_time=has_time,
     )
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for suffix in ("item", "user", "inter"):  # the last one makes it a dataset
-        path = folder / f"{name}.{suffix}"
-        if suffix == "inter":
-            write_text(folder / f"{name}.yaml", text)
-            write_text(folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
-        if suffix in tables:
-            with screen.task(f"writing {path}"):
-                write_table(path, tables[suffix], separator)
-        elif path.exists():  # of what is overwritten
-            path.unlink()
-    for path in parquet_files(folder, name):  # likewise, and a run takes no table in two forms
-        path.unlink()
-    screen.line(f"wrote {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
+        write_text(new / f"{name}.yaml", text)
+        write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
+        for suffix, table in tables.items():
+            with screen.task(f"writing {folder / name}.{suffix}"):
+                write_table(new / f"{name}.{suffix}", table, separator)
+    files = sorted(folder.iterdir())
+    screen.line(f"wrote {folder}: {listed(one.name for one in files if is_of_dataset(one, name))}")
+    if others := [one.name for one in files if not is_of_dataset(one, name)]:
+        screen.line(f"left as they were: {listed(others)}")
     screen.line(report.command)
     return report
 
 
+def _describe_copies(counts: dict[str, Any]) -> str:
+    note = (
+        f"{counts['copies']:,} of {counts['events']:,} interactions are exact copies of an earlier "
+        "one (user, item and time); --rm_copies leaves them out"
+    )
+    targets, users = counts["copied_targets"], counts["users"]
+    if not targets:
+        return note
+    return (
+        f"warning: {note}. The last interaction of {targets:,} of {users:,} users "
+        f"({targets / users:.1%}), the target of leave-one-out, only repeats the one before it at "
+        "the same time, so metrics are too good"
+    )
+
+
+def is_of_dataset(file: Path, name: str) -> bool:
+    """Whether a file in the folder of a dataset is replaced with it, or made of what was.
+
+    Others are the user's own, and stay.
+    """
+    tables = [f"{name}.{suffix}{end}" for suffix in _TABLES for end in ("", ".parquet")]
+    own = [*tables, f"{name}.yaml", REPORT]
+    unfinished = file.name.endswith(".tmp") and file.name.startswith(tuple(f".{o}." for o in own))
+    return unfinished or file.name in (*own, CACHE, LOCK)
+
+
 def parquet_files(folder: Path, name: str) -> list[Path]:
     """The tables of a dataset that are there in parquet."""
-    files = [folder / f"{name}.{suffix}.parquet" for suffix in ("inter", "item", "user")]
+    files = [folder / f"{name}.{suffix}.parquet" for suffix in _TABLES]
     return [file for file in files if file.exists()]
 
 
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
     if not is_dataset_name(name):
         raise UsageError(
-            f"name: {name!r} cannot be that of a dataset: letters, digits, _, - and ., as in "
-            f"--name {field_name(name, ())}"
+            f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
+            f"most {LONGEST}, as in --name {field_name(name[:40], ())}"
         )
     files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
     files += parquet_files(folder, name)
@@ -182,7 +255,7 @@ def _pairs(option: str, given: Any) -> dict[str, str]:
     for word in given:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
-            raise UsageError(f"{option}: expected COLUMN=VALUE, found {word!r}")
+            raise UsageError(f"{option}: expected COLUMN=VALUE, found {shown(word)}")
         pairs[column] = value
     return pairs
 
@@ -194,11 +267,17 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
             raise UsageError(f"{option}: expected a number of events, at least 1")
     if asked.separator is not None and len(asked.separator) != 1:
         raise UsageError(f"separator: {asked.separator!r} must be one character")
-    dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding)
-    sources = {"events": read(events, dialect)}
-    for role, path in (("item", asked.items), ("user", asked.users)):
+    dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding, header=asked.header)
+    sources = {}
+    for role, path, option in (
+        ("events", events, "columns"),
+        ("item", asked.items, "item_columns"),
+        ("user", asked.users, "user_columns"),
+    ):
         if path is not None:
-            sources[role] = read(path, dialect)
+            names = getattr(asked, option)
+            names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
+            sources[role] = read(path, replace(dialect, names=names, option=option))
     columns = {n: c for source in sources.values() for n, c in source.columns.items()}
     for column in asked.drop:
         require_column(column, columns, "drop")

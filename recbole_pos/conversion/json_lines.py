@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow
@@ -15,6 +17,9 @@ from recbole_pos.conversion.source import Broken, Part, flat, opened, union
 from recbole_pos.errors import UsageError
 
 _BLOCK = 1 << 22  # bytes
+_NESTED = 200  # brackets
+_OPEN, _CLOSE = tuple(b"[{"), tuple(b"]}")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def read_json(file: Path) -> Part:
@@ -45,8 +50,42 @@ def read_json(file: Path) -> Part:
     return Part(file, union(tables), rows, broken)
 
 
+def read_lists(text: pa.Array) -> pa.Array | None:
+    """Return the lists that texts are in json; None if one is no list."""
+    lines = pc.binary_join_element_wise('{"list":', pc.fill_null(text, "null"), "}", "")
+    table = _fast("\n".join(lines.to_pylist()).encode(), {})
+    if table is None or table.column_names != ["list"]:
+        return None
+    lists = table["list"].combine_chunks()
+    if not pa.types.is_list(lists.type) or pa.types.is_nested(lists.type.value_type):
+        return None
+    return None if _beyond_floats(pa.table([lists.flatten()], ["list"])) else lists
+
+
+def _is_deep(line: bytes) -> bool:
+    """Whether more brackets are open at once than a parser may be given.
+
+    It calls itself for each of them, and ends the process where the stack ends.
+    """
+    if line.count(b"[") + line.count(b"{") <= _NESTED:
+        return False
+    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+    step = np.isin(marks, _OPEN).astype(np.int32) - np.isin(marks, _CLOSE)
+    return int(np.cumsum(step).max(initial=0)) > _NESTED
+
+
+def _may_be_deep(block: bytes) -> bool:
+    """Whether a line has so many brackets that each has to be looked at."""
+    marks = np.frombuffer(block, np.uint8)
+    opens = np.flatnonzero((marks == _OPEN[0]) | (marks == _OPEN[1]))
+    line = np.searchsorted(np.flatnonzero(marks == 10), opens)
+    return bool((line[_NESTED:] == line[:-_NESTED]).any())
+
+
 def _fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
     """The rows of a block; None if it has other than a readable object in every line."""
+    if _may_be_deep(block):
+        return None
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     for _ in range(2):
         options = arrow.ParseOptions(explicit_schema=pa.schema(texts)) if texts else None
@@ -75,8 +114,13 @@ def _slow(block: bytes, first: int) -> tuple[pa.Table, list[Broken]]:
     rows: list[dict[str, Any]] = []
     broken: list[Broken] = []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), first):
+        if _is_deep(line):
+            broken.append(Broken(number, 1, f"more than {_NESTED} brackets within each other"))
+            continue
         try:
             row = json.loads(line)
+            if b"\\u" in line:  # half a pair of them is no character
+                json.dumps(row, ensure_ascii=False).encode()
         except ValueError as error:
             why = "empty line" if not line.strip() else f"no json: {error}"
             broken.append(Broken(number, 1, why))

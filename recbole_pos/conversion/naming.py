@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 # RecBole's own, those that relations are made of, and names it makes of others
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
+LONGEST = 200  # bytes of a name, so that there is room for what files add to it
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -27,4 +28,4 @@ def field_name(column: str, taken: Iterable[str]) -> str:
 
 def is_dataset_name(name: str) -> bool:
     """Whether a folder and files can be called so, and -d takes it."""
-    return bool(_NAME.fullmatch(name))
+    return bool(_NAME.fullmatch(name)) and len(name.encode()) <= LONGEST

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
 from recbole_pos.conversion.json_lines import read_json
 from recbole_pos.conversion.separated import Dialect, Separated
-from recbole_pos.conversion.source import Part, Source, flat, union
+from recbole_pos.conversion.source import Part, Source, flat, require_few_columns, union
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
     ".parquet": "parquet",
 }
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _BESIDE = (".json", ".txt")
 _KNOWN = "csv, tsv, json lines (.jsonl) and parquet, each but parquet also as .gz"
 
@@ -47,16 +51,30 @@ def read(path: str | Path, dialect: Dialect) -> Source:
         raise UsageError(f"{path} cannot be read: {error}") from error
     for part in parts:
         _require_rows(part)
+        _add_partitions(part, path)
     columns = union([(part.columns, part.rows) for part in parts])
+    require_few_columns(path, len(columns))
     columns = {name: column for name, column in columns.items() if name not in dialect.drop}
     return Source(path, parts, columns, form, comma)
+
+
+def _add_partitions(part: Part, folder: Path) -> None:
+    """Columns that the names of folders tell, such as country=NO."""
+    for name in part.path.relative_to(folder).parts[:-1]:
+        column, equals, value = map(unquote, name.partition("="))
+        if column and equals and column not in part.columns:
+            cells: pa.Array = pa.nulls(part.rows)
+            if value != _NO_PARTITION:
+                codes = np.zeros(part.rows, np.int32)
+                cells = pa.DictionaryArray.from_arrays(codes, pa.array([value]))
+            part.columns[column] = pa.chunked_array([cells])
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UsageError(f"there is no file or folder {path}")
+        raise UsageError(f"there is no file or folder {shown(str(path))}")
     inside = (file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
     found = sorted(file for file in inside if _kind(file))
     # what lies beside data: dataset_infos.json, README.txt

@@ -14,12 +14,12 @@ _PAIRS = 20_000_000  # of values, at most; AttrFormer refuses 50 million
 _HOUR, _DAY, _WEEK = 3600, 86400, 604800
 
 
-def relations(tables: dict[str, dict[str, Cells]], seconds: np.ndarray) -> list[str]:
+def relations(tables: dict[str, dict[str, Cells]], seconds: np.ndarray | None) -> list[str]:
     """Entries of the option ``relations`` in yaml, of fields that tell some things from others.
 
     Args:
         tables: loaded fields of ``item``, ``user`` and ``inter``.
-        seconds: [events] when.
+        seconds: [events] when; None if nobody knows.
     """
     entries = []
     for cells_of in tables.values():
@@ -31,9 +31,10 @@ def relations(tables: dict[str, dict[str, Cells]], seconds: np.ndarray) -> list[
                     entries.append(f"{{field: {flow(name)}, scales: [{scale:g}]}}")
             elif _pairs(cells) <= _PAIRS:
                 entries.append(f"{{field: {flow(name)}}}")
-    days = not (seconds % _DAY).any()
-    scales = (_DAY, _WEEK) if days else (_HOUR, _DAY)
-    entries.append(f"{{field: time, scales: [{scales[0]}, {scales[1]}]}}")
+    if seconds is not None:
+        days = not (seconds % _DAY).any()
+        scales = (_DAY, _WEEK) if days else (_HOUR, _DAY)
+        entries.append(f"{{field: time, scales: [{scales[0]}, {scales[1]}]}}")
     entries.append("{field: position}")
     return entries
 

@@ -101,7 +101,8 @@ class Report:
         contradictions: by field, how many lines say something else than the first of an item or
             user, and where.
         notes: what else there is to know.
-        counts: events, users, items, and the first and last time.
+        counts: events, users, items, the first and last time (None if times only order), copies
+            of earlier events, and users whose last event is one (``copied_targets``).
         command: what to type next.
     """
 
@@ -153,9 +154,10 @@ class Report:
         for note in self.notes:
             screen.line(note)
         counts = self.counts
+        between = f"{counts['first']} to {counts['last']} UTC; " if counts["first"] else ""
         screen.line(
             f"{counts['events']:,} events, {counts['users']:,} users, {counts['items']:,} items, "
-            f"{counts['first']} to {counts['last']} UTC; times: "
+            f"{between}times: "
             + ", ".join(f"{number:,} {form}" for form, number in self.times.items())
         )
 

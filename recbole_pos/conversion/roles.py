@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from recbole_pos.conversion.events import ROW_ORDER
 from recbole_pos.conversion.times import read_times
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import listed, shown, suggest
 
 # Names by role, the surest first: a name of an earlier group wins over those of later ones.
 NAMES = {
@@ -63,7 +64,8 @@ def find_roles(
     guessed = []
     for role, name in given.items():
         if name is not None:
-            require_column(name, columns, role)
+            if not (role == "time" and name == ROW_ORDER):
+                require_column(name, columns, role)
             if name in roles.values():
                 raise UsageError(f"{role}: column {name!r} is taken twice")
             roles[role] = name
@@ -80,8 +82,8 @@ def require_column(name: str, columns: Mapping[str, pa.ChunkedArray], option: st
     """Refuse a name that no column has."""
     if name not in columns:
         raise UsageError(
-            f"{option}: there is no column {name!r}{suggest(name, columns)}; there are "
-            f"{', '.join(columns)}"
+            f"{option}: there is no column {shown(name)}{suggest(name, columns)}; there are "
+            f"{listed(columns)}"
         )
 
 
@@ -112,9 +114,13 @@ def _guess(
         found = [name for name in found if not _is_no_name(free[name])]
     if len(found) == 1:
         return found[0]
-    seen = ", ".join(f"{name} ({example(column)})" for name, column in columns.items())
-    why = f"{' and '.join(found)} may both be" if found else "no column is known to be"
-    raise UsageError(f"{why} the {role}: say it with --{role} COLUMN. The columns are {seen}")
+    seen = listed(f"{name[:40]} ({example(column)})" for name, column in columns.items())
+    why = f"{' and '.join(found)[:100]} may both be" if found else "no column is known to be"
+    order = f", or --time {ROW_ORDER} if there is none and the rows of a user are in order"
+    raise UsageError(
+        f"{why} the {role}: say it with --{role} COLUMN{order if role == 'time' else ''}. The "
+        f"columns are {seen}"
+    )
 
 
 def example(column: pa.ChunkedArray) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +15,16 @@ from typing import IO, Any
 import pyarrow as pa
 from pyarrow import csv as arrow
 
-from recbole_pos.conversion.source import Broken, Part, opened, packed
+from recbole_pos.conversion.events import ROW_ORDER
+from recbole_pos.conversion.layout import has_header, name_columns
+from recbole_pos.conversion.source import Broken, Part, opened, packed, require_few_columns
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 NAMELESS = "(column {})"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
+_SAMPLE = 100  # rows
 
 
 @dataclass(frozen=True)
@@ -29,12 +36,18 @@ class Dialect:
         quotes: whether cells may stand in quotation marks.
         encoding: as Python names it.
         drop: columns that need not be read.
+        names: of the columns of a file that does not have them.
+        header: whether the first line names the columns, whatever it looks like.
+        option: with which ``names`` are given.
     """
 
     separator: str | None = None
     quotes: bool = True
     encoding: str = "utf-8"
     drop: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    header: bool = False
+    option: str = "columns"
 
 
 class Separated:
@@ -47,17 +60,27 @@ class Separated:
 
     def __init__(self, file: Path, dialect: Dialect) -> None:
         self.dialect = dialect
-        first, _ = self._first_line(file)
+        first, line = self._first_line(file)
         self.separator = dialect.separator or self._seen(file, first)
-        self.names = self._named(file, first)
         self.parsing = {
             "delimiter": self.separator,
             "quote_char": '"' if dialect.quotes else False,
             "newlines_in_values": dialect.quotes,
             "ignore_empty_lines": False,  # every line is a row, so that rows tell lines
         }
+        cells = self._cells(first, self.separator)
+        require_few_columns(file, len(cells))
+        self.names = list(map(str, range(len(cells))))
         self.types = dict.fromkeys(self.names, pa.string())
-        self.types = self._types(file)
+        head = self._head(file, line)
+        if not (dialect.names or dialect.header):
+            self._require_header(file, first, cells, head)
+        self.names = self._named(file, first)
+        few = pa.dictionary(pa.int32(), pa.string())
+        self.types = {
+            name: few if column and 2 * len(column.unique()) < len(column) else pa.string()
+            for name, column in itertools.zip_longest(self.names, head.values())
+        }
 
     def _first_line(self, file: Path) -> tuple[str, int]:
         """The first line with text, and its number."""
@@ -88,6 +111,11 @@ class Separated:
             return "\t"
         counts = {mark: len(self._cells(line, mark)) for mark in _SEPARATORS}
         best = max(counts, key=lambda mark: counts[mark])
+        if counts[best] == 1 and re.fullmatch(r"\S+(?: \S+)+", line):
+            with opened(file) as stream:
+                rows = itertools.islice(self._decoded(file, stream), _SAMPLE)
+                if {row.count(" ") for row in rows if row.strip()} == {line.count(" ")}:
+                    return " "
         if counts[best] == 1:
             raise UsageError(
                 f"{file}: the first line, {line[:80]!r}, has one column; cells may be separated by "
@@ -98,28 +126,52 @@ class Separated:
     def _cells(self, line: str, separator: str) -> list[str]:
         if not self.dialect.quotes:
             return line.split(separator)
-        return next(csv.reader([line], delimiter=separator))
+        try:
+            return next(csv.reader([line], delimiter=separator))
+        except csv.Error:  # a cell is longer than those that Python reads
+            return line.split(separator)
 
     def _named(self, file: Path, line: str) -> list[str]:
         names = self._cells(line, self.separator)
-        twice = sorted({name for name in names if name and names.count(name) > 1})
+        if self.dialect.names:
+            if len(self.dialect.names) != len(names):
+                raise UsageError(
+                    f"{self.dialect.option}: {len(self.dialect.names)} names, but {file} has "
+                    f"{len(names)} columns; its first line is {line[:80]!r}"
+                )
+            names = list(self.dialect.names)
+        twice = sorted(name for name, times in Counter(names).items() if name and times > 1)
         if twice:
-            raise UsageError(f"{file}: two columns are called {twice[0]!r}; rename one")
+            raise UsageError(f"{file}: two columns are called {shown(twice[0])}; rename one")
         return [name or NAMELESS.format(place) for place, name in enumerate(names, 1)]
 
-    def _types(self, file: Path) -> dict[str, Any]:
-        """Text; as a dictionary where the first block has few different cells."""
+    def _head(self, file: Path, line: int) -> dict[str, pa.ChunkedArray]:
+        """The first rows below the first line, by the places of their columns."""
         with opened(file) as stream:
             head = pa.py_buffer(stream.read(_BLOCK >> 2))
         try:
-            columns, _ = self._table(file, pa.BufferReader(head), 1, False)
+            return self._table(file, pa.BufferReader(head), line, False)[0]
         except UsageError:  # whatever is wrong will be met again, with a line
-            return self.types
-        few = pa.dictionary(pa.int32(), pa.string())
-        return {
-            name: few if 2 * len(column.unique()) < len(column) else pa.string()
-            for name, column in columns.items()
-        }
+            return {}
+
+    def _require_header(
+        self, file: Path, first: str, cells: list[str], head: dict[str, pa.ChunkedArray]
+    ) -> None:
+        rows = {int(n): c.slice(0, _SAMPLE).drop_null().to_pylist() for n, c in head.items()}
+        if has_header(cells, rows):
+            return
+        below = {int(place): column for place, column in head.items()}
+        names, has_time = name_columns(below, len(cells))
+        order = "" if has_time else f" --time {ROW_ORDER}"
+        if self.dialect.option != "columns":
+            key = self.dialect.option.removesuffix("_columns")
+            names, order = [key, *(f"column_{n}" for n in range(2, len(cells) + 1))], ""
+        shown_names = ",".join(names) if len(names) <= 100 else ",".join([*names[:3], "..."])
+        raise UsageError(
+            f"{file}: its first line, {first[:80]!r}, is like the others and names no columns. "
+            f"--{self.dialect.option} {shown_names}{order} names them and keeps that line (in the "
+            "order of the file); --header if it is names"
+        )
 
     def read(self, file: Path) -> Part:
         """One of the files.
@@ -128,6 +180,7 @@ class Separated:
             UsageError: if it is not text, or its first line is not like that of the first file.
         """
         first, line = self._first_line(file)
+        above = line - 1 if self.dialect.names else line  # lines that are no rows
         if self._named(file, first) != self.names:
             raise UsageError(
                 f"{file}: its first line, {first[:80]!r}, is not that of the other files; files "
@@ -136,11 +189,11 @@ class Separated:
         packing = "gzip" if packed(file) else None
         for threads in (True, False):  # with several, nobody knows the number of a broken line
             with pa.input_stream(str(file), compression=packing, buffer_size=_BLOCK) as stream:
-                columns, broken = self._table(file, stream, line, threads)
+                columns, broken = self._table(file, stream, above, threads)
             if not broken:
                 break
         rows = len(next(iter(columns.values())))
-        return Part(file, columns, rows, broken, line + 1, self.dialect.quotes)
+        return Part(file, columns, rows, broken, above + 1, self.dialect.quotes)
 
     def _table(
         self, file: Path, stream: Any, header: int, threads: bool

@@ -15,6 +15,8 @@ from pyarrow import compute as pc
 
 from recbole_pos.errors import UsageError
 
+_COLUMNS = 10_000
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -90,6 +92,8 @@ class Source:
         columns: the cells of all of them, by the names of the columns.
         form: what was read, for people.
         decimal_comma: whether numbers may be written with one.
+        origin: [rows] which row of the files each is, where these had lists; None if it is itself.
+        rejected: rows that are no interactions, by reason.
     """
 
     path: Path
@@ -97,11 +101,13 @@ class Source:
     columns: dict[str, pa.ChunkedArray]
     form: str
     decimal_comma: bool = False
+    origin: np.ndarray | None = None
+    rejected: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
-        return sum(part.rows for part in self.parts)
+        """Rows of all files; of lists what is in them."""
+        return sum(part.rows for part in self.parts) if self.origin is None else len(self.origin)
 
     @property
     def lines(self) -> int:
@@ -110,6 +116,7 @@ class Source:
 
     def places(self, rows: np.ndarray) -> list[str]:
         """``orders.csv:17`` for each of some rows, numbered through all files."""
+        rows = rows if self.origin is None else self.origin[rows]
         found: list[str] = []
         ends = np.cumsum([part.rows for part in self.parts])
         for part, end in zip(self.parts, ends, strict=True):
@@ -131,6 +138,14 @@ def opened(file: Path) -> IO[bytes]:
 def packed(file: Path) -> bool:
     """Whether a file is gzip's, by its name, in letters of either case."""
     return file.suffix.lower() == ".gz"
+
+
+def require_few_columns(path: Path, columns: int) -> None:
+    """Refuse a table so wide that it can be no table of interactions."""
+    if columns > _COLUMNS:
+        raise UsageError(
+            f"{path}: {columns:,} columns, expected at most {_COLUMNS:,}; take those that matter"
+        )
 
 
 def flat(table: pa.Table) -> dict[str, pa.ChunkedArray]:

@@ -23,7 +23,7 @@ _YAML = """\
 field_separator: "\\t"  # (str) Separator of columns in the atomic files.
 seq_separator: {separator}  # (str) Separator inside sequences.
 {fields}
-timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC.
+{time}
 
 load_col:  # (dict) The suffix of atomic files: (list) fields to load.
 {loaded}
@@ -33,6 +33,8 @@ for:
     relations:  # (list) Attributes that relate events.
 {relations}
 """
+_UNIT = "timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC."
+_ORDER = "# The time field only orders the events of a user: for schemes and models without time."
 _FEW_ITEMS = """
 # There are too few items for rankings of 20.
 topk: [1, 3]  # (list) Cutoffs.
@@ -100,6 +102,7 @@ def shop_yaml(
     separator: str,
     relations: list[str],
     small: bool,
+    has_time: bool = True,
 ) -> str:
     """Text of the yaml that is read for every run on a dataset.
 
@@ -111,6 +114,7 @@ def shop_yaml(
         separator: of sequences.
         relations: for AttrFormer, in yaml.
         small: whether there are too few items for the usual cutoffs.
+        has_time: whether the time field is a time, or only numbers the events of a user.
     """
     return _YAML.format(
         name=name,
@@ -119,6 +123,7 @@ def shop_yaml(
             f"{key}: {flow(fields[of])}  # (str) Field of the {of}: {' '.join(origin[of].split())}."
             for key, of in _ROLES.items()
         ),
+        time=_UNIT if has_time else _ORDER,
         loaded="\n".join(f"  {table}: {flow(names)}" for table, names in loaded.items()),
         small=_FEW_ITEMS if small else "",
         relations="\n".join(f"      - {entry}" for entry in relations),

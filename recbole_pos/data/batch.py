@@ -22,6 +22,7 @@ class SequenceBatch:
         width: the largest of ``lengths``, known without asking the device.
         positions: [k] int64 which of the m events have a target, or None for all of them (k = m).
         times: [m] float64 time of each input event, or None.
+        at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
         prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
             tuples of tensors, which go where the batch goes.
@@ -35,6 +36,7 @@ class SequenceBatch:
     width: int
     positions: Tensor | None = None
     times: Tensor | None = None
+    at: Tensor | None = None
     events: Tensor | None = None
     prepared: Any = None
     real: Tensor | None = None

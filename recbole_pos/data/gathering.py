@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.events import EventLog
+from recbole_pos.data.needs import Needs
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
 
@@ -28,17 +29,14 @@ class WindowGatherer:
     Args:
         log: the events.
         windows: what batches are made of.
-        times: whether batches carry times.
-        events: whether batches carry the places of events in the log.
+        needs: of the model: times, requests, places of events in the log.
         device: where the log is copied to, and batches are made.
     """
 
-    def __init__(
-        self, log: EventLog, windows: Windows, times: bool, events: bool, device: torch.device
-    ) -> None:
-        self.windows, self.events, self.device = windows, events, device
+    def __init__(self, log: EventLog, windows: Windows, needs: Needs, device: torch.device) -> None:
+        self.windows, self.needs, self.device = windows, needs, device
         self.items = log.items.to(device)
-        self.times = log.times.to(device) if times else None
+        self.times = log.times.to(device) if needs.times else None
         columns = (windows.start, windows.end, windows.first)
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
 
@@ -68,7 +66,8 @@ class WindowGatherer:
             targets=self.items[trained + 1],
             positions=positions,
             times=None if self.times is None else self.times[event],
-            events=event if self.events else None,
+            at=self.times[end] if self.times is not None and self.needs.requests else None,
+            events=event if self.needs.events else None,
         )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from recbole_pos.data.splits import TRAIN
+
 _COLUMNS = ("field", "token", "events")
 
 
@@ -23,10 +25,13 @@ class Known:
     Attributes:
         tokens: field of type token -> [ids] its names, padding first.
         events: [users] int64 events of each user before the split left any out, by id.
+        popularity: [items] int64 training events of each item, by id; None where an earlier version
+            did not count them.
     """
 
     tokens: dict[str, np.ndarray]
     events: np.ndarray
+    popularity: np.ndarray | None = None
 
     @classmethod
     def of(cls, dataset: Any) -> Known:
@@ -34,13 +39,17 @@ class Known:
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        return cls(tokens, dataset.events_of_users)
+        trained = dataset.log.items.numpy()[dataset.part == TRAIN]
+        popularity = np.bincount(trained, minlength=dataset.item_num)
+        return cls(tokens, dataset.events_of_users, popularity)
 
-    def to_table(self, user_field: str) -> pd.DataFrame:
-        """A row a name, in the order of ids; ``events`` for users alone."""
+    def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
+        """A row a name, in the order of ids; ``events`` for users and items only."""
+        counts = {user_field: self.events, item_field: self.popularity}
         parts = []
         for field, names in self.tokens.items():
-            events = self.events[1:] if field == user_field else None
+            count = counts.get(field)
+            events = None if count is None else count[1:]
             column = pd.array(np.full(len(names) - 1, -1) if events is None else events)
             part = {"field": field, "token": names[1:].astype(str), "events": column}
             parts.append(pd.DataFrame(part))
@@ -48,18 +57,31 @@ class Known:
         return table.astype({"field": "category"})
 
     @classmethod
-    def from_table(cls, table: pd.DataFrame, user_field: str) -> Known:
+    def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Known:
         """The inverse of :meth:`to_table`.
 
         Raises:
             ValueError: if it is no such table.
         """
-        if tuple(table) != _COLUMNS or user_field not in set(table["field"]):
-            raise ValueError(f"expected columns {', '.join(_COLUMNS)} and names of {user_field!r}")
+        if tuple(table) != _COLUMNS or not {user_field, item_field} <= set(table["field"]):
+            raise ValueError(
+                f"expected columns {', '.join(_COLUMNS)} and names of {user_field!r} and "
+                f"{item_field!r}"
+            )
+        if not pd.api.types.is_integer_dtype(table["events"]):
+            raise ValueError(f"events: expected whole numbers, found {table['events'].dtype}")
+        text = pd.api.types.infer_dtype(table["token"], skipna=False) == "string"
+        if not text or table.duplicated(["field", "token"]).any():
+            raise ValueError("token: expected text, each name of a field once")
         parts = dict(list(table.groupby("field", observed=True, sort=False)))
         tokens = {str(field): np.array(["[PAD]", *part["token"]]) for field, part in parts.items()}
-        events = np.append(0, parts[user_field]["events"].to_numpy(dtype=np.int64))
-        return cls(tokens, events)
+        events, popularity = (
+            np.append(0, parts[field]["events"].to_numpy(dtype=np.int64))
+            for field in (user_field, item_field)
+        )
+        if events.min() < 0:
+            raise ValueError("events: expected at least 0 of each user")
+        return cls(tokens, events, None if popularity.min() < 0 else popularity)
 
     def oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """[events] bool, which of the events, in the order of their file, were known.

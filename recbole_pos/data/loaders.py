@@ -191,8 +191,7 @@ class WindowLoader:
         return self._gatherer.gather(batch)
 
     def _gatherer_on(self, device: torch.device) -> WindowGatherer:
-        needs = self.needs
-        return WindowGatherer(self.log, self.windows, needs.times, needs.events, device)
+        return WindowGatherer(self.log, self.windows, self.needs, device)
 
 
 class RowLoader(TrainDataLoader):

@@ -149,8 +149,8 @@ def _instead(name: str, folder: Path) -> str:
     place = given if len(given.parts) > 1 else folder  # a path was meant as one from here
     near = suggest(given.name, _datasets(place.parent))
     return (
-        f"there is no {place / given.name}.inter{near}; set data_path to the folder that holds "
-        f"{given.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
+        f"there is no {place / given.name}.inter{near}; set data_path (--data_path) to the folder "
+        f"that holds {given.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
     )
 
 

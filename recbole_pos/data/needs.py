@@ -19,6 +19,7 @@ class Needs:
         causal: whether every event has a state of its own, made from the events up to it; else a
             window has one target, after its newest event.
         times: whether windows carry times.
+        requests: whether they carry the time of the newest event's target, too.
         events: whether windows carry the places of events in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
         prepare: what sizes or places only values tell, made of a batch of windows on the host; None
@@ -31,6 +32,7 @@ class Needs:
     windows: bool = False
     causal: bool = True
     times: bool = False
+    requests: bool = False
     events: bool = False
     linked: bool = False
     prepare: Callable[[SequenceBatch], SequenceBatch] | None = None

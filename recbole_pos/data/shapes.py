@@ -113,11 +113,13 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
     shape, device = Shape.of(batch, grid), batch.items.device
     more, rows = shape.events - m, torch.arange(shape.sequences - b, device=device)
     each, left = divmod(more, len(rows))
-    positions, times = batch.positions, batch.times
+    positions, times, at = batch.positions, batch.times, batch.at
     if positions is not None:
         positions = F.pad(positions, (0, shape.targets - k), value=shape.events - 1)
     if times is not None:  # no gap that a user could not have had
         times = torch.cat((times, times[-1:].expand(more)))
+    if at is not None:
+        at = torch.cat((at, at[-1:].expand(len(rows))))
     return replace(
         batch,
         items=F.pad(batch.items, (0, more)),
@@ -126,6 +128,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         width=shape.width,
         positions=positions,
         times=times,
+        at=at,
         real=torch.arange(shape.targets, device=device) < k,
         count=k,
     )

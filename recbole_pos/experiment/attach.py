@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import AttachArguments, RunArguments, arguments
-from recbole_pos.config.plugins import import_plugins
+from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.presets import positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import run
+from recbole_pos.experiment.run import run, warn_of_unfinished
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.yaml_files import read_yaml
 
 OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
 
@@ -54,17 +53,20 @@ def attach(
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
     """
     source = RunFolder(trained).require()
-    config = read_yaml(source.config)
+    warn_of_unfinished(source)
+    config = source.read_config()
     for key in OWN_KEYS:
         if key in (config_dict or {}):
             raise UsageError(f"{key}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config.get('model')} takes no position schemes")
     used = positions(config["position"], None)
+    given_plugins = (config_dict or {}).get("plugins")
+    allow(given_plugins)
+    import_plugins(given_plugins, "configuration", lambda: False)
     import_plugins(
         config.get("plugins"), str(source.config), lambda: all(name in SCHEMES for name in used)
     )
-    import_plugins((config_dict or {}).get("plugins"), "configuration", lambda: False)
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
     kept = [name for name in scheme_names(config["position"]) if name != "nope"]
     options = {

@@ -37,7 +37,7 @@ class Experiment:
     dataset: PosDataset | PosSequentialDataset
     loaders: dict[str, Any]
     model: Any
-    trainer: PosTrainer
+    trainer: Any  # a PosTrainer; None where there is no dataset
     data_seconds: float
     changed: list[str] = field(default_factory=list)
 
@@ -76,6 +76,7 @@ def prepare(
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, parts["train"])
+    require_request(config, model)
     needs = adapter(config, model).needs()
     train = training_loader(config, parts["train"], needs)
     start_from(model, config, dataset.identity, weights=fresh)
@@ -100,9 +101,14 @@ def read_dataset(
         alone: whether to read those events alone, and to put later ones aside.
     """
     if known is None and config["update_from"]:
-        known = updated_run(config["update_from"]).read_known(config["USER_ID_FIELD"])
+        known = known_of(updated_run(config["update_from"]), config)
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
+
+
+def known_of(folder: RunFolder, config: PosConfig) -> Known | None:
+    """What a run knew; None in the folders of earlier versions."""
+    return folder.read_known(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
 # How RecBole's models refuse options they cannot work with.
@@ -110,6 +116,20 @@ _REFUSALS = (
     *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError),
     *(AssertionError, AttributeError, MemoryError),
 )
+
+
+def require_request(config: PosConfig, model: Any) -> None:
+    """Refuse ``request_time: target`` for a model that would not read it.
+
+    Raises:
+        UsageError: naming what does.
+    """
+    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
+        raise UsageError(
+            f"request_time: {config['model']} does not read the time of a request; target is for "
+            "PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
+            "time_rope (`recbole-pos schemes` lists them). Set request_time: none"
+        )
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ class EvaluatingTrainer(Trainer):
     Attributes:
         screen: where it is told about; one of its own if None.
         best_weights: those evaluated with, if they are in memory.
+        loaded_from: the checkpoint that otherwise has them, of a model that was loaded.
     """
 
     screen: Screen | None
     best_weights: dict[str, Any] | None
+    loaded_from: Path | None = None
     task = Task("evaluation")  # the one that runs
 
     def evaluate(
@@ -41,7 +44,7 @@ class EvaluatingTrainer(Trainer):
             return None
         if load_best_model:
             if model_file is not None or self.best_weights is None:
-                load_best(self.model, model_file or self.saved_model_file)
+                load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
             else:
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
-from recbole_pos.values import shown
+from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
+from recbole_pos.yaml_files import read_yaml
 
 SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
 
@@ -28,12 +33,6 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        try:
-            self.path.exists()
-        except OSError as error:
-            raise UsageError(
-                f"{shown(str(path))} can be no folder of a run: {error.strerror}; give another name"
-            ) from error
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoint = self.path / "checkpoint.pt"
@@ -63,13 +62,24 @@ class RunFolder:
         Raises:
             UsageError: if something is.
         """
-        if self.checkpoint.exists() or self.metrics.exists():
+        if self.holds_run:
             raise UsageError(
                 f"{self.path} holds a run already; continue it with --resume {self.path} or "
                 "choose another --run_dir"
             )
         if (self.path / SEARCH).exists():
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been here, unless it was stopped before an epoch was kept."""
+        return self.checkpoint.exists() or self.metrics.exists()
+
+    def clear(self) -> None:
+        """Remove what a run has left, so that another can begin; can be repeated if killed."""
+        best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
+        for file in (self.result, self.ranks, *best, self.checkpoint, self.metrics):
+            file.unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -91,12 +101,20 @@ class RunFolder:
         Raises:
             UsageError: if it does not.
         """
-        if not self.config.is_file() or not self.checkpoint.is_file():
+        where = f"{option}: " if option else ""
+        if self.only_begun:
+            raise UsageError(f"{where}{self.path} has no finished epoch yet; {self.how_to_finish}")
+        if not (os.path.isfile(self.config) and os.path.isfile(self.checkpoint)):  # no OSError
             raise UsageError(
-                f"{option + ': ' if option else ''}{self.path} is not a run folder: no "
+                f"{where}{self.path} is not a run folder: no "
                 f"{self.config.name} with {self.checkpoint.name}"
             )
         return self
+
+    @property
+    def how_to_finish(self) -> str:
+        """The command that ends an unfinished run, in a sentence."""
+        return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     @property
     def only_begun(self) -> bool:
@@ -106,6 +124,21 @@ class RunFolder:
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+
+    def read_config(self) -> dict[str, Any]:
+        """What :meth:`write_config` wrote; its options are checked by who makes a ``PosConfig``.
+
+        Raises:
+            UsageError: if it cannot be read, or does not say what was trained.
+        """
+        kept = read_yaml(self.config)
+        for key in ("model", "dataset"):
+            if not isinstance(kept.get(key), str):
+                raise UsageError(
+                    f"{self.config} is damaged: {key}: expected a name, found "
+                    f"{shown(kept.get(key))}"
+                )
+        return kept
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
@@ -121,12 +154,15 @@ class RunFolder:
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_known(self, known: Known, user_field: str) -> None:
-        """Names by id and events of users, so that they are found again in data that have grown."""
-        with whole(self.known, text=False) as file:
-            known.to_table(user_field).to_parquet(file, index=False)
+    def write_known(self, known: Known, user_field: str, item_field: str) -> None:
+        """Names by id, interactions of users and training interactions of items.
 
-    def read_known(self, user_field: str) -> Known | None:
+        So they are found again in data that have grown, and histories are answered without data.
+        """
+        with whole(self.known, text=False) as file:
+            known.to_table(user_field, item_field).to_parquet(file, index=False)
+
+    def read_known(self, user_field: str, item_field: str) -> Known | None:
         """What :meth:`write_known` wrote; None in the folders of earlier versions.
 
         Raises:
@@ -135,9 +171,10 @@ class RunFolder:
         if not self.known.is_file():
             return None
         try:
-            return Known.from_table(pd.read_parquet(self.known), user_field)
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
-            raise CheckpointError(f"{self.known} is damaged: {error}") from error
+            return Known.from_table(pd.read_parquet(self.known), user_field, item_field)
+        except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+            problem = short(" ".join(str(error).split()))
+            raise CheckpointError(f"{self.known} is damaged: {problem}") from error
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from recbole_pos.experiment import processes
 from recbole_pos.experiment.environment import meeting_here
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.meeting import Meeting, Member, from_first, joined
-from recbole_pos.experiment.result import Result
+from recbole_pos.experiment.result import Result, read_result
 from recbole_pos.experiment.train import train
 from recbole_pos.screen import Screen
 
@@ -47,7 +46,7 @@ def run_in_parallel(
         raise
     if plan.offset or path is None:
         return None
-    return Result(**json.loads(RunFolder(path).result.read_text(encoding="utf-8")))
+    return read_result(RunFolder(path))
 
 
 def _member(meeting: Meeting, member: Member, packed: bytes, *given: Any, gpu: str) -> None:

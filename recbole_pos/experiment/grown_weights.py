@@ -19,16 +19,16 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import unfinished
 from recbole_pos.experiment.warm_start import require_same_function
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import read_yaml
 
 
 def updated_run(path: str | Path) -> RunFolder:
     """The folder of ``update_from``.
 
     Raises:
-        UsageError: if it holds no run, or one that does not say what it knew.
+        UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
     """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
@@ -36,6 +36,8 @@ def updated_run(path: str | Path) -> RunFolder:
             f"update_from: {folder.path} has no {folder.known.name}: it was made by an earlier "
             "version, and which item a weight is of cannot be told; train anew"
         )
+    if unfinished(folder):
+        raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")
     return folder
 
 
@@ -51,7 +53,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         UsageError: if the weights do not fit, or ``new_items`` names no attribute.
     """
     source = updated_run(config["update_from"])
-    theirs = read_yaml(source.config)
+    theirs = source.read_config()
     if theirs.get("model") != config["model"]:
         raise UsageError(
             f"update_from: {source.path} is of {theirs.get('model')}, this run of {config['model']}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.targets import warnings_about
-from recbole_pos.experiment.build import Experiment
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device, device_line
-from recbole_pos.experiment.folder import RunFolder, peak_rss_mb, versions
+from recbole_pos.experiment.folder import SEARCH, RunFolder, peak_rss_mb, versions
+from recbole_pos.values import shown
+
+Experiment = Any  # that of build.py, which must not be imported here: it knows this file
 
 
 @dataclass
@@ -22,6 +25,8 @@ class Result:
     ``candidates`` says what was ranked: all items, or only those not in the user's past.
     ``split`` says what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
     ``warnings`` are sentences on what in the data makes metrics easier than they look.
+    ``request_time`` says whether states knew the time of what they predict: such metrics are not
+    comparable to others.
     ``device`` has its name, the threads and the precision it computed with.
     """
 
@@ -44,6 +49,53 @@ class Result:
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
+    request_time: str = "none"
+    # for pydantic, which reads the file again
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
+
+
+def read_result(folder: RunFolder) -> Result:
+    """The content of ``result.json``.
+
+    Raises:
+        UsageError: if the file cannot be read, or is not as a run writes it; names the field.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        found = TypeAdapter(Result).validate_json(folder.result.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        wrong = f"{shown(place) + ': ' if place else ''}{first['msg'][:200]}"
+        raise _damaged(folder, wrong) from error
+    except OSError as error:
+        raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
+    for name in ("epochs", "parameters", "valid_targets", "test_targets"):
+        if (value := getattr(found, name)) < 0:
+            raise _damaged(folder, f"{name}: expected at least 0, found {shown(value)}")
+    return found
+
+
+def _damaged(folder: RunFolder, wrong: str) -> UsageError:
+    return UsageError(
+        f"{folder.result}: {wrong}; `recbole-pos run --resume {folder.path}` writes the file again"
+    )
+
+
+def unfinished(folder: RunFolder) -> bool:
+    """Whether a run was stopped before its end, the first time or after ``--resume``.
+
+    What a search keeps of its best trial, and what earlier versions wrote, does not say so.
+    """
+    if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
+        return False
+    if not folder.result.is_file():
+        return True
+    if not folder.metrics.is_file():
+        return False
+    with open(folder.metrics, "rb") as lines:
+        return sum(1 for line in lines) > read_result(folder).epochs
 
 
 def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
@@ -112,4 +164,5 @@ def make_result(
         seed=config["seed"],
         versions=versions(),
         device=describe_device(config),
+        request_time=config["request_time"],
     )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, arguments
+from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, fitted
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint, processes
-from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.build import Experiment, build_model, known_of, prepare
+from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import require_device
 from recbole_pos.experiment.environment import member_here
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.group import run_as_member, run_in_parallel
 from recbole_pos.experiment.precision import Precision, check_precision
-from recbole_pos.experiment.result import Result
+from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import dataset_of, train
 from recbole_pos.screen import Screen
-from recbole_pos.yaml_files import read_yaml
 
 
 def run(
@@ -50,11 +53,12 @@ def run(
         run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
-            folder of an interrupted run, with which only ``epochs`` in ``config_dict`` may be
-            given; ``verbose``, ``as_json``, ``log``: what is told; ``nproc``, ``world_size``,
-            ``ip``, ``port``, ``group_offset``: processes that train together, each with a part of
-            every batch, as RecBole has them; ``max_restarts``, ``join_timeout``: when one of them
-            is lost, or missing. Processes that torchrun, mpirun or srun have started are one run.
+            folder of an interrupted run, with which only ``epochs``, ``data_path`` and ``plugins``
+            in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is told;
+            ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
+            together, each with a part of every batch, as RecBole has them; ``max_restarts``,
+            ``join_timeout``: when one of them is lost, or missing. Processes that torchrun, mpirun
+            or srun have started are one run.
 
     Returns:
         What was found; None on a machine that does not run process 0, and in the other processes
@@ -69,18 +73,22 @@ def run(
     """
     told = arguments(settings or RunArguments(), given)
     _require_patience(told)
+    allow((config_dict or {}).get("plugins"))
     member = member_here(os.environ, told)
     if member is not None:  # torch then asks for GPUs without beginning to use one
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or told.run_dir, told.resume
     if resume is not None:
-        if model or dataset or config_file_list or run_dir or set(config_dict or {}) - {"epochs"}:
+        changed = set(config_dict or {}) - {"epochs", "data_path", "plugins"}
+        if model or dataset or config_file_list or run_dir or changed:
             raise UsageError(
-                "--resume takes everything from its run folder; only --epochs may change"
+                "--resume takes everything from its run folder; only --epochs may change, and "
+                "--data_path and --plugins say where its data and modules are"
             )
         folder = RunFolder(resume)
-        config = _config_of(folder if folder.only_begun else folder.require(), config_dict)
+        config = config_of(folder if folder.only_begun else folder.require(), config_dict)
         _require_precision(config, folder)
+        _require_dataset(config)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
@@ -116,13 +124,18 @@ def _require_precision(config: PosConfig, folder: RunFolder) -> None:
 
 
 def load(
-    path: str | Path, view: Callable[[Any], Any] | None = None, grown: bool = False
+    path: str | Path,
+    view: Callable[[Any], Any] | None = None,
+    grown: bool = False,
+    data_path: str | Path | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Experiment:
     """A trained model with its data; best weights, evaluation mode.
 
     >>> trained = recbole_pos.load("mine")
     >>> trained.dataset.user_num, len(trained.dataset.log)
     (944, 100000)
+    >>> test = trained.trainer.evaluate(trained.loaders["test"])
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
@@ -130,16 +143,20 @@ def load(
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
         grown: whether the data may have more than the run knew. That is put aside, see
             ``PosSequentialDataset.with_later``; and attributes may have other values.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        options: of evaluation, in place of those of the run.
+
+    Warns:
+        RunWarning: if the run was stopped before its end.
 
     Raises:
+        UsageError: if the dataset is not there.
         CheckpointError: if what the model was trained on is not there any more.
     """
-    if Path(path).is_file():
-        file, folder = Path(path), RunFolder(Path(path).parent)
-        config = config_in(checkpoint.load(file, ("config",)), file)
-    else:
-        folder = RunFolder(path).require()
-        file, config = folder.checkpoint, _config_of(folder)
+    moved = {} if data_path is None else {"data_path": str(data_path)}
+    file, folder, config = _opened(path, {**(options or {}), **moved})
+    _require_dataset(config)
+    warn_of_unfinished(folder)
     dataset = None
     if view is not None or grown or config["update_from"]:
         dataset = dataset_of(folder, config, alone=grown)
@@ -149,14 +166,61 @@ def load(
     identity = experiment.dataset.identity
     experiment.changed = load_best(experiment.model, file, identity, grown)
     experiment.model.eval()
+    experiment.trainer.loaded_from = file
     return experiment
 
 
-def _config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
+def load_without_data(path: str | Path) -> Experiment:
+    """A trained model by its run folder only, without loaders and trainer; see :class:`Catalogue`.
+
+    Raises:
+        NeedsDataset: if the model, or a run of an earlier version, cannot do without the data.
+    """
+    file, folder, config = _opened(path, {})
+    known = known_of(folder, config)
+    if known is None:
+        raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
+    catalogue: Any = Catalogue(config, known)
+    model = build_model(config, catalogue, catalogue)
+    load_best(model, file)
+    model.eval()
+    warn_of_unfinished(folder)
+    return Experiment(config, catalogue, {}, model, None, 0.0)
+
+
+def finds_dataset(path: str | Path) -> bool:
+    """Whether a run's dataset is where the run found it."""
+    return _has_dataset(_opened(path, {})[2])
+
+
+def _has_dataset(config: PosConfig) -> bool:
+    name = glob.escape(config["dataset"])
+    return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
+
+
+def _require_dataset(config: PosConfig) -> None:
+    if not _has_dataset(config):
+        raise NeedsDataset("interactions", config)
+
+
+def warn_of_unfinished(folder: RunFolder) -> None:
+    """Warn of a model whose training or test was stopped."""
+    if unfinished(folder):
+        warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
+
+
+def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
+    """The checkpoint, the folder and the configuration of a trained model."""
+    if os.path.isfile(path):
+        file = Path(path)
+        state = checkpoint.load(file, ("config",))
+        state["config"] |= options
+        return file, RunFolder(file.parent), config_in(state, file)
+    folder = RunFolder(path).require()
+    return folder.checkpoint, folder, config_of(folder, options)
+
+
+def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    kept = read_yaml(folder.config)
-    if missing := {"model", "dataset"} - set(kept):
-        raise UsageError(
-            f"{folder.config} is damaged: it names no {' and no '.join(sorted(missing))}"
-        )
-    return PosConfig(None, None, [str(folder.config)], {**fitted(kept), **(config_dict or {})})
+    kept = fitted(folder.read_config())
+    return PosConfig(None, None, [str(folder.config)], {**kept, **(config_dict or {})})

@@ -13,7 +13,7 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError
-from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, known_of, prepare, read_dataset
 from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -80,7 +80,8 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
-    folder.write_known(Known.of(experiment.dataset), experiment.dataset.uid_field)
+    dataset = experiment.dataset
+    folder.write_known(Known.of(dataset), dataset.uid_field, dataset.iid_field)
     screen.line(headline(experiment, folder))
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
@@ -123,4 +124,4 @@ def _what_is_left(folder: RunFolder) -> str:
 
 def dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
     """The data of a run that exists, names with the ids that they have there."""
-    return read_dataset(config, folder.read_known(config["USER_ID_FIELD"]), alone)
+    return read_dataset(config, known_of(folder, config), alone)

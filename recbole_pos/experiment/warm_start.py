@@ -24,7 +24,6 @@ from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options
-from recbole_pos.yaml_files import read_yaml
 
 
 def start_from(
@@ -65,7 +64,7 @@ def train_only(model: nn.Module, names: list[str]) -> None:
 def _load_weights(
     model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
 ) -> None:
-    theirs = read_yaml(source.require("init_from").config)
+    theirs = source.require("init_from").read_config()
     if not starts_from_runs(str(theirs.get("model"))):
         raise UsageError(
             f"init_from: {source.path} is of {theirs.get('model')}, not a plugin model"

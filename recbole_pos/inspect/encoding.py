@@ -48,6 +48,7 @@ def inspect_encoding(
     trained: str | Path | None = None,
     hidden_size: int | None = None,
     out: str | Path | None = None,
+    data_path: str | Path | None = None,
 ) -> list[EncodingReport]:
     """Draw encodings: those of a trained model, or fixed ones as they are.
 
@@ -59,6 +60,7 @@ def inspect_encoding(
         trained: a run folder, or a checkpoint in one.
         hidden_size: d of fixed encodings, the paper's 100 by default.
         out: folder to write to; by default the run's, or else the current one.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if there is nothing of that kind to draw.
@@ -70,12 +72,14 @@ def inspect_encoding(
             f"--length: expected 1 to {MANY} lengths, at most {LONG} and at least 2, found {given}"
         )
     if trained is None:
+        if data_path is not None:
+            raise UsageError("--data_path: goes with --checkpoint; nothing else has a dataset")
         folder, where = Path("."), ""
         drawn = fixed_encodings(schemes or OF_THE_PAPER, lengths[-1], hidden_size)
     else:
         if hidden_size is not None:
             raise UsageError("--hidden_size: a trained model has its own")
-        run, experiment = open_run(trained)
+        run, experiment = open_run(trained, data_path)
         config = experiment.config
         folder, where = run.path, f"; {config['model']} on {config['dataset']}"
         drawn = learned_encodings(experiment.model, schemes)

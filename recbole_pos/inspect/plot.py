@@ -21,12 +21,13 @@ from recbole_pos.model.base import PosRecommender
 FEW = 30  # epochs, of which each has a mark
 
 
-def plot_run(path: str | Path) -> list[Path]:
+def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
     """Draw what a run has to show: curves.png, attention.png for plugin models, kernel.png where it
     has one, positions.png where it adds encodings of positions to its input.
 
     Args:
         path: a run folder.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
         The files written.
@@ -36,7 +37,7 @@ def plot_run(path: str | Path) -> list[Path]:
         CheckpointError: if the weights of the model are no numbers.
     """
     folder = RunFolder(path).require()
-    experiment = open_run(folder.path)[1]
+    experiment = open_run(folder.path, data_path)[1]
     metric = experiment.config["valid_metric"].lower()
     history, note = read_metrics(folder.metrics, metric)
     name, model = name_of(experiment), experiment.model

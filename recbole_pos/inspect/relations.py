@@ -46,7 +46,9 @@ class RelationReport:
     files: list[Path]
 
 
-def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
+def inspect_relations(
+    path: str | Path, batches: int = 8, data_path: str | Path | None = None
+) -> RelationReport:
     """Measure how a trained AttrFormer uses its relations, in training batches without dropout.
 
     Writes relations.json and relations.png into the run folder.
@@ -54,6 +56,7 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
     Args:
         path: a run folder, or a checkpoint in one.
         batches: of the first epoch to look at.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if that is no trained AttrFormer, or one without relations.
@@ -61,7 +64,7 @@ def inspect_relations(path: str | Path, batches: int = 8) -> RelationReport:
     """
     if batches < 1:
         raise UsageError(f"--batches: {batches} is below 1")
-    folder, made = open_run(path)
+    folder, made = open_run(path, data_path)
     model, config = made.model, made.config
     if not isinstance(model, AttrFormer):
         raise UsageError(f"{config['model']} has no relations; AttrFormer has")

@@ -45,7 +45,11 @@ class AttentionReport:
 
 
 def inspect_attention(
-    path: str | Path, users: int = 200, min_events: int = 20, seed: int = 0
+    path: str | Path,
+    users: int = 200,
+    min_events: int = 20,
+    seed: int = 0,
+    data_path: str | Path | None = None,
 ) -> AttentionReport:
     """Measure the attention of a trained model and write what is found into its run folder.
 
@@ -57,6 +61,7 @@ def inspect_attention(
         users: how many to draw from the test targets (else those of validation).
         min_events: how long their histories must be at least.
         seed: of the draw.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
         UsageError: if there is nothing to measure.
@@ -69,7 +74,7 @@ def inspect_attention(
     ):
         if value < least:
             raise UsageError(f"--{name}: {value} is below {least}")
-    folder, experiment = load_trained(path)
+    folder, experiment = load_trained(path, data_path)
     model = experiment.model
     if not attention_layers(model):
         raise UsageError(f"{type(model).__name__} has no causal attention layers")

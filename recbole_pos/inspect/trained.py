@@ -16,13 +16,15 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 
 
-def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
+def load_trained(
+    path: str | Path, data_path: str | Path | None = None
+) -> tuple[RunFolder, Experiment]:
     """A trained plugin model, see :func:`open_run`.
 
     Raises:
         UsageError: if that is something else, or a model of RecBole's own.
     """
-    folder, experiment = open_run(path)
+    folder, experiment = open_run(path, data_path)
     if not isinstance(experiment.model, PosRecommender):
         raise UsageError(
             f"{experiment.config['model']} has RecBole's layers; only attention of the plugin's "
@@ -31,7 +33,7 @@ def load_trained(path: str | Path) -> tuple[RunFolder, Experiment]:
     return folder, experiment
 
 
-def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
+def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
     """A trained model from its run folder, or from a checkpoint in such a folder.
 
     Raises:
@@ -40,7 +42,7 @@ def open_run(path: str | Path) -> tuple[RunFolder, Experiment]:
     """
     path = Path(path)
     folder = RunFolder(path.parent if path.is_file() else path).require()
-    experiment = load(folder.path)
+    experiment = load(folder.path, data_path=data_path)
     if path.is_file() and path.name != folder.checkpoint.name:
         load_best(experiment.model, path, experiment.dataset.identity)
         experiment.model.eval()

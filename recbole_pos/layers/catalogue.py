@@ -56,7 +56,7 @@ def score_parts(
 
 
 def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of every row, best first.
+    """The k best of every row, best first; of equal scores, the lower id first.
 
     Returns:
         scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items; -inf
@@ -69,7 +69,7 @@ def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
             best, found = value, items[place]
             continue
         best, found = torch.cat((best, value), 1), torch.cat((found, items[place]), 1)
-        best, place = best.topk(min(k, best.size(1)))
+        best, place = _highest(best, min(k, best.size(1)))
         found = found.gather(1, place)
     return best, found
 
@@ -86,16 +86,40 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of every row and their columns, as ``topk``, which is slow on long rows.
+    """``_highest``, sooner on long rows, where ``topk`` is slow.
 
-    They are in the k groups of columns with the highest maxima, or in the rest of the division.
+    The k highest are in the k groups of columns with the highest maxima, or in the rest of the
+    division. One group more is taken, since ``_highest`` asks for one more, and ``topk`` is slower
+    where rows have fewer than 64 times as many columns.
     """
     groups = scores.size(1) // GROUP
     if groups < 4 * k or scores.is_cuda:
-        return scores.topk(k)
+        return _highest(scores, k)
     end = groups * GROUP
-    found = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2).topk(k)[1]
+    maxima = scores[:, :end].unflatten(1, (groups, GROUP)).amax(2)
+    found = _highest(maxima, min(k + 1, groups))[1].sort(1)[0]
     column = (found[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
     column = torch.cat((column, torch.arange(end, scores.size(1)).expand(len(scores), -1)), 1)
-    value, place = scores.gather(1, column).topk(k)
+    value, place = _highest(scores.gather(1, column), k)
     return value, column.gather(1, place)
+
+
+def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of every row and their columns; of equal ones, the first column first.
+
+    ``topk`` leaves open which of several equal ones it takes, and in what order.
+    """
+    value, column = scores.topk(min(k + 1, scores.size(1)))
+    equal = value[:, 1:] == value[:, :-1]
+    value, column = value[:, :k], column[:, :k]
+    if not equal.any():
+        return value, column
+    more = equal[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)  # one left out is as high
+    if len(row := more.nonzero()[:, 0]):
+        some, last = scores[row], value[row, -1:]
+        above, same = ~(some <= last), some == last  # NaN, which topk has first, is above
+        same &= same.cumsum(1) <= k - above.sum(1, keepdim=True)
+        column[row] = (above | same).nonzero()[:, 1].view(len(row), k)
+    column = column.sort(1)[0]
+    value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)
+    return value, column.gather(1, order)

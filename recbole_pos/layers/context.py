@@ -17,7 +17,7 @@ events meet. Its *alignment* is a choice of the layer:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +30,7 @@ Alignment = Literal["start", "end"]
 class remembered:  # noqa: N801  (as ``property`` is written)
     """``functools.cached_property`` without its lock, which a compiler of graphs cannot enter."""
 
-    def __init__(self, make: Callable[[Any], Tensor]) -> None:
+    def __init__(self, make: Callable[[Any], Any]) -> None:
         self.make, self.__doc__ = make, make.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -56,6 +56,7 @@ class SequenceContext:
     items: Tensor | None = None  # [m] int64 item of each event
     # what only the host can tell of a batch, for models that read it: BatchRelations, graphs
     relations: Any = None
+    at: Tensor | None = None  # [b] float64, time of the request after the newest event
 
     either: ClassVar[Alignment] = "start"  # for layers to which both are the same
 
@@ -68,6 +69,7 @@ class SequenceContext:
         items: Tensor | None = None,
         relations: Any = None,
         width: int | None = None,
+        at: Tensor | None = None,
     ) -> SequenceContext:
         """Context of packed sequences of the given lengths ([b], each in 1..max_length).
 
@@ -81,7 +83,7 @@ class SequenceContext:
         row = torch.arange(b, device=lengths.device).repeat_interleave(lengths, output_size=m)
         first = lengths.cumsum(0) - lengths
         index = torch.arange(row.numel(), device=lengths.device) - first[row]
-        return cls(lengths, row, index, width, max_length, times, items, relations)
+        return cls(lengths, row, index, width, max_length, times, items, relations, at)
 
     @property
     def batch_size(self) -> int:
@@ -127,6 +129,21 @@ class SequenceContext:
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
         return self.times - self.times[self.first][self.row]
+
+    @remembered
+    def request(self) -> SequenceContext:
+        """The same events at the times of their requests, which queries see (``request_time``).
+
+        The state after event k answers the request at t_{k+1}, the time of the next event, and the
+        newest one that at ``at``. ``elapsed`` counts from the oldest event as before. The context
+        itself where requests have no time of their own.
+        """
+        if self.at is None or self.times is None:
+            return self
+        asked = self.times.roll(-1).index_copy(0, self.last, self.at)
+        made = replace(self, times=asked, at=None)
+        made.__dict__["elapsed"] = asked - self.times[self.first][self.row]
+        return made
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What depends on lengths, times and fixed numbers alone, made once for all layers."""

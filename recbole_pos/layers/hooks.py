@@ -28,7 +28,8 @@ class Dimensions:
     """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
 
     ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` gives a
-    field of items by its name, [items, s] int64 tokens with 0 for padding.
+    field of items by its name, [items, s] int64 tokens with 0 for padding. ``request_time`` says
+    whether contexts have the time of a request.
     """
 
     max_length: int
@@ -37,6 +38,7 @@ class Dimensions:
     initializer_range: float
     n_layers: int = 1
     layer: int = 0
+    request_time: bool = False
     attribute: Callable[[str], Tensor] | None = None
 
     @property
@@ -52,10 +54,12 @@ class PositionScheme(nn.Module):
         options: names of the yaml keys handed to the constructor; their defaults stand in
             ``properties/position/<name>.yaml`` and nowhere else.
         needs_time: whether ``ctx.times`` must be there.
+        reads_request: whether queries read ``ctx.request``, the time at which they are asked.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     needs_time: ClassVar[bool] = False
+    reads_request: ClassVar[bool] = False
 
     def __init__(self, dimensions: Dimensions | None = None) -> None:
         super().__init__()

@@ -26,9 +26,15 @@ class PaddedContext(SequenceContext):
 
     @classmethod
     def from_rows(
-        cls, items: Tensor, lengths: Tensor, max_length: int, times: Tensor | None = None
+        cls,
+        items: Tensor,
+        lengths: Tensor,
+        max_length: int,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> PaddedContext:
-        """Of items [b, t] with padding behind, lengths [b] (each in 1..t) and times [b, t]."""
+        """Of items [b, t] with padding behind, lengths [b] (each in 1..t), times [b, t], and
+        times of requests [b]."""
         b, t = items.shape
         # said first, or a tracer takes each for a size of its own
         torch._check(lengths.size(0) == b)
@@ -36,9 +42,11 @@ class PaddedContext(SequenceContext):
             torch._check(times.size(0) == b)
             torch._check(times.size(1) == t)
             times = times.reshape(b * t)
+        if at is not None:
+            torch._check(at.size(0) == b)
         row = torch.arange(b, device=items.device)[:, None].expand(b, t).reshape(b * t)
         index = torch.arange(t, device=items.device).expand(b, t).reshape(b * t)
-        return cls(lengths, row, index, t, max_length, times, items.reshape(b * t))
+        return cls(lengths, row, index, t, max_length, times, items.reshape(b * t), None, at)
 
     @property
     def batch_size(self) -> int:

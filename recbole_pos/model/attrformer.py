@@ -72,6 +72,7 @@ class AttrFormer(PosSASRec):
         declared = read_relations(config["relations"], dataset)
         self.declared = declared
         super().__init__(config, dataset)
+        self.reads_request = False  # neighbours in a batch would learn when a target happens
         self.linked = config["chunking"]
         for key, linkable in (("augmentation", "all_positions"), ("train_windows", "chunk")):
             if self.linked and config[key] != linkable:
@@ -249,7 +250,7 @@ class AttrFormer(PosSASRec):
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
             relations = lookup.relations(rows, rng, device, self.item_embedding.weight.dtype)
-        times = self._seconds(torch.from_numpy(lookup.times[rows.events]))
+        times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
         return relations, times.to(device)
 
     def _draw(self) -> int:
@@ -304,7 +305,13 @@ class AttrFormer(PosSASRec):
             return self.row_states(*self.prefix_rows(interaction))
         return self._between(target - self.lookup.ranks[target], target, self.lookup)
 
-    def after(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+    def after(
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
         """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
         moments = None if times is None else times.cpu().numpy()
         sizes = lengths.cpu().numpy()

@@ -66,6 +66,7 @@ class PosRecommender(SequentialRecommender):
     """
 
     needs_time = False
+    reads_request = False  # whether queries read the time of the request: request_time: target
     needs_events = False  # whether batches must say which events of the log they hold
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
@@ -75,7 +76,8 @@ class PosRecommender(SequentialRecommender):
         super().__init__(config, dataset)
         self.notices: list[str] = []  # what to tell before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
-        self.TIME_SEQ = config["TIME_FIELD"] + config["LIST_SUFFIX"]
+        self.TIME = config["TIME_FIELD"]
+        self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
         self.loss = loss_function(config)
         # whether the loss of a target depends on the others of its batch
@@ -123,6 +125,7 @@ class PosRecommender(SequentialRecommender):
             width=int(lengths.max()),
             positions=lengths.cumsum(0) - 1,
             times=rows[self.TIME_SEQ][real] if self.needs_time else None,
+            at=rows[self.TIME] if self.reads_request else None,
         )
         return self.prepare(batch)
 
@@ -131,10 +134,11 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
-            None if batch.times is None else self._seconds(batch.times),
+            self._seconds(batch.times),
             batch.items,
             batch.prepared,
             batch.width,
+            self._seconds(batch.at),
         )
         hidden = self.states(batch.items, ctx, batch.positions)
         self._require_states(hidden, batch.targets.numel())
@@ -158,25 +162,38 @@ class PosRecommender(SequentialRecommender):
         return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
 
     def forward(
-        self, item_seq: Tensor, item_seq_len: Tensor, times: Tensor | None = None
+        self,
+        item_seq: Tensor,
+        item_seq_len: Tensor,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> Tensor:
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
 
-        ``times`` [B, L] are those of the history: when the target happens is not known.
+        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests.
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
-        return self.after(item_seq[real], item_seq_len, None if times is None else times[real])
+        times = None if times is None else times[real]
+        return self.after(item_seq[real], item_seq_len, times, *(() if at is None else (at,)))
 
-    def after(self, items: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+    def after(
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
         """[B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
             lengths: [B] how many of them are of each.
             times: [m] in the unit of the time field; for models with ``needs_time``.
+            at: [B] times of the requests; for models with ``reads_request``.
         """
-        times = None if times is None else self._seconds(times)
-        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length, times, items)
+        ctx = SequenceContext.from_lengths(
+            lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
+        )
         return self.states(items, ctx, ctx.last)
 
     def encode_rows(self, rows: Interaction) -> Tensor:
@@ -185,11 +202,12 @@ class PosRecommender(SequentialRecommender):
         Every history by itself, however many rows there are.
         """
         times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times)
+        at = (rows[self.TIME],) if self.reads_request else ()
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
-    def _seconds(self, times: Tensor) -> Tensor:
+    def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""
-        return times if self.time_unit == 1 else times * self.time_unit
+        return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def states_of(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts the target of each row."""
@@ -198,24 +216,28 @@ class PosRecommender(SequentialRecommender):
             if self.TIME_SEQ not in interaction:
                 raise UsageError(f"the times of the history, {self.TIME_SEQ!r}, are missing")
             times = interaction[self.TIME_SEQ]
-        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times)
+        at = (interaction[self.TIME],) if self.reads_request else ()
+        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)
         if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
             return self.forward(*rows)
         return self._by_length(*rows)
 
-    def _by_length(self, items: Tensor, lengths: Tensor, times: Tensor | None) -> Tensor:
+    def _by_length(
+        self, items: Tensor, lengths: Tensor, times: Tensor | None, *at: Tensor
+    ) -> Tensor:
         """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
 
         Most histories of a log are far shorter than its longest, which stand in every batch.
         """
         if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
-            return self.forward(items, lengths, times)
+            return self.forward(items, lengths, times, *at)
         order = lengths.argsort(stable=True)
         found = []
         for part in order.chunk(_PARTS):
             width = int(lengths[part[-1]])
             part_times = None if times is None else times[part, :width]
-            found.append(self.forward(items[part, :width], lengths[part], part_times))
+            part_at = (moments[part] for moments in at)
+            found.append(self.forward(items[part, :width], lengths[part], part_times, *part_at))
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -52,11 +52,13 @@ class PosSASRec(PosRecommender):
             n_heads=options.n_heads,
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
+            request_time=config["request_time"] == "target",
             attribute=functools.partial(item_attribute, dataset),
         )
         self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)
         self.needs_time = schemes.needs_time
+        self.reads_request = dimensions.request_time and schemes.reads_request
         self.position_embedding = schemes.input
         block = self._block(config)
         self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)

@@ -72,6 +72,7 @@ class Own(Rows):
             windows=True,
             causal=model.causal,
             times=model.needs_time,
+            requests=model.reads_request,
             events=model.needs_events,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,

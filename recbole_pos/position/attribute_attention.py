@@ -15,6 +15,7 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.additive import learned_table
+from recbole_pos.position.time_buckets import query_and_key_times
 
 
 class TimeIntervalAttention(AttentionPosition):
@@ -34,6 +35,7 @@ class TimeIntervalAttention(AttentionPosition):
 
     options = ("tisas_intervals",)
     needs_time = True
+    reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
         super().__init__()
@@ -83,11 +85,11 @@ class TimeIntervalAttention(AttentionPosition):
 
 def intervals(ctx: SequenceContext, longest: int) -> Tensor:
     """[b, t, t] int64, aligned at the start: r_ij; what the future and padding have is not read."""
-    times = ctx.pad(ctx.elapsed, "start")
+    asked, times = query_and_key_times(ctx)
     gap = times.diff(dim=1, prepend=times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
-    return ((times[:, :, None] - times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
+    return ((asked[:, :, None] - times[:, None]) / unit[:, :, None]).clamp(0, longest).long()
 
 
 class DecoupledAttributes(AttentionPosition):

@@ -32,6 +32,7 @@ class Schemes:
     input: InputPosition
     attention: Callable[[], AttentionPosition]
     needs_time: bool
+    reads_request: bool
 
 
 def build_schemes(position: str | list[str], dimensions: Dimensions, options: Options) -> Schemes:
@@ -68,7 +69,10 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 
     inputs = make(InputPosition)
     first = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
-    return Schemes(first, attention, any(c.needs_time for c in classes.values()))
+    needs_time, reads_request = (
+        any(getattr(c, name) for c in classes.values()) for name in ("needs_time", "reads_request")
+    )
+    return Schemes(first, attention, needs_time, reads_request)
 
 
 def row_encodings(

@@ -45,6 +45,7 @@ class SeparateChannels(AttentionPosition):
 
     options = ("channel_share", "hstu_time_buckets")
     needs_time = True
+    reads_request = True
 
     def __init__(
         self, dimensions: Dimensions, *, channel_share: float, hstu_time_buckets: int

@@ -82,8 +82,8 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
             raise UsageError(
                 f"{key}: unknown scheme {shown(name)}{hint or suggest(str(name), SCHEMES)}; "
                 f"schemes are {', '.join(SCHEMES)}. One of your own: name the module that "
-                "registers it, as in --plugins='[my_schemes]' (a line `plugins: [my_schemes]` in "
-                "the config.yaml of a run), or in Python call recbole_pos.register_scheme first"
+                "registers it, as in --plugins='[my_schemes]', or in Python call "
+                "recbole_pos.register_scheme first"
             )
         if names.count(name) > 1:
             raise UsageError(f"{key}: {name!r} is given twice")

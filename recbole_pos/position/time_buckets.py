@@ -35,7 +35,8 @@ class TimeEmbedding(InputPosition):
 
     Times count from older events, never from the newest one of the window: in training every event
     of a window is a query, and seconds until the newest event would tell it when the events after
-    it happen.
+    it happen. With ``request_time: target`` an event also gets R[bucket(t_{k+1} - t_k)], the gap to
+    the request that its state answers.
 
     Args:
         dimensions: sizes of the model.
@@ -46,18 +47,27 @@ class TimeEmbedding(InputPosition):
 
     options = ("time_buckets", "time_from")
     needs_time = True
+    reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
         super().__init__()
         self.time_from = time_from
         self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
         nn.init.normal_(self.weight, std=dimensions.initializer_range)
+        self.request = None
+        if dimensions.request_time:
+            self.request = nn.Parameter(torch.empty_like(self.weight))
+            nn.init.normal_(self.request, std=dimensions.initializer_range)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         seconds = ctx.elapsed
         if self.time_from == "previous":
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(ctx.index == 0, 0)
-        return x + F.embedding(log_bucket(seconds, len(self.weight)), self.weight)
+        x = x + F.embedding(log_bucket(seconds, len(self.weight)), self.weight)
+        if self.request is None:
+            return x
+        gap = ctx.request.elapsed - ctx.elapsed
+        return x + F.embedding(log_bucket(gap, len(self.request)), self.request)
 
 
 class HSTUBias(AttentionPosition):
@@ -66,8 +76,7 @@ class HSTUBias(AttentionPosition):
     B_ij = w_pos[i - j] + w_time[bucket(t_i - t_j)], one table each per layer, the same for its
     heads, as RelativeBucketedTimeAndPositionBasedBias of the authors' code. Differences to it:
 
-    - The time of query i is t_i. The code takes that of the next event, which is when the target
-      happens and unknown when predicting (for the newest event the code itself repeats t_i).
+    - The time of query i is t_i; with ``request_time: target`` it is t_{i+1}, as in the code.
     - Tables start at zero, so a fresh model equals its backbone; the code's are normal(0, 0.02).
     - ``hstu_time_buckets`` counts all buckets (the code's 128 makes 129), and w_pos has no entries
       for the future, which the mask hides.
@@ -79,6 +88,7 @@ class HSTUBias(AttentionPosition):
 
     options = ("hstu_time_buckets",)
     needs_time = True
+    reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, hstu_time_buckets: int) -> None:
         super().__init__()
@@ -93,18 +103,28 @@ class HSTUBias(AttentionPosition):
 def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     """[b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
 
+    t_i is the time at which query i is asked, see ``SequenceContext.request``.
+
     Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn. Keys
     newer than the query and padding get some bucket too. In chunks, since differences are float64.
     """
-    times, t = ctx.pad(ctx.elapsed.detach(), "start"), ctx.width
+    asked, times = query_and_key_times(ctx)
+    t = ctx.width
     lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
     b = times.size(0)
     out = torch.empty(b, t, t, dtype=torch.int32, device=times.device)
     for rows in chunks(b, t**2, times.device):
-        part = times[rows]
-        bucket = log_bucket(part[:, :, None] - part[:, None, :], buckets)
+        bucket = log_bucket(asked[rows, :, None] - times[rows, None], buckets)
         torch.add(bucket, lane, out=out[rows])
     return out
+
+
+def query_and_key_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    """[b, t] seconds each, aligned at the start: when queries are asked, and when keys happened."""
+    times = ctx.pad(ctx.elapsed.detach(), "start")
+    if ctx.request is ctx:
+        return times, times
+    return ctx.pad(ctx.request.elapsed.detach(), "start"), times
 
 
 def of_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:

@@ -19,6 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.position.time_buckets import query_and_key_times
 from recbole_pos.values import SECONDS
 
 SHORTEST = 1e-9  # seconds; logarithms need some, and so far apart functions are at their start
@@ -45,6 +46,7 @@ class TimeDecay(AttentionPosition):
 
     options = ("decay_kind", "decay_shortest", "decay_longest", "time_unit")
     needs_time = True
+    reads_request = True
 
     def __init__(
         self,
@@ -86,12 +88,15 @@ class TimeDecay(AttentionPosition):
 def log_spans(ctx: SequenceContext, dtype: torch.dtype) -> Tensor:
     """[b, t, t], aligned at the start: logarithms of the seconds t_i - t_j, at least SHORTEST.
 
+    t_i is the time at which query i is asked, see ``SequenceContext.request``.
+
     Keys newer than the query and padding have some value too. In chunks, since differences are
     float64.
     """
-    times, t = ctx.pad(ctx.elapsed.detach(), "start"), ctx.width
+    asked, times = query_and_key_times(ctx)
+    t = ctx.width
     out = torch.empty(times.size(0), t, t, dtype=dtype, device=times.device)
     for rows in chunks(times.size(0), t**2, times.device):
-        part = times[rows]
-        out[rows] = (part[:, :, None] - part[:, None, :]).clamp_(min=SHORTEST).log_().to(dtype)
+        spans = asked[rows, :, None] - times[rows, None]
+        out[rows] = spans.clamp_(min=SHORTEST).log_().to(dtype)
     return out

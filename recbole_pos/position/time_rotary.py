@@ -11,9 +11,8 @@ event number n at time t_n by
 
 with frequencies w^p of order and w^t of time, positive scales a and b, and a gate g in [0, 1].
 
-Only times of events in the history turn anything. When the next event will happen is not known at
-prediction, so its time is never read: the newest event of the history is the query, at its own
-time.
+A key turns by the time of its event. So does a query, or, with ``request_time: target``, by the
+time of the request that it answers: t_{n+1} for the state after event n.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ class AngularPosition(AttentionPosition):
     """Base of schemes that turn query and key by angles which differ from batch to batch."""
 
     needs_time = True
+    reads_request = True
     time_unit: str
 
     def angles(self, ctx: SequenceContext) -> Tensor:
@@ -49,14 +49,19 @@ class AngularPosition(AttentionPosition):
         return None
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        own = self._turns(ctx)
+        asked = own if ctx.request is ctx else self._turns(ctx.request)
+        return rotate_pairs(q, *asked).to(q.dtype), rotate_pairs(k, *own).to(k.dtype)
+
+    def _turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles, made once for a context and for what is learned."""
         dtype, key = torch.get_default_dtype(), self.fixed_key()
 
         def make() -> tuple[Tensor, Tensor]:
             angle = self.angles(ctx).to(dtype)
             return angle.cos(), angle.sin()
 
-        cos, sin = make() if key is None else ctx.once((type(self), key, dtype), make)
-        return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)
+        return make() if key is None else ctx.once((type(self), key, dtype), make)
 
     def time(self, ctx: SequenceContext) -> Tensor:
         """[m] float64, in units of the bank since the oldest event of the sequence.

@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import convert, parquet_files
+from recbole_pos.conversion.convert import is_of_dataset, make_dataset, parquet_files
 from recbole_pos.data.counts import counts_of, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import writing
+from recbole_pos.files import replacing
 from recbole_pos.public.described import PublicLog, public_log
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.screen import Screen
@@ -45,8 +46,7 @@ def build(
     """
     log, screen, folder = public_log(name), Screen(verbose), Path(data_path) / name
     given = _require_files(log, [Path(file) for file in files])
-    in_parquet = parquet_files(folder, name)
-    if ((folder / f"{name}.inter").exists() or in_parquet) and not overwrite:
+    if ((folder / f"{name}.inter").exists() or parquet_files(folder, name)) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
     for published, file in zip(log.files, given, strict=True):
         if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
@@ -59,8 +59,7 @@ def build(
     with tempfile.TemporaryDirectory() as made:
         paths = _written(tables, Path(made))
         user, item, time = tables.events.columns[:3]
-        convert(
-            paths["events"],
+        asked = ConvertArguments(
             name=name,
             items=paths.get("items"),
             users=paths.get("users"),
@@ -74,16 +73,12 @@ def build(
             data_path=made,
             verbose=False,
         )
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in in_parquet:
-                file.unlink()
+        make_dataset(paths["events"], asked, allow_empty=True)
+        with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
             for suffix in SUFFIXES:
-                (folder / f"{name}{suffix}").unlink(missing_ok=True)
                 if (file := Path(made) / name / f"{name}{suffix}").is_file():
-                    shutil.move(file, folder / file.name)
-            if log.yaml.parent.resolve() != folder.resolve():
-                shutil.copyfile(log.yaml, folder / log.yaml.name)
+                    shutil.move(file, new / file.name)
+            shutil.copyfile(log.yaml, new / log.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
     counts = counts_of(dataset).items()

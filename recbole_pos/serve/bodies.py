@@ -30,7 +30,11 @@ _HISTORY = {
     "properties": {
         "id": {"type": ["string", "integer"], "description": "comes back; the number by default"},
         "items": {**_NAMES, "description": "oldest first"},
-        "times": {"type": "array", "items": {"type": "number"}, "description": "sorted by, if any"},
+        "times": {
+            "type": "array",
+            "items": {"type": ["number", "string"]},
+            "description": "sorted by, if any; numbers, or ISO 8601",
+        },
     },
 }
 # read_histories checks them: one rule for Python, files and this
@@ -58,6 +62,8 @@ class SimilarBody(_Body):
 
     items: list[Name] = Field(min_length=1)
     k: int = 10
+    allowed: list[Name] | None = None
+    excluded: list[Name] | None = None
 
 
 class ReloadBody(_Body):
@@ -137,11 +143,16 @@ def similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) ->
     for name in names:  # here, since the search for names that are near takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
-    found = trained.similar(names, asked.k)
-    k = len(found) // len(names)
-    near, cosines = found["similar"].tolist(), found["cosine"].tolist()
+    choice = trained.choice(_names(asked.allowed), _names(asked.excluded))
+    row, _, item, cosine = trained.nearest(names, asked.k, choice)
+    cut = np.searchsorted(row, np.arange(len(names) + 1))
+    near, cosines = trained.items[item - 1], cosine.astype(float)
     return [
-        {"id": name, "items": near[n * k : (n + 1) * k], "cosines": cosines[n * k : (n + 1) * k]}
+        {
+            "id": name,
+            "items": near[cut[n] : cut[n + 1]].tolist(),
+            "cosines": cosines[cut[n] : cut[n + 1]].tolist(),
+        }
         for n, name in enumerate(names)
     ]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.run import load
-from recbole_pos.files import writing
+from recbole_pos.experiment.catalogue import NeedsDataset
+from recbole_pos.experiment.run import load, load_without_data
+from recbole_pos.files import whole_folder, writing
 from recbole_pos.model.models import name_of
 from recbole_pos.serve.export_readme import readme
 from recbole_pos.serve.onnx_program import require_onnx, write_onnx
@@ -39,6 +39,7 @@ def export(
     format: str = "onnx",
     k: int = 100,
     inference_relations: str | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """Write a trained model into a folder, from which it is served without this package.
 
@@ -52,6 +53,8 @@ def export(
         k: items that are recommended, or all where there are fewer.
         inference_relations: of AttrFormer, ``own`` or ``none`` in place of what it was trained
             with.
+        data_path: the folder that holds the folder of the dataset, which only some models need;
+            where the run found it if None.
 
     Returns:
         The folder, which is there when everything in it is.
@@ -67,19 +70,16 @@ def export(
         require_onnx()
     folder = Path(to)
     with writing(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"--to {folder} is in use; name a folder that is new or empty")
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
-    try:
-        experiment = load(run_dir)
+    with whole_folder(folder) as made:
+        try:
+            experiment = load_without_data(run_dir)
+        except NeedsDataset:
+            experiment = load(run_dir, data_path=data_path)
         encoder = encoder_of(experiment.model, inference_relations)
         with writing(folder):
             _write(encoder, experiment.dataset, made, format, k)
-            made.chmod(0o755)  # temporary folders are their owner's alone
-            os.replace(made, folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
@@ -94,7 +94,9 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
         if format == "onnx":
             write_onnx(program, path, names_of(module), outputs)
         else:
-            torch.export.save(program, path)
+            memory = io.BytesIO()  # where a file cannot be written, torch ends the process
+            torch.export.save(program, memory)
+            path.write_bytes(memory.getbuffer())
         if isinstance(module, Encoder):
             _require_same(module, opened(path))
     names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]

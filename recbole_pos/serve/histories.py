@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 KEYS = ("id", "items", "times")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -84,21 +87,37 @@ class Histories:
 
 
 def read_histories(
-    given: Iterable[Any], ids: Mapping[str, int], needs_time: bool, what: str = "histories"
+    given: Iterable[Any],
+    ids: Mapping[str, int],
+    needs_time: bool,
+    what: str = "histories",
+    unit: float | None = 1.0,
 ) -> Histories:
     """Check histories and look their items up.
 
     Args:
         given: of each person a list of items, oldest first, or a mapping with ``items`` and
-            perhaps ``id`` and ``times``. Where times are given, events are sorted by them; equal
-            times keep their order.
+            perhaps ``id`` and ``times``; a Series of lists, by id, or a DataFrame with such
+            columns. Where times are given, events are sorted by them; equal times keep their
+            order.
         ids: of the known items by name.
         needs_time: whether the model reads times.
         what: they are called in messages.
+        unit: seconds in the unit of the time field, for dates; None if it has none.
 
     Raises:
         UsageError: naming the history that is none, and what was found.
     """
+    if isinstance(given, pd.DataFrame) and "items" in given:
+        given = given.to_dict("records")
+    elif isinstance(given, pd.DataFrame):
+        raise UsageError(
+            f"{what}: expected columns items (lists), and perhaps id and times, found "
+            f"{', '.join(map(str, given.columns))[:100]}; of interactions, take "
+            "frame.groupby(USER)[ITEM].agg(list)"
+        )
+    elif isinstance(given, pd.Series):
+        given = [{"id": name, "items": items} for name, items in given.items()]
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(f"{what}: expected a list of histories, found {shown(given)}")
     names: list[Any] = []
@@ -107,7 +126,7 @@ def read_histories(
     unknown: list[int] = []
     timed: set[bool] = set()
     for number, one in enumerate(given):
-        name, items, times = _parts(one, f"{what}[{number}]", number)
+        name, items, times = _parts(one, f"{what}[{number}]", number, unit)
         if times is None and needs_time and items:
             raise UsageError(
                 f"{what}[{number}]: the model reads times, so each history needs them: "
@@ -133,7 +152,9 @@ def read_histories(
     )
 
 
-def _parts(one: Any, where: str, number: int) -> tuple[Any, list[str], list[float] | None]:
+def _parts(
+    one: Any, where: str, number: int, unit: float | None
+) -> tuple[Any, list[str], list[float] | None]:
     """Id, items and times of a history."""
     name, items, times = number, one, None
     if isinstance(one, Mapping):
@@ -142,11 +163,11 @@ def _parts(one: Any, where: str, number: int) -> tuple[Any, list[str], list[floa
         if "items" not in one:
             raise UsageError(f'{where}: expected {{"items": [...]}}, found {shown(dict(one))}')
         name, items, times = one.get("id", number), one["items"], one.get("times")
-        if not _names(name):
+        if not _names(name) or (isinstance(name, str) and not _is_text(name)):
             raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, (Sequence, np.ndarray)):
         raise UsageError(f"{where}: expected a list of items, found {shown(items)}")
-    return name, [_name(item, where) for item in items], _moments(times, len(items), where)
+    return name, [_name(item, where) for item in items], _moments(times, len(items), where, unit)
 
 
 def _name(item: Any, where: str) -> str:
@@ -161,7 +182,12 @@ def _names(value: Any) -> bool:
     return isinstance(value, str) or (whole and abs(value) < 2**63)
 
 
-def _moments(times: Any, length: int, where: str) -> list[float] | None:
+def _is_text(name: str) -> bool:
+    """Whether it can be written: json may name half a letter (a lone surrogate)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _moments(times: Any, length: int, where: str, unit: float | None) -> list[float] | None:
     if times is None:
         return None
     if isinstance(times, (str, bytes)) or not isinstance(times, (Sequence, np.ndarray)):
@@ -171,11 +197,39 @@ def _moments(times: Any, length: int, where: str) -> list[float] | None:
             f"{where}.times: expected one for each of {length} items, found {len(times)}"
         )
     numbers = (int, float, np.integer, np.floating)
+    times = [
+        _moment(time, f"{where}.times", unit) if isinstance(time, (str, datetime)) else time
+        for time in times
+    ]
     for time in times:
         fits = isinstance(time, numbers) and not isinstance(time, bool)
         if not (fits and abs(time) < 2**63):  # NaN is not either
             raise UsageError(f"{where}.times: expected finite numbers, found {shown(time)}")
     return [float(time) for time in times]
+
+
+def _moment(time: str | datetime, where: str, unit: float | None) -> float:
+    """A date, or a time as ISO 8601 writes it, in the unit of the time field."""
+    try:
+        read = time if isinstance(time, datetime) else datetime.fromisoformat(_zoned(time))
+        read = read if read.tzinfo else read.replace(tzinfo=timezone.utc)
+        moment = (read - _EPOCH) / timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(
+            f"{where}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
+            f"{shown(time)}"
+        ) from None
+    if unit is None:
+        raise UsageError(
+            f"{where}: expected numbers, as the time field of the data has, which counts no time; "
+            f"found {shown(time)}"
+        )
+    return moment / (unit * 1e6)
+
+
+def _zoned(time: str) -> str:
+    """Python 3.10 does not read the Z that stands for UTC."""
+    return f"{time[:-1]}+00:00" if time[-1:] in ("Z", "z") else time
 
 
 def lines_of(file: str | Path) -> Iterator[Any]:
@@ -185,7 +239,7 @@ def lines_of(file: str | Path) -> Iterator[Any]:
         UsageError: if it is not there, or a line is no json.
     """
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     try:

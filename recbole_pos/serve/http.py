@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, run_dir: str | Path, settings: ServeArguments, screen: Screen) -> None:
         self.settings, self.screen = settings, screen
-        self.live, self.metrics = Live(run_dir), Metrics()
+        self.live, self.metrics = Live(run_dir, settings.data_path), Metrics()
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
         self.waiting = 0
@@ -132,7 +132,7 @@ class Service:
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             if isinstance(error, PosError):
-                status, why = getattr(error, "status", 422), str(error)
+                status, why = getattr(error, "status", 422), str(error)[:500]  # names are long
             else:
                 _log.exception("reload")
                 status, why = 500, f"{type(error).__name__}: {error}"

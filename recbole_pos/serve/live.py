@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.errors import CheckpointError, PosError
+from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.result import unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
+from recbole_pos.values import shown
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Loaded:
     Attributes:
         run_dir: where it is from.
         trained: when its weights were written, and ``loaded`` when they were read: UTC.
+        unfinished: of an unfinished run, how to finish it.
     """
 
     recommender: Recommender
     run_dir: str
     trained: str
     loaded: str
+    unfinished: str = ""
 
     def described(self) -> dict[str, Any]:
         """What /health says of it."""
@@ -43,8 +47,9 @@ class Loaded:
             "loaded": self.loaded,
             "items": len(self.recommender.items),
             "users": dataset.user_num - 1,
-            "events": len(dataset.log),
+            "events": self.recommender.events,
             "unknown_items": growth.items,
+            **({"unfinished": self.unfinished} if self.unfinished else {}),
         }
 
 
@@ -54,8 +59,8 @@ class Live:
     Who has taken ``now`` keeps it to the end of a request, whatever comes after.
     """
 
-    def __init__(self, run_dir: str | Path) -> None:
-        self.run_dir = str(run_dir)
+    def __init__(self, run_dir: str | Path, data_path: str | None = None) -> None:
+        self.run_dir, self.data_path = str(run_dir), data_path
         self.now: Loaded | None = None
         self._loading = threading.Lock()
 
@@ -72,7 +77,7 @@ class Live:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            self.now = _load(self.run_dir if run_dir is None else run_dir)
+            self.now = _load(self.run_dir if run_dir is None else run_dir, self.data_path)
             self.run_dir = self.now.run_dir
             gc.collect()  # a model and its trainer know each other, so nothing else frees them
             give_back()
@@ -81,10 +86,16 @@ class Live:
             self._loading.release()
 
 
-def _load(run_dir: str) -> Loaded:
-    folder = RunFolder(run_dir).require()
-    written = folder.checkpoint.stat().st_mtime
-    recommender = Recommender.load(run_dir)
+def _load(run_dir: str, data_path: str | None) -> Loaded:
+    try:
+        folder = RunFolder(run_dir).require()
+        written = folder.checkpoint.stat().st_mtime
+        recommender = Recommender.load(run_dir, data_path)
+    except PosError:
+        raise
+    except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {why}") from error
     try:
         _try(recommender)
     except PosError:
@@ -93,7 +104,8 @@ def _load(run_dir: str) -> Loaded:
         raise CheckpointError(
             f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
         ) from error
-    return Loaded(recommender, run_dir, _utc(written), _utc(time.time()))
+    hint = folder.how_to_finish if unfinished(folder) else ""
+    return Loaded(recommender, run_dir, _utc(written), _utc(time.time()), hint)
 
 
 def _try(recommender: Recommender) -> None:

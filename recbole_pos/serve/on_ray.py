@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,7 @@ import torch
 
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.files import writing
+from recbole_pos.files import whole_folder, writing
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommend import Counts, named, read_names, tell_growth, tell_unknown
@@ -45,6 +43,7 @@ def recommend_on_ray(
     exclude: str | Path | None = None,
     histories: str | Path | None = None,
     processes: int | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """As :func:`~recbole_pos.serve.recommend.write_recommendations`, by many machines.
 
@@ -53,7 +52,7 @@ def recommend_on_ray(
     path.
 
     Args:
-        run_dir, users, k, exclude_seen, items, exclude: as there.
+        run_dir, users, k, exclude_seen, items, exclude, data_path: as there.
         out: a folder that takes its place once all of it is there; parquet files, in no order.
         address: of the cluster, or auto; None starts Ray on this machine.
         histories: a file or folder of parquet with columns ``id``, ``items`` (lists of names) and
@@ -66,16 +65,21 @@ def recommend_on_ray(
         StorageError: if the folder cannot be written.
     """
     folder, screen = Path(out).absolute(), Screen()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if os.path.exists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"--out: {out} is there already; choose another folder")
     if users is not None and histories is not None:
         raise UsageError("give users or histories, not both")
     if histories is not None and not is_parquet(histories):
         raise UsageError(f"--histories: with --address, parquet is read; found {histories}")
-    trained = Recommender.load(RunFolder(run_dir).require().path)
+    source: dict[str, Any] = {
+        "run_dir": str(Path(run_dir).resolve()),
+        "data_path": None if data_path is None else str(Path(data_path).resolve()),
+        "histories_only": histories is not None,
+    }
+    trained = Recommender.load(**source)
     tell_growth(trained.growth, screen)
     task: dict[str, Any] = {
-        "run_dir": str(Path(run_dir).resolve()),
+        **source,
         "packed": pack(trained.config["model"]),
         "allowed": None if items is None else read_names(items),
         "excluded": None if exclude is None else read_names(exclude),
@@ -89,10 +93,11 @@ def recommend_on_ray(
         total = len(names)
     else:
         trained.read([])  # whether it can at all
-        total = count_of(histories)
+        if not (total := count_of(histories)):
+            raise UsageError(f"--histories: {histories} has none")
     began = connect(address)
     try:
-        with _unfinished(folder) as place, _quiet():
+        with whole_folder(folder) as place, _quiet():
             most = processes or max(1, int(ray.cluster_resources().get("CPU", 1)))
             size = min(UNIT, max(_FEWEST, math.ceil(total / (_PARTS * most))))
             if histories is None:
@@ -131,7 +136,9 @@ class _Part:
         host = f"machine {socket.gethostname()}"
         try:
             unpack(packed)
-            self.trained = Recommender.load(run_dir)
+            self.trained = Recommender.load(
+                run_dir, asked.get("data_path"), asked.get("histories_only", False)
+            )
             self.k, self.exclude_seen = asked["k"], asked["exclude_seen"]
             self.choice = self.trained.choice(asked["allowed"], asked["excluded"])
             if not self.place.is_dir():
@@ -193,20 +200,6 @@ def _collect(found: Any, place: Path, total: int, screen: Screen) -> Counts:
     for left in place.glob("*.tmp"):
         left.unlink()
     return counts
-
-
-@contextmanager
-def _unfinished(folder: Path) -> Iterator[Path]:
-    """A folder beside that takes the place of ``folder`` at the end, and leaves nothing if not."""
-    place = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with writing(folder):
-        place.mkdir()
-    try:
-        yield place
-        with writing(folder):
-            os.replace(place, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ UNIT = 1 << 16  # of a part: it is found by reading those of its row group befor
 
 def is_parquet(file: str | Path) -> bool:
     """Whether histories in it are columns: a folder, or a name that says so."""
-    return Path(file).suffix == ".parquet" or Path(file).is_dir()
+    return Path(file).suffix == ".parquet" or os.path.isdir(file)
 
 
 def units_of(file: str | Path, size: int) -> list[dict[str, Any]]:
@@ -31,19 +33,22 @@ def units_of(file: str | Path, size: int) -> list[dict[str, Any]]:
     Raises:
         UsageError: if it cannot be read, or is no histories.
     """
-    data, units = _open(file), []
-    _require(data.schema.names, file)
-    for fragment in data.get_fragments():
-        for group in fragment.row_groups:
-            for begin in range(0, group.num_rows, size):
-                end = min(begin + size, group.num_rows)
-                units.append({"file": fragment.path, "group": group.id, "begin": begin, "end": end})
+    units = []
+    with _reading(file):
+        data = ds.dataset(str(file), format="parquet")
+        _require(data.schema.names, file)
+        for fragment in data.get_fragments():
+            for group in fragment.row_groups:
+                for begin in range(0, group.num_rows, size):
+                    end, part = min(begin + size, group.num_rows), (fragment.path, group.id)
+                    units.append({"file": part[0], "group": part[1], "begin": begin, "end": end})
     return units
 
 
 def count_of(file: str | Path) -> int:
     """How many histories there are in a file or folder."""
-    return _open(file).count_rows()
+    with _reading(file):
+        return ds.dataset(str(file), format="parquet").count_rows()
 
 
 def tables_of(file: str | Path, group: int, begin: int, end: int) -> Iterator[pa.Table]:
@@ -53,18 +58,16 @@ def tables_of(file: str | Path, group: int, begin: int, end: int) -> Iterator[pa
         UsageError: if it cannot be read.
     """
     seen = 0
-    try:
-        with pq.ParquetFile(file) as opened:
-            names = [name for name in KEYS if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(ROWS, [group], names):
-                part = batch.slice(max(begin - seen, 0), max(end - max(seen, begin), 0))
-                seen += len(batch)
-                if len(part):
-                    yield pa.Table.from_batches([part])
-                if seen >= end:
-                    return
-    except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    with _reading(file), pq.ParquetFile(file) as opened:
+        names = [name for name in KEYS if name in opened.schema_arrow.names]
+        for batch in opened.iter_batches(ROWS, [group], names):
+            part = batch.slice(max(begin - seen, 0), max(end - max(seen, begin), 0))
+            seen += len(batch)
+            if len(part):
+                part.validate(full=True)  # a damaged file may hold text that is none
+                yield pa.Table.from_batches([part])
+            if seen >= end:
+                return
 
 
 def _require(names: list[str], where: Any) -> None:
@@ -73,22 +76,29 @@ def _require(names: list[str], where: Any) -> None:
             f"{where}: no column {' and '.join(sorted(missing))}; expected id, items (lists of "
             f"names) and perhaps times (lists of numbers), found {', '.join(names)}"
         )
+    if twice := [name for name in KEYS if names.count(name) > 1]:
+        raise UsageError(f"{where}: there are several columns {twice[0]}")
 
 
-def _open(file: str | Path) -> ds.Dataset:
+@contextmanager
+def _reading(file: str | Path) -> Iterator[None]:
+    """Within, what cannot be read is told of the file."""
     try:
-        return ds.dataset(str(file), format="parquet")
+        yield
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
-def read_table(table: pa.Table, names: np.ndarray, needs_time: bool) -> Histories:
+def read_table(
+    table: pa.Table, names: np.ndarray, needs_time: bool, unit: float | None = 1.0
+) -> Histories:
     """``read_histories`` of columns ``id``, ``items`` (lists of names) and perhaps ``times``.
 
     Args:
         table: a row a history.
         names: of the known items, by id from 1.
         needs_time: whether the model reads times.
+        unit: seconds in the unit of the time field, for timestamps; None if it has none.
 
     Raises:
         UsageError: naming the history that is none, and what was found.
@@ -108,7 +118,7 @@ def read_table(table: pa.Table, names: np.ndarray, needs_time: bool) -> Historie
     row = np.repeat(np.arange(len(ids)), lengths)
     times = None
     if "times" in table.column_names:
-        times = _times(table["times"], lengths, ids)
+        times = _times(table["times"], lengths, ids, unit)
         order = np.lexsort((times, row))  # equal times keep their order
         found, times = found[order], times[order]
     elif needs_time and len(found):
@@ -141,7 +151,9 @@ def _lists(column: pa.ChunkedArray, name: str, ids: list[Any]) -> tuple[np.ndarr
     return lengths.to_numpy().astype(np.int64), values
 
 
-def _times(column: pa.ChunkedArray, lengths: np.ndarray, ids: list[Any]) -> np.ndarray:
+def _times(
+    column: pa.ChunkedArray, lengths: np.ndarray, ids: list[Any], unit: float | None
+) -> np.ndarray:
     sizes, values = _lists(column, "times", ids)
     if (sizes != lengths).any():
         at = int((sizes != lengths).argmax())
@@ -150,6 +162,9 @@ def _times(column: pa.ChunkedArray, lengths: np.ndarray, ids: list[Any]) -> np.n
             f"found {sizes[at]}"
         )
     kind = values.type
+    if pa.types.is_timestamp(kind) and unit is not None:
+        moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
         raise UsageError(f"histories: times: expected lists of numbers, found {column.type}")
     times = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recbole_pos.data.grown import Growth
@@ -19,10 +23,11 @@ from recbole_pos.files import whole
 from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import Histories, lines_of
 from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
-from recbole_pos.serve.recommender import MODEL, Recommender
+from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
 from recbole_pos.values import shown
 
 _FEW = 30  # recommendations that are shown, too
+_KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
 
 
 def recommend(
@@ -30,6 +35,7 @@ def recommend(
     users: Sequence[str] | None = None,
     k: int = 10,
     mask_history: bool | None = None,
+    data_path: str | Path | None = None,
 ) -> pd.DataFrame:
     """The k items with the highest scores after everything a user has done, best first.
 
@@ -47,6 +53,7 @@ def recommend(
         k: items a user. Where fewer are left to recommend, there are fewer rows.
         mask_history: whether items of a user's past are left out; None for what the run was
             evaluated with.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
         A row per recommendation, users in the order given (or of the data) and items best first:
@@ -57,7 +64,7 @@ def recommend(
         UsageError: for users without an event, or a k that is more than there are items.
         CheckpointError: if the data the model was trained on are not there any more.
     """
-    trained = Recommender.load(run_dir)
+    trained = Recommender.load(run_dir, data_path, histories_only=False)
     return named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
@@ -70,6 +77,7 @@ def write_recommendations(
     exclude: str | Path | None = None,
     histories: str | Path | None = None,
     out: str | Path | None = None,
+    data_path: str | Path | None = None,
 ) -> Path:
     """As above, into a file, part by part, so that memory does not grow with users.
 
@@ -83,19 +91,21 @@ def write_recommendations(
             parquet, with such columns, instead of the users of the data.
         out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
             None. A pipe or ``/dev/stdout`` is written to as it is.
+        data_path: as above.
 
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
     """
     keep_freed_memory()
     file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
-    screen = Screen(file.is_file() or not file.exists())  # /dev/stdout gets the table alone
+    # /dev/stdout gets the table alone
+    screen = Screen(os.path.isfile(file) or not os.path.exists(file))
     with _writer(file) as write:  # before the work: it may be that nothing can be written
         names = (
             None if items is None else read_names(items),
             None if exclude is None else read_names(exclude),
         )
-        trained = Recommender.load(run_dir)
+        trained = Recommender.load(run_dir, data_path, histories is not None)
         tell_growth(trained.growth, screen)
         if trained.changed:
             screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
@@ -105,10 +115,19 @@ def write_recommendations(
             raise UsageError("give users or histories, not both")
         asked = trained.of_users(users) if histories is None else _read(trained, histories)
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
+        quoting = csv.QUOTE_MINIMAL
+        if _formulas([*trained.items, *asked.ids]) and file.suffix != ".parquet":
+            quoting = csv.QUOTE_NONNUMERIC
+            screen.line(
+                "some names begin with =, +, - or @, which a spreadsheet takes for formulas: "
+                "import their columns as text"
+            )
+        if not len(asked):
+            write(pd.DataFrame(columns=["id", *COLUMNS]), quoting)
         with screen.task("recommending", len(asked)) as task:
             for part, again in trained.parts(asked, k, exclude_seen, choice):
                 table = part.astype({"id": str}) if histories is not None else named(part, trained)
-                write(table)
+                write(table, quoting)
                 task.advance(counts.add(part, again))
     if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         screen.line(table.to_string(index=False))
@@ -178,6 +197,13 @@ def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
+def _formulas(names: list[Any]) -> bool:
+    """Whether a spreadsheet would take some for formulas. They are quoted then and not changed,
+    since programs read them back."""
+    found = pc.match_substring_regex(pa.array(list(map(str, names)), pa.string()), r"^[=+\-@\t\r]")
+    return bool(pc.any(found).as_py())
+
+
 def tell_growth(growth: Growth, screen: Screen) -> None:
     if growth.users or growth.events:
         screen.line(
@@ -211,22 +237,23 @@ def read_names(file: str | Path) -> list[str]:
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame, Any], None]]:
     """What appends a table to a csv or parquet file, whole at the end."""
     parquet = file.suffix == ".parquet"
     with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         begun = False
 
-        def write(table: pd.DataFrame) -> None:
+        def write(table: pd.DataFrame, quoting: Any) -> None:
             nonlocal writer, begun
             if not parquet:
-                table.to_csv(unfinished, header=not begun, index=False)
+                table.to_csv(unfinished, header=not begun, index=False, quoting=quoting)
                 begun = True
                 return
-            columns = pa.Table.from_pandas(table, preserve_index=False)
+            schema = pa.schema(zip(table, _KINDS, strict=True))
+            columns = pa.Table.from_pandas(table, schema, preserve_index=False)
             if writer is None:
-                writer = opened.enter_context(pq.ParquetWriter(unfinished, columns.schema))
-            writer.write_table(columns.cast(writer.schema))
+                writer = opened.enter_context(pq.ParquetWriter(unfinished, schema))
+            writer.write_table(columns)
 
         yield write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,20 +18,22 @@ from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.run import load
-from recbole_pos.layers.catalogue import Choice
+from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
+from recbole_pos.experiment.run import finds_dataset, load, load_without_data
+from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories
 from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.serve.topk import choose, top_items
-from recbole_pos.values import is_whole, shown, suggest
+from recbole_pos.values import SECONDS, is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
+_YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
@@ -59,22 +62,58 @@ class Recommender:
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(made.config["model"], type(made.model))
-        trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
-        counts = torch.bincount(trained, minlength=dataset.item_num).float()
+        if isinstance(dataset, Catalogue):
+            counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
+        else:
+            trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
+            counts = torch.bincount(trained, minlength=dataset.item_num).float()
+            self.events = len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
 
     @classmethod
-    def load(cls, run_dir: str | Path) -> Recommender:
+    def load(
+        cls,
+        run_dir: str | Path,
+        data_path: str | Path | None = None,
+        histories_only: bool | None = None,
+    ) -> Recommender:
         """From the folder of a run; its data may have grown since.
+
+        Without the dataset it recommends to given histories; users need it, and so do models that
+        read more of it than names.
 
         Args:
             run_dir: the folder.
+            data_path: the folder that holds the folder of the dataset; where the run found it if
+                None.
+            histories_only: whether the users of the data will not be asked for: then the dataset
+                is not read if the model does without; else it must be there. Not known if None.
+
+        Warns:
+            RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is none.
+            UsageError: if it is none, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
+        if data_path is not None or histories_only is False:
+            return cls._with_data(run_dir, data_path)
+        there = finds_dataset(run_dir)
+        if there and not histories_only:
+            return cls._with_data(run_dir, None)
+        try:
+            made = cls(load_without_data(run_dir), Growth())
+        except NeedsDataset:
+            if not there:
+                raise
+            return cls._with_data(run_dir, None)
+        if not histories_only:
+            warnings.warn(str(NeedsDataset("histories of users", made.config)), RunWarning, 2)
+        return made
+
+    @classmethod
+    def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         growth, strangers = Growth(), []
 
         def with_later(dataset: Any) -> Any:
@@ -87,7 +126,7 @@ class Recommender:
             strangers = [*([] if new else later.users), *later.lonely]
             return dataset.with_later(new_users=new)
 
-        made = load(run_dir, with_later, grown=True)
+        made = load(run_dir, with_later, grown=True, data_path=data_path)
         made.model.eval()
         return cls(made, growth, strangers)
 
@@ -101,13 +140,16 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> pd.DataFrame:
-        """The k items most likely to come next, best first.
+        """The k items most likely to come next, best first; of equal scores, in the order of
+        ``items``, whatever k, the items allowed, or who else is asked about.
 
         Args:
             users: names of users in the data; all with an event if neither these nor histories
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
-                and perhaps ``id`` and ``times`` (in the unit of the time field).
+                and perhaps ``id`` and ``times`` (in the unit of the time field, or as ISO 8601 has
+                them, UTC where no zone is given); a Series of lists, by id, or a DataFrame with
+                such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
@@ -144,8 +186,18 @@ class Recommender:
                 "cannot read a history. Sequential models can"
             )
         if isinstance(histories, pa.Table):
-            return read_table(histories, self.items, self.scorer.needs_time)
-        return read_histories(histories, self.ids, self.scorer.needs_time)
+            return read_table(histories, self.items, self.scorer.needs_time, self._unit)
+        return read_histories(histories, self.ids, self.scorer.needs_time, unit=self._unit)
+
+    @cached_property
+    def _unit(self) -> float | None:
+        """Seconds in the unit of the time field; None where its values are no dates of our time,
+        but a number that orders interactions."""
+        seconds, times = SECONDS[self.config["timestamp_unit"]], self.dataset.log.times
+        if not len(times):
+            return seconds
+        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))
+        return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
         """Histories of users in the data, each once; of all with an event if None.
@@ -286,12 +338,20 @@ class Recommender:
         """
         return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
 
-    def similar(self, items: str | Sequence[str], k: int = 10) -> pd.DataFrame:
+    def similar(
+        self,
+        items: str | Sequence[str],
+        k: int = 10,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+    ) -> pd.DataFrame:
         """The items whose vectors point most nearly the same way.
 
         Args:
             items: names, or one.
-            k: how many for each.
+            k: how many for each; fewer where fewer are left.
+            allowed: names of the items to choose from; all if None.
+            excluded: names of items to leave out.
 
         Returns:
             A row a neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
@@ -304,20 +364,30 @@ class Recommender:
         for name in names:
             if name not in self.ids:
                 raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
-        k = min(self.require_k(k), len(self.items) - 1)
-        vectors, ids = self._directions, torch.tensor([self.ids[name] for name in names])
-        barred = torch.arange(len(ids)), ids
-        cosine, found = top_items(
-            lambda some: vectors[ids] @ vectors[some].t(), self.choice(), k, barred
-        )
+        row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
         return pd.DataFrame(
             {
-                "item": np.repeat(np.array(names, dtype=object), k),
-                "rank": np.tile(np.arange(1, k + 1), len(names)),
-                "similar": self.items[found.reshape(-1) - 1],
-                "cosine": cosine.reshape(-1),
+                "item": np.array(names, dtype=object)[row],
+                "rank": rank,
+                "similar": self.items[item - 1],
+                "cosine": cosine,
             }
         )
+
+    def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
+        """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
+        the id, and the cosine."""
+        self.require_k(k)
+        vectors = self._directions
+        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        cosine, item = top_items(
+            lambda some: products(vectors[ids], vectors, some),
+            choice,
+            k,
+            (torch.arange(len(ids)), ids),
+        )
+        row, rank = np.nonzero(cosine > -np.inf)
+        return row, rank + 1, item[row, rank], cosine[row, rank]
 
     @cached_property
     def _directions(self) -> Tensor:

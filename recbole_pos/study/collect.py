@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.result import read_result
 from recbole_pos.files import whole, write_text
-from recbole_pos.study import report
+from recbole_pos.study import report, schema
 from recbole_pos.study.configs import QUIET
 from recbole_pos.study.expand import Fit, fits
 from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
@@ -27,7 +28,10 @@ from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
+from recbole_pos.values import short
 from recbole_pos.yaml_files import read_yaml
+
+_DECIMALS = 6  # of metrics in files, unless metric_decimal_place says otherwise
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
     valid_metric = str(plan.base.get("valid_metric", metric)).lower()  # of studies of 0.1
     made_with: list[dict[str, str]] = []
     for one in fits(plan):
-        known = folder.fit(current.get(one.name, ""))
+        digest = current.get(one.name, "")
+        known = folder.fit(digest)
         if known is None:
             if one.name in unmade and one.trial is None:
                 lines.append(_unmade(one, unmade[one.name]))
             continue
-        run, known = folder.run(known["digest"]), {**known, "row": one.row, "seed": one.seed}
+        run = folder.run(digest)
+        known = {"status": "", **known, "row": one.row, "seed": one.seed, "digest": digest}
         if one.stage == "trial":
             by = facts.get("chosen_by", {}).get(one.row, valid_metric)
             trials.append(_trial(known, one, by, chosen.get(one.row) == one.trial))
@@ -70,7 +76,7 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
             curves += _curve(known, run, metric)
         made_with.append(known.get("versions") or {})
         if known["status"] == DONE and run.ranks.is_file():
-            ranks[(one.row, one.seed)] = pd.read_parquet(run.ranks)
+            ranks[(one.row, one.seed)] = _ranks(known, run)
     facts = {**facts, "versions": _all_versions(made_with) or facts.get("versions", {})}
     return _results(plan, lines, ranks, curves, trials, _command(plan, folder), facts)
 
@@ -133,12 +139,34 @@ def _device(told: dict[str, Any]) -> str:
     return f"{told['name']}{processor}, {threads}, {told['precision']}"
 
 
+def _ranks(known: dict[str, Any], run: RunFolder) -> pd.DataFrame:
+    """Where the targets of a run stood.
+
+    Raises:
+        UsageError: if its metrics do not follow from them, or the file is damaged.
+    """
+    name, test = str(run.ranks), known.get("test") or {}
+    advice = f"delete {run.path}, and make the run again"
+    try:
+        frame = pd.read_parquet(run.ranks)
+        rank = frame["rank"].to_numpy(dtype=float)
+    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        raise UsageError(f"{name} is damaged: {short(str(error))}; {advice}") from error
+    try:
+        require_metrics(test, rank, _DECIMALS, name)
+    except UsageError:  # unless the configuration rounds more
+        require_metrics(test, rank, int(read_yaml(run.config)["metric_decimal_place"]), name)
+    return frame
+
+
 def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
     """Validation by epoch."""
     try:
-        lines = [json.loads(text) for text in run.metrics.read_text().splitlines()]
-    except (OSError, ValueError):
+        content = run.metrics.read_bytes()
+    except OSError:
         return []
+    whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
+    lines = schema.epochs(whole_lines, str(run.metrics))
     return [
         {
             "row": known["row"],
@@ -239,7 +267,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
         if first is not None:
             _require_same(first, (path, config, data))
         first = first or (path, config, data)
-        result = json.loads(run.result.read_text(encoding="utf-8"))
+        result = asdict(read_result(run))
         known = {**result, "row": name, "seed": config["seed"], "status": DONE}
         if name in rows and any(k[0] == name and k[1] == config["seed"] for k in ranks):
             raise UsageError(
@@ -254,7 +282,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
                 f"compare: {path} has no test_ranks.parquet, as runs of 0.1 have none; "
                 f"`recbole-pos run --resume {path}` tests it again and writes it"
             )
-        ranks[(name, config["seed"])] = pd.read_parquet(run.ranks)
+        ranks[(name, config["seed"])] = _ranks(known, run)
     content = {
         "dataset": str(configs[0]["dataset"]),
         "title": f"{len(paths)} runs on {configs[0]['dataset']}",
@@ -264,14 +292,11 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     }
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
-    facts = {"versions": _versions(paths), "warnings": result.get("warnings")}  # of the same data
+    made = read_result(RunFolder(paths[0]))  # all have the same data
+    facts = {"versions": made.versions, "warnings": made.warnings}
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 
-def _versions(paths: Sequence[Path]) -> dict[str, str]:
-    """Those of the first run."""
-    result = json.loads(RunFolder(paths[0]).result.read_text(encoding="utf-8"))
-    return result.get("versions") or {}
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
@@ -312,10 +337,19 @@ def write_results(results: Results, folder: Path) -> Written:
     tables = all_tables(results, comparisons)
     pairs = pd.concat([found.differences for found in comparisons], ignore_index=True)
     write_text(folder / "table.md", markdown(results, comparisons))
-    write_text(folder / "table.csv", tidy(comparisons).to_csv(index=False))
-    write_text(folder / "runs.csv", results.runs.to_csv(index=False))
+    write_text(folder / "table.csv", _csv(tidy(comparisons)))
+    write_text(folder / "runs.csv", _csv(results.runs))
     with whole(folder / "runs.parquet", text=False) as file:
         results.runs.to_parquet(file, index=False)
     write_text(folder / "report.html", report.html(results, comparisons))
     names = ("table.md", "table.csv", "runs.csv", "runs.parquet", "report.html")
     return Written(tables, [folder / name for name in names], pairs)
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """A table as text for spreadsheets: no cell begins as a formula does."""
+    return frame.apply(lambda column: column.map(_no_formula)).to_csv(index=False)
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value

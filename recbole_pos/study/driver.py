@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 import ray
 
 from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
-from recbole_pos.config.plugins import pack
+from recbole_pos.config.plugins import allow, pack
 from recbole_pos.data.location import require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
@@ -57,6 +58,10 @@ class Compared:
     pairs: pd.DataFrame
     folder: Path
 
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        """Yield the two tables: ``runs, pairs = compare(...)``."""
+        yield from (self.runs, self.pairs)
+
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
@@ -95,6 +100,7 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
     told = arguments(settings or CompareArguments(), given)
+    allow((config_dict or {}).get("plugins"))
     require_shares(told.max_concurrent, told.cpus_per_trial, told.gpus_per_trial)
     screen = Screen(told.verbose)
     if runs := run_folders(what):
@@ -127,13 +133,20 @@ def compare(
             screen.line(line)
         screen.table(table)
         return None
-    with folder.held():
-        folder.write_plan(plan)
-        if told.report:
-            work.take()
-            _keep(work)
-        else:
-            _train(work, told, screen, {c["model"] for c in configs.values()})
+    if packed:
+        work.require_packed()
+    # a cluster that does not answer is found out before there is a folder
+    joined = told.address is not None and not told.report and connect(told.address)
+    try:
+        with folder.held():
+            folder.write_plan(plan)
+            if told.report:
+                work.take()
+                _keep(work)
+            else:
+                _train(work, told, screen, {c["model"] for c in configs.values()})
+    finally:
+        stop(joined)
     return _finish(plan, folder, told, screen, work)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
+from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
@@ -60,7 +61,7 @@ class StudyFolder:
         Raises:
             UsageError: as :func:`recbole_pos.tune.storage.place_of`.
         """
-        kept = self._read(self.plan).get("storage")
+        kept = self._plan().get("storage")
         self.storage = place_of(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
@@ -93,7 +94,7 @@ class StudyFolder:
         if self.begun:  # runs noted by 0.1 are of the plan that was here until now
             self.write_current(self.read_plan(), {})
         content = {"name": plan.source.name, "content": plan.source.content}
-        storage = self.storage or self._read(self.plan).get("storage")
+        storage = self.storage or self._plan().get("storage")
         content |= {"storage": storage} if storage else {}
         write_text(self.plan, json.dumps(content, indent=2, default=str) + "\n")
 
@@ -103,14 +104,13 @@ class StudyFolder:
         Raises:
             UsageError: if there is none, or it is damaged.
         """
-        try:
-            kept = json.loads(self.plan.read_text(encoding="utf-8"))
-            source = Source(kept["name"], kept["content"])
-        except OSError as error:
-            raise UsageError(f"{self.path} is not the folder of a study: no study.json") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.plan} is damaged: {error}") from error
-        return make_plan(source)
+        kept = self._plan()
+        if not kept:
+            raise UsageError(f"{self.path} is not the folder of a study: no study.json")
+        return make_plan(Source(kept["name"], kept["content"]))
+
+    def _plan(self) -> dict[str, Any]:
+        return schema.read(schema.Kept, self.plan, "delete it, and give the file of the study")
 
     def run(self, digest: str) -> RunFolder:
         """Where a run is, or will be."""
@@ -126,8 +126,14 @@ class StudyFolder:
         write_text(self.runs / digest / FIT, text + "\n")
 
     def fit(self, digest: str) -> dict[str, Any] | None:
-        """What was said of a run; None if nothing was."""
-        return self._read(self.runs / digest / FIT) or None
+        """What was said of a run; None if nothing was.
+
+        Raises:
+            UsageError: if the file is damaged; names the field.
+        """
+        if not digest:
+            return None
+        return _facts(self.runs / digest) or None
 
     def has_weights(self, digest: str) -> bool:
         """Whether the weights of a finished run are here, and not only what it found."""
@@ -154,7 +160,8 @@ class StudyFolder:
     def _noted(self, plan: Plan) -> dict[str, dict[str, str]]:
         """Fit -> ``run``, its digest, and what was ``asked``; of 0.1, which did not note that, the
         plan's."""
-        kept = self._read(self.path / "current.json")
+        file = self.path / "current.json"
+        kept = schema.read(schema.Current, file, "delete it, and run `compare` without --report")
         found = {name: one for name, one in kept.items() if isinstance(one, dict)}
         for one in fits(plan):
             if isinstance(kept.get(one.name), str):
@@ -163,19 +170,12 @@ class StudyFolder:
 
     def facts(self) -> dict[str, Any]:
         """What is known of the data and of what they were trained with."""
-        return self._read(self.path / "facts.json")
+        file = self.path / "facts.json"
+        return schema.read(schema.Facts, file, "delete it, and run `compare` without --report")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Keep what is known of the data."""
         write_text(self.path / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
-
-    @staticmethod
-    def _read(file: Path) -> dict[str, Any]:
-        try:
-            kept = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return kept if isinstance(kept, dict) else {}
 
     def drawn(self, row: str, space: str) -> dict[int, dict[str, Any]]:
         """Trial -> what a search has drawn for a row, by number.
@@ -185,10 +185,9 @@ class StudyFolder:
             space: digest of what was drawn from; draws from another space are none of this search.
         """
         kept = self.search(row)
-        drawn = kept.get("drawn", kept)  # studies of 0.1 have no digest
-        if kept.get("space", space) != space or not isinstance(drawn, dict):
+        if kept.get("space", space) != space:
             return {}
-        return {int(number): options for number, options in drawn.items() if number.isdigit()}
+        return {int(number): options for number, options in (kept.get("drawn") or {}).items()}
 
     def write_drawn(self, row: str, space: str, drawn: dict[int, dict[str, Any]]) -> None:
         """Keep what a search has drawn for a row."""
@@ -199,7 +198,8 @@ class StudyFolder:
     def search(self, row: str) -> dict[str, Any]:
         """What is kept of a row's search: ``space``, ``drawn``; empty where nothing is."""
         file = self._search_file(row)
-        return self._read(file if file.is_file() else self.searches / f"{_plain(row)}.json")  # 0.1
+        file = file if file.is_file() else self.searches / f"{_plain(row)}.json"  # 0.1
+        return schema.read(schema.Drawn, file, "delete it, and the search draws again")
 
     def _search_file(self, row: str) -> Path:
         return self.searches / f"{_plain(row)[:60]}-{digest({'row': row})[:8]}.json"
@@ -212,10 +212,12 @@ def _plain(row: str) -> str:
 
 def known_from(run: Path) -> str:
     """The packed study that a run was taken from; empty for one that was trained."""
-    try:
-        return str(json.loads((run / FIT).read_text(encoding="utf-8")).get(KNOWN_FROM) or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return _facts(run).get(KNOWN_FROM, "")
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    advice = f"delete {run}, and `compare` makes the run again"
+    return schema.read(schema.RunFacts, run / FIT, advice)
 
 
 def commit() -> str:

@@ -27,24 +27,31 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.ranks import rank_table
 from recbole_pos.files import whole, write_text
+from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT
 from recbole_pos.study.expand import fits
 from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.ranks import require_metrics
 from recbole_pos.study.results import DONE
+from recbole_pos.values import short, shown
 from recbole_pos.yaml_files import read_yaml
 
 _SEARCHES = "searches.json"
 _FIT, _CONFIG, _METRICS, _RANKS = "fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"
-_FIT_OF = re.compile(rf"runs/(\w+)/{re.escape(_FIT)}")
+_MEMBER = re.compile(
+    r"searches\.json|runs/(\w{1,64})/(?:fit\.json|config\.yaml|metrics\.jsonl|ranks\.npy)"
+)
 # What is said of a run that others may read: no paths, no names of machines, no times of the split.
 _SAID = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched", "digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
-_MAPPINGS = ("best_valid", "test", "seconds", "versions", "device", "searched")
-_MOST = 2**30  # bytes that a file may have unpacked
+# Bounds of what leaves the decompressor, whatever headers claim: bytes in all and for each byte of
+# the file (beside the first 16 MiB), its memory, and members.
+_MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
+_BLOCK = tarfile.BLOCKSIZE
 
 
 class PackedStudy:
@@ -63,9 +70,14 @@ class PackedStudy:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.files = _read(self.path)
-        names = {found[1]: name for name in self.files if (found := _FIT_OF.fullmatch(name))}
-        self.fits = {digest: self._fit(name) for digest, name in names.items()}
-        self.searches = self._json(_SEARCHES) if _SEARCHES in self.files else {}
+        runs = [name.split("/")[1] for name in self.files if name != _SEARCHES]
+        self.fits = {digest: self._fit(digest) for digest in dict.fromkeys(runs)}
+        if not self.fits:
+            raise UsageError(
+                f"--known: {self.path} is no file of `compare --pack`: no run is in it"
+            )
+        searches = self.files.get(_SEARCHES, b"{}")
+        self.searches = schema.parse(schema.DrawnByRow, searches, self._name(_SEARCHES))
         self.used: set[str] = set()
 
     def __contains__(self, digest: object) -> bool:
@@ -73,26 +85,37 @@ class PackedStudy:
 
     def drawn(self, row: str, space: str, trial: int) -> dict[str, Any] | None:
         """What was drawn for a trial of a row from the same space; None if nothing was."""
-        search = self.searches.get(row)
-        if not isinstance(search, dict) or search.get("space") != space:
+        search = self.searches.get(row, {})
+        if search.get("space") != space:
             return None
-        drawn = search.get("drawn")
-        options = drawn.get(str(trial)) if isinstance(drawn, dict) else None
-        return options if isinstance(options, dict) else None
+        return (search.get("drawn") or {}).get(str(trial))
 
     def fit(self, digest: str) -> dict[str, Any]:
         """What was said of a run, as :meth:`StudyFolder.fit`."""
         return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
-    def config(self, digest: str) -> dict[str, Any]:
-        """The configuration of a run, but for what is of its machine."""
-        try:
-            found = yaml.safe_load(self._text(f"runs/{digest}/{_CONFIG}"))
-        except yaml.YAMLError as error:
-            raise self._damaged(f"{_CONFIG} of {digest}: {error}") from error
-        if not isinstance(found, dict):
-            raise self._damaged(f"{_CONFIG} of {digest} is no mapping")
-        return found
+    def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
+        """Where the targets of a run stood, as its folder has it; None if it is not known.
+
+        Args:
+            digest: of the run, one of those in here.
+            config: of the run, with the places of this machine.
+            dataset: of the configuration, which the ranks are of.
+
+        Raises:
+            UsageError: if they cannot be of these data, or are not those that its metrics are of.
+        """
+        if (name := f"runs/{digest}/{_RANKS}") not in self.files:
+            return None
+        rank = self._array(name)
+        event = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
+        if len(rank) != len(event):
+            raise self._damaged(name, f"{len(rank):,} ranks of {len(event):,} targets")
+        if rank.max(initial=0) >= dataset.item_num:
+            raise self._damaged(name, f"a rank of {rank.max():,} among {dataset.item_num:,} items")
+        test = self.fits[digest].get("test") or {}
+        require_metrics(test, rank, config["metric_decimal_place"], self._name(name))
+        return rank_table(dataset, event, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but for its weights.
@@ -104,19 +127,13 @@ class PackedStudy:
             dataset: of the configuration, which the ranks are of.
 
         Raises:
-            UsageError: if the file is damaged; nothing is written then.
+            UsageError: as :meth:`ranks`; nothing is written then.
         """
-        metrics, ranks = self._metrics(digest), None
-        if (name := f"runs/{digest}/{_RANKS}") in self.files:
-            rank = self._array(name)
-            event = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
-            if len(rank) != len(event):
-                raise self._damaged(f"{name} has {len(rank):,} ranks of {len(event):,} targets")
-            ranks = rank_table(dataset, event, rank, config["timestamp_unit"])
+        ranks = self.ranks(digest, config, dataset)
         run = folder.run(digest)
         make_folder(run.path)
         run.write_config(config.plain)
-        write_text(run.metrics, metrics)
+        write_text(run.metrics, self.files[f"runs/{digest}/{_METRICS}"].decode())
         if ranks is not None:
             run.write_ranks(ranks)
         folder.write_fit(digest, self.fit(digest))  # from here on nothing trains it
@@ -127,54 +144,28 @@ class PackedStudy:
         others = "; others have other options, data, rows or seeds"
         return said + others * (len(self.used) < len(self.fits))
 
-    def _fit(self, name: str) -> dict[str, Any]:
-        fit = self._json(name)
+    def _fit(self, digest: str) -> dict[str, Any]:
+        """What is said of a run, after everything of it was validated."""
+        name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
+        for needed in (name, metrics):
+            if needed not in self.files:
+                raise self._damaged(needed, "it is missing")
+        fit = schema.parse(schema.RunFacts, self.files[name], self._name(name))
         if fit.get("status") != DONE:
-            raise self._damaged(f"{name} is of no finished run")
-        for key in _MAPPINGS:
-            if not isinstance(fit.get(key) or {}, dict):
-                raise self._damaged(f"{name}: {key} is no mapping")
-        return fit
-
-    def _metrics(self, digest: str) -> str:
-        text = self._text(name := f"runs/{digest}/{_METRICS}")
-        try:
-            lines = [json.loads(line) for line in text.splitlines()]
-            fine = all(isinstance(line["epoch"], int) for line in lines)
-            fine = fine and all(isinstance(line.get("valid") or {}, dict) for line in lines)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            fine = False
-        if not fine:
-            raise self._damaged(f"{name} has lines that are no epochs")
-        return text
-
-    def _text(self, name: str) -> str:
-        try:
-            return self.files[name].decode("utf-8")
-        except (KeyError, ValueError) as error:
-            raise self._damaged(f"{name} is missing or no text") from error
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads(self._text(name))
-        except ValueError as error:
-            raise self._damaged(f"{name}: {error}") from error
-        if not isinstance(found, dict):
-            raise self._damaged(f"{name} is no mapping")
-        return found
+            raise self._damaged(name, f"status is {shown(fit.get('status'))}, expected {DONE!r}")
+        schema.epochs(self.files[metrics], self._name(metrics))
+        if ranks in self.files:
+            self._array(ranks)
+        return {"status": DONE, **{key: fit[key] for key in _SAID if key in fit}}
 
     def _array(self, name: str) -> np.ndarray:
-        try:
-            found = np.lib.format.read_array(io.BytesIO(self.files[name]), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise self._damaged(f"{name}: {error}") from error
-        whole_numbers = np.issubdtype(found.dtype, np.integer)
-        if found.ndim != 1 or not whole_numbers or found.min(initial=0) < 0:
-            raise self._damaged(f"{name} are no ranks: {found.dtype} {list(found.shape)}")
-        return found.astype(np.int64)
+        return schema.array(self.files[name], self._name(name))
 
-    def _damaged(self, why: str) -> UsageError:
-        return UsageError(f"{self.path} is damaged: {why}")
+    def _name(self, member: str) -> str:
+        return f"{self.path} is damaged: {member}"
+
+    def _damaged(self, member: str, why: str) -> UsageError:
+        return UsageError(f"{self._name(member)}: {why}")
 
 
 def require_place(path: str | Path) -> None:
@@ -245,22 +236,49 @@ def _bytes(content: Any) -> bytes:
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    """The files in an archive, by name; nothing is written anywhere."""
-    found: dict[str, bytes] = {}
-    size = 0
+    """The files in an archive, by name; nothing is written anywhere.
+
+    Not by ``tarfile``, which believes what extended headers say of their own length.
+    """
+    name = f"--known: {short(str(path))}"
     try:
-        with tarfile.open(path, "r:xz") as archive:
-            for one in archive:
-                file = archive.extractfile(one) if one.isfile() else None
-                size += one.size
-                if size > _MOST:
-                    raise UsageError(f"{path} has more than {_MOST >> 20:,} MiB unpacked")
-                if file is not None:
-                    found[one.name] = file.read()
-    except FileNotFoundError as error:
-        raise UsageError(f"--known: {path} does not exist") from error
-    except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise UsageError(f"--known: {path} is no file of `compare --pack`: {error}") from error
-    if not any(map(_FIT_OF.fullmatch, found)):
-        raise UsageError(f"--known: {path} is no file of `compare --pack`: no run is in it")
-    return found
+        if not path.is_file():
+            problem = "is no file" if path.exists() else "does not exist"
+            raise UsageError(f"{name} {problem}; name one that `compare --pack` wrote")
+        most = min(_MOST, 2**24 + _MOST_TIMES * path.stat().st_size)
+        unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
+        content = unpack.decompress(path.read_bytes(), max_length=most + 1)
+        if len(content) > most:
+            raise UsageError(f"{name} has more than {most >> 20:,} MiB unpacked, too much for it")
+        if not unpack.eof:
+            raise EOFError("its end is missing")
+        return dict(_members(memoryview(content)))
+    except (OSError, ValueError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{name} is no file of `compare --pack`: {reason}") from error
+
+
+def _members(content: memoryview) -> Iterable[tuple[str, bytes]]:
+    """Plain files of a tar with the names that :func:`pack` gives.
+
+    Raises:
+        TarError: for anything else.
+    """
+    found: set[str] = set()
+    start = 0
+    while bytes(header := content[start : start + _BLOCK]).strip(b"\0"):
+        about = tarfile.TarInfo.frombuf(bytes(header), "utf-8", "strict")
+        start += _BLOCK
+        if not _MEMBER.fullmatch(about.name) or about.type != tarfile.REGTYPE:
+            raise tarfile.TarError(f"{shown(about.name)} is none of its files")
+        if about.name in found or len(found) == _MOST_MEMBERS:
+            raise tarfile.TarError(f"{about.name} is there twice, or one of too many")
+        found.add(about.name)
+        if not 0 <= about.size <= len(content) - start:
+            raise tarfile.TarError(f"{about.name} is cut off")
+        if about.name.endswith(".json") and about.size > schema.MOST_BYTES:
+            raise tarfile.TarError(f"{about.name} has {about.size:,} bytes")
+        yield about.name, bytes(content[start : start + about.size])
+        start += -(-about.size // _BLOCK) * _BLOCK

@@ -56,6 +56,30 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
         return np.where(rank < int(found[2]), _GAINS[found[1]](rank), 0.0)
 
 
+def require_metrics(
+    metrics: Mapping[str, float], rank: np.ndarray, decimals: int, name: str
+) -> None:
+    """Require that metrics are those of their ranks, as far as they follow from ranks.
+
+    Args:
+        metrics: of a test.
+        rank: of its targets.
+        decimals: that metrics are rounded to.
+        name: of the file, for messages.
+
+    Raises:
+        UsageError: naming the metric if one differs by more than rounding.
+    """
+    for metric, value in metrics.items():
+        if len(rank) and is_from_ranks(metric):
+            found = float(gains(rank, metric).mean())
+            if abs(found - value) > 0.5001 * 10.0**-decimals + 1e-9:
+                raise UsageError(
+                    f"{name}: {metric} of these ranks is {found:.6f}, expected the {value:g} that "
+                    "the run says of its test"
+                )
+
+
 @dataclass(frozen=True, eq=False)
 class RankTable:
     """Ranks of the same targets in several runs.

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import nearest, shown, suggest
+from recbole_pos.values import nearest, short, shown, suggest
+from recbole_pos.yaml_files import YamlLoader, read_text, yaml_problem
 
 LIKE = "like"  # the key that names another study
 _MERGED = ("base", "rows")  # keys that are taken over option by option
@@ -174,38 +175,31 @@ def _of_rows(key: str, value: Any, names: tuple[str, ...]) -> Any:
 
 
 def _read(path: Path) -> Source:
+    name = short(str(path))
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read study {path}: {reason}") from error
+        raise UsageError(f"cannot read study {name}: {reason}") from error
     loader = None
     try:
-        loader = _loader_of(text)
+        loader = YamlLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            raise UsageError(f"study {path} must hold `key: value` lines")
+            raise UsageError(f"study {name} must hold `key: value` lines")
         lines: dict[_Path, int] = {}
-        _add_lines(root, (), lines, set())
+        _add_lines(root, (), lines)
         return Source(str(path), loader.construct_document(root), lines)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
+        raise UsageError(f"{name}, {yaml_problem(error)} (not valid yaml)") from error
     finally:
         if loader is not None:
             loader.dispose()
 
 
-def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int], above: set[int]) -> None:
-    if id(node) in above:  # an alias to what it stands in
-        raise yaml.constructor.ConstructorError(
-            None, None, "an alias stands within its own anchor", node.start_mark
-        )
-    above = {*above, id(node)}
+def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -214,15 +208,15 @@ def _add_lines(node: yaml.Node, path: _Path, lines: dict[_Path, int], above: set
                 )
             here = (*path, key.value)
             if here in lines:
-                problem = f"key {key.value!r} is given twice"
+                problem = f"key {shown(key.value)} is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             lines[here] = key.start_mark.line + 1
-            _add_lines(value, here, lines, above)
+            _add_lines(value, here, lines)
     elif isinstance(node, yaml.SequenceNode):
         for place, value in enumerate(node.value):
             here = (*path, place)
             lines[here] = value.start_mark.line + 1
-            _add_lines(value, here, lines, above)
+            _add_lines(value, here, lines)
 
 
 def parse_list(text: str, where: str) -> list[Any]:
@@ -235,20 +229,8 @@ def parse_list(text: str, where: str) -> list[Any]:
     Raises:
         UsageError: if it is not yaml.
     """
-    loader = None
     try:
-        loader = _loader_of(f"[{text}]")
-        return loader.get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise UsageError(f"{where}: {text!r} is no list of values ({problem})") from error
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
-def _loader_of(text: str) -> yaml.SafeLoader:
-    """The package's reader of yaml, which takes 1e-3 for a number."""
-    from recbole_pos.yaml_files import YamlLoader
-
-    return YamlLoader(text)
+        return yaml.load(f"[{text}]", Loader=YamlLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        problem = short(getattr(error, "problem", None) or "it cannot be read")
+        raise UsageError(f"{where}: {shown(text)} is no list of values ({problem})") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import digest, first_options, grid
 from recbole_pos.study.folder import StudyFolder
@@ -14,7 +15,8 @@ from recbole_pos.study.plan import Plan, Row, Search
 from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file, space_of
 from recbole_pos.tune.searchers import BEST, OptunaSearcher
-from recbole_pos.tune.space import Space
+from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.values import is_number, short, shown
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
@@ -34,6 +36,14 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
                 f"row {row.name}: {name} is given here, and its search tries it as well; take it "
                 "out of one of the two (`search: false` for a row that is not searched)",
             )
+
+
+def _in(parameter: Parameter, value: Any) -> bool:
+    """Whether a value can be drawn for a parameter."""
+    if parameter.kind in ("choice", "quniform"):
+        return value in parameter.all_values()
+    low, high = parameter.values
+    return is_number(value) and low <= value <= high
 
 
 class RowSearch:
@@ -85,6 +95,26 @@ class RowSearch:
         about = {"space": drawn_from, "seed": plan.seeds[0], "mode": self.mode}
         self.space = digest({**about, **({"given": space.context} if space.context else {})})
         self.kept = folder.drawn(row.name, self.space)
+        for drawn in self.kept.values():
+            self.require_drawable(drawn, f"{folder.searches} is damaged")
+
+    def require_drawable(self, drawn: dict[str, Any], name: str) -> None:
+        """Require that options could have been drawn from the space.
+
+        Args:
+            drawn: the options.
+            name: of the file that they were read from, for messages.
+
+        Raises:
+            UsageError: naming the row and what was found.
+        """
+        assert self.searcher is not None
+        space = self.searcher.space
+        there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
+        if drawn.keys() != there.keys() or not all(_in(there[key], drawn[key]) for key in drawn):
+            raise UsageError(
+                f"{name}: row {short(self.row.name)}: {shown(drawn)} cannot be drawn from its space"
+            )
 
     def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
         """What is drawn from, checked; its fixed options give way to those of the row."""

@@ -25,7 +25,10 @@ STAR = "*"
 MARKS = {"own": "", "pooled": "†", "unknown": "‡"}
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
 _MARKED = {
-    "pooled": "† one seed: the noise between seeds is that of the study's other rows; no star.",
+    "pooled": (
+        "† one seed: the interval takes the noise between seeds of the study's other "
+        "configurations, and is too narrow where its own is larger; no star."
+    ),
     "unknown": (
         "‡ one seed, and no row has several: the noise between seeds is unknown, the interval is "
         "that of these very models and too narrow for the methods; no star."

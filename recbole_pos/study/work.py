@@ -67,6 +67,7 @@ class Work:
         self.status: dict[str, str] = {}  # name of a fit -> done or failed
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
+        self.configs: dict[str, PosConfig] = {}  # by digest
         self.tried = True  # until no more than what is finished is taken
         self.datasets = Datasets()
         self.searches = {
@@ -98,7 +99,7 @@ class Work:
             except UsageError as error:
                 self.end(one, FAILED, str(error))
                 continue
-            self.digests[one.name] = job.digest
+            self._note(job)
             if known.get("status") == DONE:  # what failed may have been mended meanwhile
                 self.end(one, DONE, known=known)
                 continue
@@ -132,6 +133,16 @@ class Work:
             found[one.name] = self._left(one, found)
         return found
 
+    def require_packed(self) -> None:
+        """Validate what packed runs would give this study, before anything of them is taken.
+
+        Raises:
+            UsageError: naming file and field of what cannot be right.
+        """
+        trial = Work(self.plan, self.folder, tuple(self.rows), self.packed)
+        trial.datasets = self.datasets
+        trial.left()
+
     def _left(self, one: Fit, others: Mapping[str, str]) -> str:
         if any(others[name] != DONE for name in one.after):
             return NEW if one.stage in _FROM_OTHERS else OPEN
@@ -143,7 +154,7 @@ class Work:
             return NEW
         if job is None:
             return OPEN
-        self.digests[one.name] = job.digest
+        self._note(job)
         known = self._known(job, take=False)
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
@@ -151,6 +162,10 @@ class Work:
         if self.folder.is_begun(job.digest):
             return CONTINUED
         return DONE if one.repeats and job.begin else NEW
+
+    def _note(self, job: Job) -> None:
+        self.digests[job.fit.name] = job.digest
+        self.configs[job.digest] = job.config
 
     def _known(self, job: Job, take: bool) -> dict[str, Any]:
         """What is said of a run in the study's folder, or in a packed study.
@@ -164,7 +179,9 @@ class Work:
             packed.used.add(job.digest)
         if known.get("status") == DONE or not holders:
             return known
-        if take:
+        if not take:
+            holders[0].ranks(job.digest, job.config, self.datasets.of(job.config))
+        else:
             if job.fit.trial is not None:
                 self.searches[job.fit.row].keep()
             dataset = self.datasets.of(job.config)
@@ -200,6 +217,7 @@ class Work:
         for packed in self.packed:
             drawn = packed.drawn(one.row, search.space, one.trial)
             if drawn is not None:
+                search.require_drawable(drawn, f"{packed.path} is damaged: searches.json")
                 config = row_config(one.options, search.options(drawn))
                 if run_digest(config, self.datasets.of(config).identity, True) in packed:
                     return drawn
@@ -261,7 +279,7 @@ class Work:
             self.end(one, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
             return None
         source = self.digests[one.after[0]]
-        options = self._options_of(source)
+        options = self.configs[source].plain
         schemes = one.options["attach"]
         more = {key: value for key, value in one.options.items() if key != "attach"}
         if schemes:
@@ -274,18 +292,6 @@ class Work:
         config = row_config(options, more)
         digest = run_digest(config, self.datasets.of(config).identity, source)
         return Job(one, config, digest, None if schemes else source)
-
-    def _options_of(self, digest: str) -> dict[str, Any]:
-        """The configuration of a finished run, here or, while nothing is written, in a file."""
-        kept = self.folder.run(digest).config
-        holders = [packed for packed in self.packed if digest in packed]
-        place = {key: self.plan.base[key] for key in ("data_path",) if key in self.plan.base}
-        if kept.is_file() or not holders:
-            return {"config_files": [str(kept)], **place}
-        config = holders[0].config(digest)
-        if config.get("train_only"):  # goes with a place that no file has
-            place["init_from"] = str(self.folder.run(digest).path)
-        return {**config, **place}
 
     def searched(self, one: Fit) -> dict[str, Any]:
         """The options that a search chose for a fit, which are not its plan's."""

@@ -10,6 +10,7 @@ from recbole_pos.config.option import DATA, SCHEDULE
 from recbole_pos.config.options import DIVIDES, rule
 from recbole_pos.errors import UsageError
 from recbole_pos.tune.space import Space
+from recbole_pos.values import shown
 
 
 def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
@@ -53,8 +54,8 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
         for name in parameter.when:
             if name not in space.names and name not in space.context:
                 raise UsageError(
-                    f"{parameter.where}: {parameter.name}: its condition names {name!r}, which is "
-                    "neither searched here nor an option of the model"
+                    f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
+                    "which is neither searched here nor an option of the model"
                 )
     for parameter, options in space.combinations():
         try:

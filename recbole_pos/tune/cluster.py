@@ -15,19 +15,22 @@ from typing import Any
 import ray
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
+
+_OF_A_FULL_DISK = ("Trial %s: Error stopping trial", "Saving experiment state to storage")
 
 
 def _no_stacks(record: logging.LogRecord) -> bool:
     """Leaves out stacks that tell a user nothing.
 
-    Of a lost process progress.py tells in a line. And a driver that was killed between deleting an
-    old checkpoint and saving its state tries to delete it once more after ``--resume``; the new
-    checkpoint is registered before that.
+    Of a lost process progress.py tells in a line, of a full disk the error of the search. And a
+    checkpoint that is deleted already is none that anybody needs.
     """
     text = str(record.msg)
-    gone = record.exc_info is not None and isinstance(record.exc_info[1], FileNotFoundError)
-    again = "Error handling checkpoint" in text and gone
-    return not (text.startswith("Trial task failed") or again)
+    error = record.exc_info[1] if record.exc_info else None
+    again = "Error handling checkpoint" in text and isinstance(error, FileNotFoundError)
+    full = isinstance(error, OSError) and text.startswith(_OF_A_FULL_DISK)
+    return not (text.startswith("Trial task failed") or again or full)
 
 
 def connect(address: str | None) -> bool:
@@ -46,9 +49,10 @@ def connect(address: str | None) -> bool:
     # Ray's tables would come between the lines of progress.py; verbose=0 alone leaves some
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
-    noisy = logging.getLogger("ray.tune.execution.tune_controller")
-    if _no_stacks not in noisy.filters:
-        noisy.addFilter(_no_stacks)
+    for name in ("tune_controller", "experiment_state"):
+        noisy = logging.getLogger(f"ray.tune.execution.{name}")
+        if _no_stacks not in noisy.filters:
+            noisy.addFilter(_no_stacks)
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {
@@ -67,10 +71,10 @@ def connect(address: str | None) -> bool:
             ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"--address: what answers at {address!r} is no Ray cluster, or wants another token: "
-            "copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, or set "
-            "RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
-            f"({str(error).splitlines()[0]})"
+            f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
+            "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
+            "or set RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
+            f"({(str(error).splitlines() or [type(error).__name__])[0][:200]})"
         ) from error
     except OSError as error:
         raise UsageError(f"Ray cannot start on this machine: {error}") from error
@@ -113,8 +117,8 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(
-            f"--address: no Ray cluster answers at {where.strip()} ({error}); start one with "
-            "`ray start --head`, or leave --address out to run on this machine"
+            f"--address: no Ray cluster answers at {shown(where.strip())} ({error}); start one "
+            "with `ray start --head`, or leave --address out to run on this machine"
         ) from error
 
 

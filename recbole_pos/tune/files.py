@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import yaml
 
 from recbole_pos.errors import UsageError
 from recbole_pos.tune.space import KINDS, Parameter, Space
-from recbole_pos.values import suggest
+from recbole_pos.values import is_number, shown, suggest
 from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar
 
+_LARGEST = 700  # natural logarithm of what a float can be
 RECBOLE_SUFFIXES = (".hyper", ".test")
 
 
@@ -34,10 +36,13 @@ def space_file(given: str | Path | None, model: str) -> Path:
             )
         return file
     file = Path(given)
-    for candidate in (file, shipped / file, shipped / file.name):
-        if candidate.is_file():
-            return candidate
-    raise UsageError(f"--space: no file {given}; spaces that come along are {there_are}")
+    with suppress(OSError):  # for a name that no file can have
+        for candidate in (file, shipped / file, shipped / file.name):
+            if candidate.is_file():
+                return candidate
+    raise UsageError(
+        f"--space: no file {shown(str(given))}; spaces that come along are {there_are}"
+    )
 
 
 def read_space(path: str | Path) -> Space:
@@ -75,7 +80,7 @@ def _yaml(path: Path, text: str) -> Space:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
-        raise UsageError(f"{path}{line}: not valid yaml: {problem}") from error
+        raise UsageError(f"{path}{line}: not valid yaml: {str(problem)[:200]}") from error
     finally:
         loader.dispose()
     return _space(entries)
@@ -115,10 +120,12 @@ def _space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
 
 
 def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
-    if not isinstance(name, str):
-        raise UsageError(f"{where}: the name of an option is text, found {name!r}")
+    if not isinstance(name, str) or len(name) > 100:
+        raise UsageError(
+            f"{where}: the name of an option is text of at most 100 characters, found {shown(name)}"
+        )
     if name in lines:
-        raise UsageError(f"{where}: {name} is given already, at {lines[name]}")
+        raise UsageError(f"{where}: {shown(name)} is given already, at {lines[name]}")
 
 
 def _parameter(name: str, value: Any, where: str) -> Parameter | None:
@@ -133,13 +140,14 @@ def _parameter(name: str, value: Any, where: str) -> Parameter | None:
             word = near[0] if near else "when alone"
             hint = suggest(str(word), KINDS) if near else ""
             raise UsageError(
-                f"{where}: {name}: cannot search by {word!r}{hint}; known are {', '.join(KINDS)}"
+                f"{where}: {name}: cannot search by {shown(word)}{hint}; known are "
+                f"{', '.join(KINDS)}"
             )
         return None  # an option that is a mapping, such as eval_args
     if len(kinds) > 1 or rest:
         raise UsageError(
             f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when; "
-            f"found {', '.join(map(str, value))}"
+            f"found {shown(list(value))}"
         )
     when = value.get("when", {})
     if not isinstance(when, dict):
@@ -161,13 +169,13 @@ def _recbole(path: Path, text: str) -> Space:
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3:
-            raise UsageError(f"{where}: expected `option kind values`, found {line.strip()!r}")
+            raise UsageError(f"{where}: expected `option kind values`, found {shown(line.strip())}")
         name, kind, written = words
         _require_new(name, where, lines)
         lines[name] = where
         if kind not in ("choice", "uniform", "loguniform", "quniform"):
             raise UsageError(
-                f"{where}: {name}: unknown kind {kind!r}; RecBole's are choice, uniform, "
+                f"{where}: {name}: unknown kind {shown(kind)}; RecBole's are choice, uniform, "
                 "loguniform, quniform"
             )
         values = parse_scalar(
@@ -176,8 +184,10 @@ def _recbole(path: Path, text: str) -> Space:
         if isinstance(values, list) and kind == "choice":
             values = [_written(value, f"{where}: {name}") for value in values]
         if kind == "loguniform" and isinstance(values, list):
-            if not all(isinstance(value, (int, float)) for value in values):
-                raise UsageError(f"{where}: {name}: loguniform takes low,high, found {written!r}")
+            if not all(is_number(value) and value < _LARGEST for value in values):
+                raise UsageError(
+                    f"{where}: {name}: loguniform takes low,high, found {shown(written)}"
+                )
             values = [math.exp(value) for value in values]
         parameters.append(Parameter(name, kind, values, where))
     return Space(parameters, {}, lines)

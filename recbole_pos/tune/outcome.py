@@ -1,135 +1,227 @@
-"""What a search found: one row per trial, the best of them, and the files that say so."""
+"""What is known of the trials of a search: the record of what happened to them, and its tables."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from ray import tune
+from pyarrow import fs
 
-from recbole_pos.errors import TrainingError
-from recbole_pos.files import write_text
-from recbole_pos.tune.progress import own_report, state_of
+from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.files import write_text, writing
 from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.trial import EARLIER, FAILURE, reason
+from recbole_pos.tune.storage import filesystem
+from recbole_pos.tune.trial import EARLIER, FAILURE
+from recbole_pos.values import shown
+
+ENDED = ("finished", "stopped", "failed")
+TRIAL = "trial"  # key of the number of a trial in the record
+LOST = "lost"  # the infrastructure failed, not the trial: it is no result, and is tried again
+# What the content of a damaged file makes Python raise.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+# What the record keeps of a report.
+REPORTED = (
+    *("epoch", "valid", BEST, "best_epoch", "best_valid", "ended", "seconds", "parameters"),
+    *("hostname", "node", EARLIER),
+)
 
 
 @dataclass
 class Trial:
     """One sample of a search.
 
-    ``score`` is its best validation value, in epoch ``best_epoch`` of ``epochs``; ``curve`` has
-    the value of every validated epoch; epochs count from 1. ``state`` is finished,
-    stopped (by the scheduler), interrupted, or failed, then with a ``reason``.
+    Attributes:
+        folders: with its checkpoints, the newest last: one for each time it was begun.
+        state: finished, stopped (by the scheduler), failed, lost (the last two with a reason), or
+            interrupted.
+        score: best validation value, in epoch ``best_epoch``; epochs count from 1.
+        best_valid: all metrics of that epoch.
+        curve: the value of every validated epoch.
+        ended: whether its last report was that of its last epoch.
+        losses: how often it was given up because its process or machine was lost.
     """
 
     number: int
-    state: str
-    reason: str
-    score: float | None
-    epochs: int
-    best_epoch: int | None
-    seconds: float
-    parameters: int | None
-    host: str
-    node: str
     options: dict[str, Any]
-    curve: dict[int, float] = field(repr=False)
-    result: Any = field(default=None, repr=False)  # Ray's, with the last checkpoint
+    folders: list[str] = field(default_factory=list, repr=False)
+    state: str = "interrupted"
+    reason: str = ""
+    score: float | None = None
+    best_epoch: int | None = None
+    best_valid: dict[str, float] = field(default_factory=dict, repr=False)
+    seconds: float = 0.0
+    parameters: int | None = None
+    host: str = ""
+    node: str = ""
+    curve: dict[int, float] = field(default_factory=dict, repr=False)
+    ended: bool = False
+    losses: int = 0
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs it trained."""
+        return max(self.curve, default=0)
+
+    def update(self, line: dict[str, Any]) -> None:
+        """Take over a line of the record."""
+        if "folder" in line:
+            name = str(line["folder"])
+            if Path(name).name != name:
+                raise ValueError(f"{shown(name)} is not the name of a folder")
+            self.folders.append(name)
+            self.state, self.reason = "interrupted", ""
+        if "epoch" in line:
+            earlier = json.loads(line.get(EARLIER) or "{}")
+            epochs = {**self.curve, **earlier, line["epoch"]: line["valid"]}
+            self.curve = dict(sorted((int(epoch), float(v)) for epoch, v in epochs.items()))
+            if math.isfinite(score := float(line[BEST])):
+                self.score = score
+            self.best_epoch = None if line["best_epoch"] is None else int(line["best_epoch"]) + 1
+            self.best_valid = dict(line["best_valid"] or {})
+            self.ended, self.seconds = bool(line["ended"]), float(line["seconds"])
+            self.parameters = int(line["parameters"])
+            self.host, self.node = str(line["hostname"]), str(line["node"])
+        if "state" in line:
+            self.state, self.reason = str(line["state"]), str(line["reason"])
+            if self.state not in (*ENDED, LOST):
+                raise ValueError(f"{shown(self.state)} is not a state")
+            self.losses += self.state == LOST
 
 
-def collect(path: str, grid: Any = None) -> list[Trial]:
-    """The trials of a search, in the order of their numbers.
+class Record:
+    """The trials of a search, and the file that has a line for everything that happens to them.
 
-    Ray's results name their trial only by its last report, which is empty in a trial lost before
-    its first one, and that of another trial where Ray used a process again. So numbers and options
-    come from the state of the search, and results are found by their trial's folder.
+    ``--resume`` goes by it alone: lines are only appended, so that a search that is killed loses at
+    most the line it was writing, and no line has a path, so that a search can be moved.
 
     Args:
-        path: where Ray saved the state of the search.
-        grid: what ``fit`` returned; as last saved when None, for a search that is not over.
+        file: made with the first line.
 
     Raises:
-        TrainingError: if no process of Ray's could even start one of them.
+        UsageError: if the file is damaged.
     """
-    analysis = tune.ExperimentAnalysis(path)
-    saved: Any = tune.ResultGrid(analysis) if grid is None else grid
-    results = {_folder(r): r for r in saved}
-    begun = [(trial, results[_folder(trial)]) for trial in analysis.trials if trial.config]
-    # Ray does not save that it gave up a trial, or stopped it, where no process was left of it
-    over = grid is not None and grid.num_errors + grid.num_terminated == len(grid)
-    statuses = [_status(trial, r.error, over) for trial, r in begun]
-    lost = [r for (_, r), s in zip(begun, statuses, strict=True) if s == "ERROR" and not r.config]
-    if lost and len(lost) == len(begun):
-        raise TrainingError(
-            f"Ray could not start a process for any of {len(lost)} trials; is this package "
-            f"installed where they run? {_lost(lost[0].error)}"
-        )
-    trials = [_trial(trial, r, s) for (trial, r), s in zip(begun, statuses, strict=True)]
-    return sorted(trials, key=lambda trial: trial.number)
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.size = file, 0
+        self.trials: list[Trial] = []
+        self.failure: StorageError | None = None  # of add, which Ray has for itself
+        number = 0  # of the line
+        try:
+            content = file.read_bytes() if file.is_file() else b""
+            self.size = content.rfind(b"\n") + 1  # the rest was cut off by a kill or a full disk
+            for line in content[: self.size].splitlines():
+                number += 1
+                self._take(json.loads(line))
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from error
+        except DAMAGED as error:
+            problem = shown(f"{type(error).__name__}: {error}")
+            raise UsageError(f"--resume: {file}, line {number}: damaged: {problem}") from error
+
+    def add(self, line: dict[str, Any]) -> Trial:
+        """Append a line, and return its trial as it is now.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        content = f"{json.dumps(line)}\n".encode()
+        try:
+            with writing(self.file), open(self.file, "ab") as file:
+                file.truncate(self.size)
+                file.write(content)
+        except StorageError as error:
+            self.failure = error
+            raise
+        self.size += len(content)
+        return self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> Trial:
+        number = line[TRIAL]
+        if number == len(self.trials):
+            self.trials.append(Trial(number, dict(line["options"])))
+        if not 0 <= number < len(self.trials):
+            raise ValueError(f"trial {shown(number)} has no beginning")
+        self.trials[number].update(line)
+        return self.trials[number]
+
+    @property
+    def ended(self) -> list[Trial]:
+        """Trials that are not trained again."""
+        return [trial for trial in self.trials if trial.state in ENDED]
+
+    @property
+    def unfinished(self) -> list[Trial]:
+        """Trials that have begun and are trained when the search is resumed."""
+        return [trial for trial in self.trials if trial.state not in ENDED]
 
 
-def _folder(of_trial: Any) -> str:
-    return PurePosixPath(of_trial.path).name
+def adopt(record: Record, place: str, table: Path) -> None:
+    """Fill the record of a search of version 0.2.0, which kept none, from the files Ray left.
+
+    Args:
+        record: empty.
+        place: path or URI of Ray's folder.
+        table: trials.csv, which says how trials ended; it is there unless the search was killed.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    try:
+        if table.is_file():
+            with open(table, newline="", encoding="utf-8") as file:
+                rows = {row["trial"]: row for row in csv.DictReader(file)}
+        for number in itertools.count():
+            lines = list(_read_ray(place, number))
+            if not lines:
+                return
+            state = rows.get(str(number), {}).get("state", "")
+            if lines[-1].get("ended") and state not in ENDED:
+                state = "finished"
+            if "state" not in lines[-1] and state in ENDED:
+                why = rows.get(str(number), {}).get("reason", "")
+                lines.append({TRIAL: number, "state": state, "reason": why})
+            for line in lines:
+                record.add(line)
+    except DAMAGED as error:
+        raise UsageError(f"--resume: {place}: damaged: {shown(str(error))}") from error
 
 
-def _status(trial: Any, error: Any, over: bool) -> str:
-    """Ray's, of a search that is over if it is; empty for a trial that has not ended."""
-    if trial.is_finished():
-        return trial.status
-    return ("ERROR" if error else "TERMINATED") if over else ""
-
-
-def _trial(trial: Any, result: Any, status: str) -> Trial:
-    number, curve, best_seen = trial.config["number"], {}, {}
-    last, frame = own_report(result.metrics, number), result.metrics_dataframe
-    if frame is not None and {"epoch", "valid", "config/number"} <= set(frame):
-        frame = frame[frame["config/number"] == number]
-        rows = frame[["epoch", "valid", BEST]].dropna()  # a failure has no epoch
-        told = frame[EARLIER].dropna() if EARLIER in frame else ()
-        earlier = {int(e): v for text in told for e, v in json.loads(text).items()}
-        reported = {int(epoch): float(valid) for epoch, valid, _ in rows.to_numpy()}
-        curve = dict(sorted({**earlier, **reported}.items()))
-        best_seen = {int(epoch): float(best) for epoch, _, best in rows.to_numpy()}
-    state = state_of(status, last) if status else "interrupted"
-    why = (last.get(FAILURE) or _lost(result.error)) if state == "failed" else ""
-    best_epoch = last.get("best_epoch")
-    score = last.get(BEST)
-    if score is None or not math.isfinite(score):
-        score = best_seen[max(best_seen)] if best_seen else None
-    return Trial(
-        number=number,
-        state=state,
-        reason=why,
-        score=score,
-        epochs=max(curve, default=0),
-        best_epoch=None if best_epoch is None else best_epoch + 1,
-        seconds=float(last.get("seconds") or 0.0),
-        parameters=last.get("parameters"),
-        host=str(last.get("hostname", "")),
-        node=str(last.get("node", "")),
-        options=trial.config["options"],
-        curve=curve,
-        result=result,
-    )
-
-
-def _lost(error: BaseException | str | None) -> str:
-    """Why Ray gave up a trial, of which it may have kept the text alone, or nothing."""
-    if isinstance(error, BaseException):
-        return reason(getattr(error, "cause", None) or error)
-    return ((error or "").strip().splitlines() or ["its process was lost"])[-1]
+def _read_ray(place: str, number: int) -> Iterator[dict[str, Any]]:
+    """The lines of the record that Ray's files of a trial stand for; none without such files."""
+    system, root = filesystem(place)
+    folder = f"trial_{number:05d}"
+    texts = []
+    for name in ("params.json", "result.json"):
+        path = f"{root}/{folder}/{name}"
+        if system.get_file_info(path).type != fs.FileType.File:
+            texts.append("")
+            continue
+        with system.open_input_stream(path) as file:
+            texts.append(file.read().decode())
+    if not texts[0]:
+        return
+    yield {TRIAL: number, "options": json.loads(texts[0])["options"], "folder": folder}
+    for text in texts[1].split("\n")[:-1]:
+        report = json.loads(text)
+        if report["config"]["number"] != number:  # of another trial in the same process
+            continue
+        if FAILURE in report:
+            yield {TRIAL: number, "state": "failed", "reason": report[FAILURE]}
+        elif "epoch" in report:
+            yield {TRIAL: number, **{key: report[key] for key in REPORTED if key in report}}
 
 
 def best_of(trials: list[Trial], mode: str) -> Trial | None:
     """The trial with the best score among those that did not fail."""
     sign = 1 if mode == "max" else -1
-    usable = [(t.score, t) for t in trials if t.state != "failed" and t.score is not None]
+    usable = [
+        (t.score, t) for t in trials if t.state not in ("failed", LOST) and t.score is not None
+    ]
     return max(usable, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
 
@@ -142,8 +234,13 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
     for t in trials:
         values = [t.options.get(name, "") for name in names]
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
-        writer.writerow([*row, *values, t.host, t.node, t.reason])
+        writer.writerow([_cell(value) for value in (*row, *values, t.host, t.node, t.reason)])
     write_text(file, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    """As it is, but for text that a spreadsheet would run."""
+    return f"'{value}" if str(value).startswith("=") else value
 
 
 def write_json(content: dict[str, Any], file: Path) -> None:

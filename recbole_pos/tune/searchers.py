@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -15,36 +14,48 @@ BEST = "best"  # the metric of a search: the best validation score of a trial so
 
 
 class NumberedSearcher(Searcher):
-    """Gives every trial a number, from 0 on, and ``options``; its state can be saved and restored.
+    """Gives every trial a number, from 0 on, and ``options``.
 
     Args:
         space: what is searched.
         mode: max or min.
         seed: of the draws.
+
+    Attributes:
+        numbers: id of a trial -> its number.
+        count: how many trials were asked for.
+        waiting: configurations of recalled trials that :meth:`suggest` gives before new ones.
     """
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
         super().__init__(metric=BEST, mode=mode)
         self.space, self.seed = space, seed
         self.numbers: dict[str, int] = {}
+        self.count = 0
+        self.waiting: list[dict[str, Any]] = []
 
     def suggest(self, trial_id: str) -> Any:
         """Ray's hook: the configuration of a new trial, or ``Searcher.FINISHED``."""
-        number = len(self.numbers)
-        options = self.options(number, trial_id)
-        if options is None:
-            return Searcher.FINISHED
-        self.numbers[trial_id] = number
-        return {"number": number, "options": options}
+        if self.waiting:
+            config = self.waiting.pop(0)
+        else:
+            options = self.options(self.count)
+            if options is None:
+                return Searcher.FINISHED
+            config = {"number": self.count, "options": options}
+            self.count += 1
+        self.numbers[trial_id] = config["number"]
+        return config
 
-    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+    def options(self, number: int) -> dict[str, Any] | None:
         """The options of a trial; None when there are no more."""
         raise NotImplementedError
 
     def recall(self, trial_id: str, options: dict[str, Any]) -> None:
         """Stand as after a suggestion that was made before, trial after trial."""
-        self.options(len(self.numbers), trial_id)
-        self.numbers[trial_id] = len(self.numbers)
+        self.options(self.count)
+        self.numbers[trial_id] = self.count
+        self.count += 1
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -52,14 +63,7 @@ class NumberedSearcher(Searcher):
         """Ray's hook: a trial ended."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Ray's hook: everything of this object into a file."""
-        with open(checkpoint_path, "wb") as file:
-            pickle.dump(self.__dict__, file)
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Ray's hook: what :meth:`save` wrote. Ray's own state beside it is pickled likewise."""
-        with open(checkpoint_path, "rb") as file:
-            self.__dict__.update(pickle.load(file))
+        """Ray's hook: nothing, since a search is resumed from its own record."""
 
 
 class RandomSearcher(NumberedSearcher):
@@ -74,7 +78,7 @@ class RandomSearcher(NumberedSearcher):
         self.drawn: list[dict[str, Any]] = []
         self.draws = 0
 
-    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+    def options(self, number: int) -> dict[str, Any] | None:
         if len(self.drawn) == self.points:
             return None
         while True:
@@ -92,7 +96,7 @@ class GridSearcher(NumberedSearcher):
         super().__init__(space, mode, seed)
         self.grid = space.grid()
 
-    def options(self, number: int, trial_id: str) -> dict[str, Any] | None:
+    def options(self, number: int) -> dict[str, Any] | None:
         return self.grid[number] if number < len(self.grid) else None
 
 
@@ -111,16 +115,16 @@ class OptunaSearcher(NumberedSearcher):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         direction = optuna.study.StudyDirection[{"max": "MAXIMIZE", "min": "MINIMIZE"}[mode]]
         self.study = optuna.create_study(direction=direction)
-        self.asked: dict[str, Any] = {}
+        self.asked: dict[int, Any] = {}  # number -> Optuna's trial, until it has ended
 
-    def options(self, number: int, trial_id: str) -> dict[str, Any]:
+    def options(self, number: int) -> dict[str, Any]:
         import optuna
 
-        # Of each trial its own: a search that is taken up again would draw its first trials twice.
+        # Of each trial its own: a search that is resumed would draw its first trials twice.
         (seed,) = np.random.SeedSequence((self.seed, number)).generate_state(1)
         self.study.sampler = optuna.samplers.TPESampler(seed=int(seed), constant_liar=True)
-        self.asked[trial_id] = self.study.ask()
-        return self.space.suggest(self.asked[trial_id])
+        self.asked[number] = self.study.ask()
+        return self.space.suggest(self.asked[number])
 
     def recall(self, trial_id: str, options: dict[str, Any]) -> None:
         self.study.enqueue_trial(self.space.suggested(options))
@@ -131,8 +135,8 @@ class OptunaSearcher(NumberedSearcher):
     ) -> None:
         import optuna
 
-        trial = self.asked.pop(trial_id, None)
-        if trial is None:  # told already, before the search was resumed
+        trial = self.asked.pop(self.numbers.get(trial_id, -1), None)
+        if trial is None:  # a second word about a trial that has ended
             return
         score = (result or {}).get(BEST)
         if error or score is None or not math.isfinite(score):

@@ -6,40 +6,42 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from recbole_pos.config.arguments import SearchArguments, require_shares
+from recbole_pos.config.arguments import SearchArguments, changed, require_shares
 from recbole_pos.config.plugins import modules_of
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import parts_by_scheme, positions
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import only_writer
 from recbole_pos.plain import to_plain
 from recbole_pos.tune.check import check_fixed, check_space
 from recbole_pos.tune.files import read_space, space_file
-from recbole_pos.tune.outcome import write_json
+from recbole_pos.tune.outcome import DAMAGED, Record, adopt, write_json
 from recbole_pos.tune.searchers import SEARCHERS
-from recbole_pos.tune.space import Space
+from recbole_pos.tune.space import MOST_POINTS, Space
 from recbole_pos.tune.storage import is_taken, place_of
 from recbole_pos.tune.trial import trial_config
-from recbole_pos.values import suggest
+from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
 _RAY = "trials"  # name of Ray's folder
 
 
+# What a trial takes, which another machine may not have, and what it takes unless told.
+TAKES: dict[str, Any] = {"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1}
 # What a search keeps of its arguments as it is.
-ASKED = (
-    *("max_concurrent", "grace_epochs", "searcher", "seed", "storage", "nproc"),
-    *("cpus_per_trial", "gpus_per_trial"),
-)
+ASKED = ("max_concurrent", "grace_epochs", "searcher", "seed", "storage")
+# What may be given with --resume: where the search and its data are now, and how far it goes.
+RESUMED = ("resume", "address", "storage", "max_concurrent", *TAKES, "num_samples", "verbose")
+PLACES = ("data_path", "plugins")
 
 
 @dataclass
@@ -78,10 +80,6 @@ class Settings:
     def config(self, options: dict[str, Any] | None = None) -> PosConfig:
         """The configuration, with options of a trial."""
         return trial_config(self.model, self.dataset, self.base, options or {})
-
-    def make_searcher(self) -> Any:
-        """A new searcher."""
-        return SEARCHERS[self.searcher](self.space, self.mode, self.seed)
 
     def room(self) -> int:
         """How many trials the machines of the cluster can run side by side.
@@ -133,7 +131,7 @@ def read_settings(
     ):
         if isinstance(value, str) and value not in known:
             raise UsageError(
-                f"--{name}: {value!r} is not one of {', '.join(known)}{suggest(value, known)}"
+                f"--{name}: {shown(value)} is not one of {', '.join(known)}{suggest(value, known)}"
             )
     given = {**(config_dict or {}), **({"valid_metric": told.metric} if told.metric else {})}
     first = PosConfig(model, dataset, config_file_list, given)
@@ -177,19 +175,79 @@ def read_settings(
         epochs=config["epochs"],
         overruled=overruled,
         **{name: getattr(told, name) for name in ASKED},
+        **TAKES,
     )
+    _take(settings, told)
     _require_numbers(settings, told.num_samples)
-    if told.searcher == "random":
-        settings.total = min(settings.total, found.points() or settings.total)
-    if told.searcher == "grid":
-        points = len(found.grid())
-        if told.num_samples not in (None, points):
+    _set_total(settings, told.num_samples)
+    return settings
+
+
+def resumed_settings(
+    folder: SearchFolder, args: SearchArguments, config: dict[str, Any], **others: Any
+) -> Settings:
+    """Settings of the search in a folder, with what may change when it is resumed.
+
+    Args:
+        folder: of the search.
+        args: as given.
+        config: options of the configuration, as given.
+        others: what else was given by name; empty if it was not.
+
+    Raises:
+        UsageError: for anything that may not change, and if there is no search.
+    """
+    wrong = [name for name in changed(args) if name not in (*RESUMED, "scheduler")]
+    wrong += ["scheduler"] if args.scheduler == "none" else []
+    wrong += [name for name, value in others.items() if value]  # the command line gives empty ones
+    wrong += [name for name in config if name not in PLACES]
+    if wrong:
+        allowed = ", ".join(f"--{name}" for name in (*RESUMED[1:-1], *PLACES))
+        raise UsageError(
+            f"--resume takes everything from its folder but {allowed}; leave out "
+            f"{', '.join(map(shown, wrong))}"
+        )
+    settings = folder.read()
+    if (settings.scheduler in SCHEDULERS) != isinstance(args.scheduler, str):
+        raise UsageError(
+            f"--resume: the scheduler of this search is {shown(settings.scheduler)}; an object of "
+            "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no other"
+        )
+    _take(settings, args)
+    _require_numbers(settings, args.num_samples)
+    if args.num_samples is not None:
+        _set_total(settings, args.num_samples)
+    settings.base.update(config)
+    if args.storage is not None:
+        name = (settings.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
+        settings.storage = place_of(args.storage, Path(name), make=False)
+    settings.base["data_path"] = settings.config().plain["data_path"]
+    return settings
+
+
+def _take(settings: Settings, args: SearchArguments) -> None:
+    """What was given of that which every machine may have otherwise."""
+    for name in ("max_concurrent", *TAKES):
+        if getattr(args, name) is not None:
+            setattr(settings, name, getattr(args, name))
+
+
+def _set_total(settings: Settings, num_samples: int | None) -> None:
+    """How many trials there are to be."""
+    settings.total = num_samples or settings.total
+    if settings.searcher == "random":
+        settings.total = min(settings.total, settings.space.points() or settings.total)
+    if settings.searcher == "grid":
+        points = len(settings.space.grid())
+        if points > MOST_POINTS:
             raise UsageError(
-                f"--num_samples: the grid has {points} points and all are run; leave it out, or "
-                "use --searcher random"
+                f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
+            )
+        if num_samples not in (None, points):
+            raise UsageError(
+                f"--num_samples: the grid has {points} points and all are run; leave it out"
             )
         settings.total = points
-    return settings
 
 
 def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
@@ -209,8 +267,14 @@ def _is_named(space: Space, key: str) -> bool:
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
     whole = {"num_samples": num_samples, "nproc": settings.nproc}
     for name, value in {**whole, "grace_epochs": settings.grace_epochs}.items():
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise UsageError(f"--{name}: expected a whole number of at least 1, found {value}")
+        if value is not None and not (is_whole(value) and value >= 1):
+            raise UsageError(
+                f"--{name}: expected a whole number of at least 1, found {shown(value)}"
+            )
+    if not (is_whole(settings.seed) and settings.seed >= 0):
+        raise UsageError(
+            f"--seed: expected a whole number of at least 0, found {shown(settings.seed)}"
+        )
     require_shares(settings.max_concurrent, settings.cpus_per_trial, settings.gpus_per_trial)
 
 
@@ -223,9 +287,14 @@ class SearchFolder:
         self.trials = self.path / "trials.csv"
         self.result = self.path / "tune.json"
         self.test = self.path / "test.json"
+        self.record = self.path / "trials.jsonl"
         self.best_yaml = self.path / "best.yaml"
         self.best = self.path / "best"
-        self.begun = self.settings.is_file()  # by an earlier call
+
+    @property
+    def begun(self) -> bool:
+        """Whether a search is here."""
+        return self.settings.is_file()
 
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
@@ -236,24 +305,31 @@ class SearchFolder:
         """
         if path is None:
             path = folders.unused_path(settings.dataset, settings.model, "tune-")
+        if not str(path):
+            raise UsageError("--run_dir: empty; name a folder, or leave it out")
         folder = cls(path)
-        if folder.begun or (folder.path / _RAY).exists():
-            raise UsageError(
-                f"{folder.path} holds a search already; continue it with --resume {folder.path} "
-                "or choose another --run_dir"
-            )
-        if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
-            raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-        folders.make_folder(folder.path)
-        if settings.storage:
-            settings.storage = place_of(settings.storage, folder.path)
-            if is_taken(f"{settings.storage}/{_RAY}"):
+        with _removed_if_refused(folder.path):
+            if folder.begun or (folder.path / _RAY).exists():
                 raise UsageError(
-                    f"--storage: {settings.storage} holds a search already, of another folder with "
-                    f"the name {folder.path.name}; choose another --run_dir or --storage"
+                    f"{folder.path} holds a search already; continue it with --resume "
+                    f"{folder.path} or choose another --run_dir"
                 )
-        write_json(settings.to_plain(), folder.settings)
+            if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
+                raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
+            folders.make_folder(folder.path)
+            if settings.storage is not None:
+                settings.storage = place_of(settings.storage, folder.path)
+                if is_taken(f"{settings.storage}/{_RAY}"):
+                    raise UsageError(
+                        f"--storage: {settings.storage} holds a search already, of another folder "
+                        f"with the name {folder.path.name}; choose another --run_dir or --storage"
+                    )
+            folder.write(settings)
         return folder
+
+    def write(self, settings: Settings) -> None:
+        """Keep the settings, for ``--resume``."""
+        write_json(settings.to_plain(), self.settings)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -275,18 +351,86 @@ class SearchFolder:
             plain = json.loads(self.settings.read_text(encoding="utf-8"))
             known = {f.name for f in fields(Settings)}
             plain = {key: value for key, value in plain.items() if key in known}
-            return Settings(**{**plain, "space": Space.from_plain(plain["space"])})
+            settings = Settings(**{**plain, "space": Space.from_plain(plain["space"])})
+            _require_types(settings)
+            return settings
         except OSError as error:
             raise UsageError(
                 f"--resume: {self.path} is not the folder of a search: no {self.settings.name}"
             ) from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"--resume: {self.settings} is damaged: {error}") from error
+        except DAMAGED as error:
+            raise UsageError(
+                f"--resume: {self.settings} is damaged: {shown(str(error))}"
+            ) from error
+
+    def read_record(self, settings: Settings) -> Record:
+        """What happened to the trials so far.
+
+        Raises:
+            UsageError: if it cannot be read, there are more trials than there are to be, or their
+                checkpoints are not where they were.
+        """
+        record, place = Record(self.record), self.ray_path(settings)
+        if not record.trials:
+            adopt(record, place, self.trials)
+        if len(record.trials) > settings.total:
+            raise UsageError(
+                f"--num_samples: this search has {len(record.trials)} trials already; expected at "
+                "least as many"
+            )
+        if any(trial.curve for trial in record.unfinished) and not is_taken(place):
+            raise UsageError(
+                f"--resume: the checkpoints of trials are not at {place}; give the place where "
+                f"{Path(place).parent.name}/{_RAY} is now as --storage"
+            )
+        return record
 
     def ray_path(self, settings: Settings) -> str:
         """Where Ray keeps trials, their checkpoints and the state of the search."""
         return f"{settings.storage or self.path.resolve()}/{_RAY}"
 
     def tested(self) -> dict[str, Any] | None:
-        """What an earlier call found on test data; it is not read twice."""
-        return json.loads(self.test.read_text()) if self.test.is_file() else None
+        """What an earlier call found on test data; of the same trial it is not read twice.
+
+        Raises:
+            UsageError: if the file is damaged.
+        """
+        if not self.test.is_file():
+            return None
+        try:
+            kept = json.loads(self.test.read_text(encoding="utf-8"))
+            return {**kept, "trial": int(kept["trial"]), "test": kept["test"]}
+        except DAMAGED as error:
+            raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error
+
+
+def _require_types(settings: Settings) -> None:
+    """Refuse the settings of a file that are of other types than those of a search."""
+    texts = ("model", "dataset", "metric", "mode", "scheduler", "searcher")
+    kinds: dict[str, Any] = {**dict.fromkeys(texts, str), "base": dict, "identity": dict}
+    for name, kind in {**kinds, "storage": (str, type(None)), "overruled": list}.items():
+        if not isinstance(getattr(settings, name), kind):
+            raise TypeError(f"{name}: found {shown(getattr(settings, name))}")
+    if settings.searcher not in SEARCHERS or settings.mode not in ("max", "min"):
+        raise ValueError(f"searcher or mode: found {shown([settings.searcher, settings.mode])}")
+    for name in ("total", "epochs"):
+        if not is_whole(getattr(settings, name)) or getattr(settings, name) < 1:
+            raise ValueError(f"{name}: found {shown(getattr(settings, name))}")
+    _require_numbers(settings, None)
+
+
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Within, a folder may be made; it and those above it go again if that ends in an error."""
+    made: list[Path] = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        yield
+    except BaseException as error:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        if isinstance(error, (OSError, ValueError)) and not isinstance(error, PosError):
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--run_dir: {why}: {shown(str(folder))}") from error
+        raise

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number
+from recbole_pos.values import is_number, shown
 
 KINDS = {
     "choice": "a list of values",
@@ -23,6 +23,8 @@ KINDS = {
     "quniform": "[low, high, step]",
     "randint": "[low, high], whole numbers, both included",
 }
+
+MOST_POINTS = 100_000  # of a grid, and values of a parameter that are listed
 
 
 @dataclass(frozen=True)
@@ -49,28 +51,28 @@ class Parameter:
     def _check(self) -> None:
         kind, values = self.kind, self.values
         if not isinstance(values, list):
-            self._refuse(f"{kind} takes {KINDS[kind]}, found {values!r}")
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
         if kind == "choice":
             if not values:
                 self._refuse("choice has no values to choose from")
             twice = [value for n, value in enumerate(values) if value in values[:n]]
             if twice:
-                self._refuse(f"{twice[0]!r} is listed twice")
+                self._refuse(f"{shown(twice[0])} is listed twice")
             return
         if len(values) != (3 if kind == "quniform" else 2) or not all(map(is_number, values)):
-            self._refuse(f"{kind} takes {KINDS[kind]}, found {values!r}")
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
         low, high = values[:2]
         if low > high or (low == high and kind != "randint"):
-            self._refuse(f"the range from {low} to {high} is empty")
+            self._refuse(f"the range from {shown(low)} to {shown(high)} is empty")
         if kind == "loguniform" and low <= 0:
             self._refuse(
-                f"loguniform needs a low end above 0, found {low}; ends are the values themselves, "
-                "not their logarithms as in RecBole's .hyper files"
+                f"loguniform needs a low end above 0, found {shown(low)}; ends are the values "
+                "themselves, not their logarithms as in RecBole's .hyper files"
             )
         if kind == "randint" and not all(isinstance(value, int) for value in values):
-            self._refuse(f"randint takes whole numbers, found {values!r}")
+            self._refuse(f"randint takes whole numbers, found {shown(values)}")
         if kind == "quniform" and values[2] <= 0:
-            self._refuse(f"the step must be above 0, found {values[2]}")
+            self._refuse(f"the step must be above 0, found {shown(values[2])}")
 
     def _refuse(self, problem: str) -> None:
         raise UsageError(f"{self.where}: {self.name}: {problem}")
@@ -95,12 +97,23 @@ class Parameter:
             return [float(value) for value in self.values]  # as all between are
         return self.values
 
+    @property
+    def count(self) -> float:
+        """How many values there are."""
+        if self.kind == "choice":
+            return len(self.values)
+        if self.kind == "randint":
+            return self.values[1] - self.values[0] + 1
+        return self.steps + 1 if self.kind == "quniform" else math.inf
+
     def all_values(self) -> list[Any]:
         """Every value, for a grid.
 
         Raises:
-            UsageError: where there are infinitely many.
+            UsageError: where there are infinitely many, or too many to list.
         """
+        if self.count > MOST_POINTS and self.count != math.inf:
+            self._refuse(f"{self.count:,} values are too many to list; use choice or larger steps")
         if self.kind == "choice":
             return self.values
         if self.kind == "randint":
@@ -139,7 +152,8 @@ class Parameter:
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
-            return [self.on_grid(number) for number in range(self.steps + 1)].index(value)
+            low, _, step = self.values
+            return round((value - low) / step)
         return value
 
 
@@ -203,13 +217,12 @@ class Space:
 
     def points(self, most: int = 10_000) -> int | None:
         """How many combinations there are; None if infinitely many, or more than ``most``."""
-        endless = ("uniform", "loguniform")
-        if any(parameter.kind in endless for parameter in self.parameters):
+        if any(parameter.count > most for parameter in self.parameters):
             return None
         count = len(self.grid(most))
         return count if count <= most else None
 
-    def grid(self, most: float = math.inf) -> list[dict[str, Any]]:
+    def grid(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
         """All combinations, in the order of the file, the last parameter changing first.
 
         Args:
@@ -217,15 +230,15 @@ class Space:
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
-            grown: list[dict[str, Any]] = []
+            values, grown = parameter.all_values(), list[dict[str, Any]]()
             for options in combinations:
                 if self.exists(parameter, options):
-                    grown += [{**options, parameter.name: v} for v in parameter.all_values()]
+                    grown += [{**options, parameter.name: value} for value in values]
                 else:
                     grown.append(options)
+                if len(grown) > most:
+                    return grown
             combinations = grown
-            if len(combinations) > most:
-                break
         return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
@@ -235,7 +248,7 @@ class Space:
             if base is None:
                 raise UsageError(
                     f"{parameter.where}: {parameter.name}: its condition "
-                    f"{parameter.when} never holds"
+                    f"{shown(parameter.when)} never holds"
                 )
             for value in parameter.ends():
                 yield parameter, {**base, parameter.name: value}
@@ -286,7 +299,7 @@ def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
         if ready is None:
             raise UsageError(
                 f"{left[0].where}: {left[0].name}: its condition depends on itself, by way of "
-                f"{', '.join(left[0].when)}"
+                f"{shown(list(left[0].when))}"
             )
         left.remove(ready)
         ordered.append(ready)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,9 +12,11 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.best_file import best_files, is_best_file
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.values import shown
 
 _UNFINISHED = ".part"  # end of the name of a file that is being written
 
@@ -29,6 +32,8 @@ def place_of(storage: str, folder: Path, make: bool = True) -> str:
     Raises:
         UsageError: if it cannot, or if nobody knows such a URI.
     """
+    if not storage:
+        raise UsageError("--storage: empty; name a path or URI, or leave it out")
     place = f"{storage.rstrip('/')}/{folder.resolve().name}"
     if "://" not in place:
         place = os.path.abspath(place)
@@ -37,8 +42,8 @@ def place_of(storage: str, folder: Path, make: bool = True) -> str:
         if make:
             system.create_dir(path)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--storage: cannot use {storage}: {reason}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"--storage: cannot use {shown(storage)}: {reason[:200]}") from error
     return place
 
 
@@ -55,6 +60,42 @@ def is_taken(place: str) -> bool:
     """Whether something lies at a path or URI."""
     system, path = filesystem(place)
     return system.get_file_info(path).type != fs.FileType.NotFound
+
+
+def fetch_checkpoint(place: str, folders: list[str], target: RunFolder) -> bool:
+    """Copy the newest whole checkpoint of a trial; one that its process did not live to complete,
+    or that was damaged since, is passed over.
+
+    Args:
+        place: path or URI of Ray's folder.
+        folders: of the trial, within it, the newest last.
+        target: a folder that is there.
+
+    Returns:
+        Whether there was one.
+    """
+    system, root = filesystem(place)
+    for folder in reversed(folders):
+        selector = fs.FileSelector(f"{root}/{folder}", allow_not_found=True)
+        names = [one.base_name for one in system.get_file_info(selector)]
+        names = sorted((n for n in names if n.startswith("checkpoint_")), reverse=True)
+        for name in names:
+            with tempfile.TemporaryDirectory(prefix="recbole-pos-fetch-") as near:
+                fs.copy_files(f"{root}/{folder}/{name}", near, source_filesystem=system)
+                with suppress(CheckpointError):
+                    checkpoint.load(RunFolder(near).checkpoint)
+                    copy_run(RunFolder(near), target)
+                    return True
+    return False
+
+
+def copy_run(source: RunFolder, target: RunFolder) -> None:
+    """Copy the files of a checkpoint that Ray keeps; its best weights become part of it."""
+    for file in source.path.iterdir():
+        if file.is_file() and not file.name.startswith(source.checkpoint.name):
+            shutil.copy(file, target.path)
+    if source.checkpoint.is_file():
+        checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 class Mirror:

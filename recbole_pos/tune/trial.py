@@ -11,7 +11,6 @@ import gc
 import json
 import logging
 import math
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,23 @@ from typing import Any
 import ray
 import torch
 from ray import tune
+from ray.exceptions import RayError
 
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import PosError
-from recbole_pos.experiment import checkpoint
+from recbole_pos.errors import PosError, StorageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.result import parameters
 from recbole_pos.tune.data import SharedData
 from recbole_pos.tune.searchers import BEST
+from recbole_pos.tune.storage import copy_run, fetch_checkpoint
 from recbole_pos.tune.team import LOST, gpu_of_ray, team
 
 EARLIER = "earlier"  # key of validation values by epoch, as JSON, in reports of a resumed trial
 FAILURE = "failure"  # key of a last report that says why a trial failed
+INFRASTRUCTURE = "infrastructure"  # key of the same report: whether the trial is not to blame
 _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -59,6 +60,7 @@ def run_trial(
     nproc: int,
     packed: bytes,
     data: list[Any],
+    place: str,
 ) -> None:
     """Train, report the validation metric and a checkpoint after every epoch, never test.
 
@@ -68,13 +70,15 @@ def run_trial(
     process of the trial's team is lost.
 
     Args:
-        config: number and options, from the searcher.
+        config: number and options, from the searcher; of a trial that is resumed ``earlier``, the
+            folders with its checkpoints.
         model, dataset, base: of the search.
         resources: ``num_cpus`` and ``num_gpus`` of this process; as many threads as CPUs, so that
             the trials of a machine share its cores.
         nproc: how many processes train the model together.
         packed: models and schemes that only the process of the search has made.
         data: a list with the reference of a :class:`SharedData` in the object store.
+        place: path or URI that has those folders.
     """
     on_gpu = resources["num_gpus"] > 0
     torch.set_num_threads(max(1, int(resources["num_cpus"])))
@@ -86,31 +90,30 @@ def run_trial(
             unpack(packed)
             chosen = trial_config(model, dataset, base, options)
             run = RunFolder(folder)
-            start = _last_checkpoint(run)
+            start = _last_checkpoint(run, place, config.get("earlier", []))
             with team(nproc, resources, chosen.plain, packed, data, start):
                 _train(chosen, ray.get(data[0]), run, start)
     except LOST:  # another process of the team: no fault of the trial, Ray takes it up again
         raise
     except Exception as error:
-        tune.report({BEST: math.nan, FAILURE: reason(error), "number": config["number"]})
+        why = reason(error)
+        blameless = isinstance(error, (OSError, RayError)) and not why.startswith(_OUT_OF_MEMORY[0])
+        tune.report({BEST: math.nan, FAILURE: why, INFRASTRUCTURE: blameless})
     finally:
         gc.collect()  # the process goes on to the next trial
         if on_gpu:
             torch.cuda.empty_cache()
 
 
-def _last_checkpoint(folder: RunFolder) -> Path | None:
-    """Where an earlier process of this trial stopped, brought here."""
+def _last_checkpoint(folder: RunFolder, place: str, earlier: list[str]) -> Path | None:
+    """Where an earlier process of this trial stopped, or an earlier search that is resumed, copied
+    to this machine."""
     start = tune.get_checkpoint()
-    if not start:
-        return None
-    with start.as_directory() as saved:
-        there = RunFolder(saved).checkpoint
-        for file in Path(saved).iterdir():
-            if not file.name.startswith(there.name):
-                shutil.copy(file, folder.path)
-        if there.is_file():
-            checkpoint.copy(there, folder.checkpoint)
+    if start:
+        with start.as_directory() as saved:
+            copy_run(RunFolder(saved), folder)
+    else:
+        fetch_checkpoint(place, earlier, folder)
     return folder.checkpoint if folder.checkpoint.is_file() else None
 
 
@@ -154,7 +157,10 @@ def _report(experiment: Experiment, folder: RunFolder, resumed: bool) -> None:
     if resumed:
         earlier = {one["epoch"] + 1: one["valid"][trainer.valid_metric] for one in before}
         metrics[EARLIER] = json.dumps(earlier)
-    tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder.path))
+    try:
+        tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder.path))
+    except Exception as error:  # Ray's own, of whatever kind the storage has
+        raise StorageError(f"cannot keep a checkpoint, see --storage: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:

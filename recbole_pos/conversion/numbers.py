@@ -1,0 +1,149 @@
+"""Numbers as people write them: ``1,234.50``, ``1.234,50``, ``1 234,50``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+
+_MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (other, " ", "'"))
+_SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
+_UNIT = r"(?:[$€£¥₹%]|[A-Z]{3}|kr\.?)?"
+_UNITS = rf"^{_UNIT}\s?[+-]?\d[\d., ']*\s?{_UNIT}$"
+_LIKELY = 0.5  # of the first cells must have digits as numbers have them, or nothing is looked at
+_NEARLY = 0.9  # of the cells are numbers: then it is said that others are none
+_SAMPLE = 200
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a column.
+
+    Attributes:
+        decimal, thousands: the separators.
+        numbers: [values] float64.
+        certain: whether nobody would read it otherwise.
+    """
+
+    decimal: str
+    thousands: str
+    numbers: np.ndarray
+    certain: bool = True
+
+    @property
+    def note(self) -> str:
+        """The separators, for people."""
+        return f"decimal separator {self.decimal!r}, thousands {self.thousands!r}"
+
+
+def find_readings(
+    values: pa.Array, decimal: str | None = None, thousands: str | None = None
+) -> list[Reading]:
+    """Return the different ways in which all values are numbers with separators.
+
+    Args:
+        values: text.
+        decimal, thousands: the separators, where they are given.
+    """
+    if not _is_likely(values):
+        return []
+    text = _plain(values)
+    found: list[Reading] = []
+    for marks in _marks(decimal, thousands):
+        if not pc.all(pc.match_substring_regex(text, _pattern(*marks))).as_py():
+            continue
+        numbers = pc.replace_substring(pc.replace_substring(text, marks[1], ""), marks[0], ".")
+        reading = Reading(*marks, numbers.cast(pa.float64()).to_numpy())
+        if any(np.array_equal(reading.numbers, other.numbers) for other in found):
+            continue
+        if marks[1] == " " and not (decimal or thousands):  # 101 205 may be two names
+            with_decimals = pc.any(pc.match_substring(text, marks[0])).as_py()
+            reading = Reading(*marks, reading.numbers, certain=with_decimals)
+        found.append(reading)
+    return found
+
+
+def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
+    """Return what the first value that is in doubt may be, and what settles it."""
+    if len(readings) == 1:
+        return (
+            f"{values[0].as_py()[:60]!r} may be a number or a list: --thousands COLUMN=' ' reads "
+            "numbers"
+        )
+    first, second = readings[:2]
+    place = int(np.flatnonzero(first.numbers != second.numbers)[0])
+    options = [
+        f"--decimal COLUMN={one.decimal!r} (it is {one.numbers[place]:.15g})" for one in readings
+    ]
+    return (
+        f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: say "
+        f"{' or '.join(options)}"
+    )
+
+
+def find_wrong(
+    values: pa.Array, decimal: str | None = None, thousands: str | None = None
+) -> pa.Array:
+    """Return the values that are no numbers in the reading in which most are."""
+    text = _plain(values)
+    masks = [
+        pc.match_substring_regex(text, pattern)
+        for pattern in (
+            r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$",
+            *(_pattern(*marks) for marks in _marks(decimal, thousands)),
+        )
+    ]
+    best = max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)
+    return values.filter(pc.invert(best))
+
+
+def describe_near_numbers(values: pa.Array, codes: np.ndarray) -> str:
+    """Return what keeps a column of nearly only numbers from being one; else nothing.
+
+    Args:
+        values: [different values] text.
+        codes: [rows] which of them stands there, from 1; 0 for none.
+    """
+    if not len(values) or not _is_likely(values):
+        return ""
+    wrong = find_wrong(values)
+    if len(wrong) == len(values) or not _is_nearly_all(values, wrong, codes):
+        if pc.all(pc.match_substring_regex(_plain(values), _UNITS)).as_py():
+            return f"text, as numbers with units such as {values[0].as_py()!r} are not read"
+        return ""
+    return (
+        f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
+        f"{wrong[0].as_py()[:60]!r}"
+    )
+
+
+def _is_nearly_all(values: pa.Array, wrong: pa.Array, codes: np.ndarray) -> bool:
+    mask = pc.is_in(values, wrong).to_numpy(zero_copy_only=False)
+    rows = np.bincount(codes, minlength=len(values) + 1)[1:]
+    return rows[~mask].sum() >= _NEARLY * rows.sum() or (~mask).sum() >= _NEARLY * len(mask)
+
+
+def _is_likely(values: pa.Array) -> bool:
+    mask = pc.match_substring_regex(_plain(values[:_SAMPLE]), _UNITS)
+    return (pc.sum(mask).as_py() or 0) >= _LIKELY * len(mask)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    text = pc.replace_substring_regex(pc.utf8_trim_whitespace(values), _SPACES, " ")
+    return pc.replace_substring_regex(pc.replace_substring(text, "\u2212", "-"), "’", "'")
+
+
+def _marks(decimal: str | None, thousands: str | None) -> list[tuple[str, str]]:
+    given = decimal or ("," if thousands == "." else "."), thousands or " "
+    return [
+        (one, two)
+        for one, two in dict.fromkeys([*_MARKS, given])
+        if one != two and decimal in (None, one) and thousands in (None, two)
+    ]
+
+
+def _pattern(decimal: str, thousands: str) -> str:
+    point, mark = (rf"\x{{{ord(one):x}}}" for one in (decimal, thousands))
+    return rf"^[+-]?(?:\d+|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+)(?:{point}\d+)?$"

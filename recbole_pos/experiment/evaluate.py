@@ -1,0 +1,124 @@
+"""Metrics of a trained run, without training: from its kept ranks, or by its best weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from recbole.evaluator import Evaluator
+from recbole.evaluator.collector import DataStruct
+from recbole.evaluator.register import metric_information
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.history import masks_history
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.collector import TOPK
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import read_result, unfinished
+from recbole_pos.experiment.run import config_of, load
+from recbole_pos.values import check_choice
+
+PARTS = ("test", "valid")
+
+
+def evaluate(
+    run_dir: str | Path,
+    metrics: str | Sequence[str] | None = None,
+    topk: int | Sequence[int] | None = None,
+    part: str = "test",
+    mask_history: bool | None = None,
+    data_path: str | Path | None = None,
+) -> dict[str, float]:
+    """Metrics of a trained run, of its own kind or others, without training it again.
+
+    They follow from the ranks that the run has kept where these suffice: metrics of the test
+    targets' ranks, up to the largest cutoff of the run, with the same items left out. Otherwise the
+    best weights are evaluated, which needs the dataset.
+
+    >>> found = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
+    >>> list(found)
+    ['hit@1', 'hit@5', 'mrr@1', 'mrr@5']
+
+    Args:
+        run_dir: the folder of a run.
+        metrics: names such as NDCG; those of the run if None.
+        topk: cutoffs; those of the run if None.
+        part: test or valid.
+        mask_history: whether items of a user's past are left out; as in the run if None.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+
+    Returns:
+        Values by name, ``ndcg@10``.
+
+    Raises:
+        UsageError: for an unknown metric, a cutoff that is none, a part without targets, or if the
+            dataset is needed and not there.
+        CheckpointError: if what the model was trained on is not there any more.
+    """
+    check_choice("part", part, PARTS)
+    folder = RunFolder(run_dir).require()
+    kept = config_of(folder)
+    options: dict[str, Any] = {
+        "metrics": kept["metrics"] if metrics is None else _listed(metrics),
+        "topk": kept["topk"] if topk is None else _listed(topk),
+    }
+    if options["metrics"] and options["topk"]:  # else the configuration refuses them
+        names = [str(name) for name in options["metrics"] if str(name).lower() != "gauc"]
+        options["valid_metric"] = f"{names[0]}@{options['topk'][0]}" if names else "GAUC"
+    if mask_history is not None:
+        options["mask_history"] = mask_history
+    if data_path is not None:
+        options["data_path"] = str(data_path)
+    config = config_of(folder, options)
+    if part == "test" and (found := _from_ranks(folder, kept, config)) is not None:
+        return found
+    trained = load(folder.path, options=options)
+    found = trained.trainer.evaluate(trained.loaders[part])
+    if found is None:
+        raise UsageError(f"part: this split of {folder.path} has no {part} targets")
+    return found
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _from_ranks(folder: RunFolder, kept: PosConfig, config: PosConfig) -> dict[str, float] | None:
+    """Metrics from the ranks of the test; None if they do not follow, or do not fit the result."""
+    of_ranks = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
+    same = masks_history(kept) == masks_history(config)
+    # beyond the largest cutoff items of equal scores have no order in the ranks
+    exact = max(config["topk"]) <= max(kept["topk"])
+    usable = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
+    if not (of_ranks and same and exact and usable):
+        return None
+    result = read_result(folder)
+    try:
+        rank = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
+        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
+    whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
+    if not whole or not len(rank) or rank.min() < 0:
+        return None
+    own = _metrics(rank, kept)
+    if any((result.test or {}).get(name) != value for name, value in own.items()):
+        return None
+    return _metrics(rank, config)
+
+
+def _metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:
+    """RecBole's metrics of ranks [targets], those that follow from them."""
+    most = max(config["topk"])
+    hits = torch.zeros(len(rank), most + 1, dtype=torch.long)
+    hits[:, -1] = 1  # relevant items of each
+    row = np.flatnonzero(rank < most)
+    hits[row, rank[row]] = 1
+    struct = DataStruct()
+    struct.set(TOPK, hits)
+    evaluator = Evaluator(config)
+    evaluator.metrics = [name for name in evaluator.metrics if metric_information[name] == [TOPK]]
+    return {name: float(value) for name, value in evaluator.evaluate(struct).items()}

@@ -1,0 +1,66 @@
+"""Converts again and again, killed at every step that touches the folder of the data.
+
+Arguments: the file, the folder of the data, and further ones of ``recbole-pos convert``. A line
+for each step tells what is there after the kill, and after the same command has run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import recbole_pos.conversion.convert  # noqa: F401 - once for all processes
+from recbole_pos.cli.main import main
+
+_STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def convert(arguments: list[str], folder: Path, steps: int | None = None) -> bool:
+    """In a process of its own; whether it was killed."""
+    if not (process := os.fork()):
+        left = steps
+
+        def step(event: str, details: tuple) -> None:
+            nonlocal left
+            if left is not None and event in _STEPS and str(folder) in str(details[0]):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        os._exit(main(arguments))
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) or not os.WEXITSTATUS(status) or steps is None, status
+    return os.WIFSIGNALED(status)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Files below a folder, with their text."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_text() for file in files}
+
+
+def worker(file: str, folder: Path, *options: str) -> None:
+    """Kill it at step 0, 1, 2, ... until it ends."""
+    arguments = ["convert", file, "--name", "shop", f"--data_path={folder}", "--quiet", *options]
+    before = folder.with_name("before")
+    if folder.exists():
+        shutil.copytree(folder, before)
+    steps, killed = 0, True
+    while killed:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before.exists():
+            shutil.copytree(before, folder)
+        killed = convert(arguments, folder, steps)
+        after = contents(folder)
+        convert(arguments, folder)
+        print(json.dumps({"killed": killed, "after": after, "again": contents(folder)}))
+        steps += 1
+
+
+if __name__ == "__main__":
+    worker(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

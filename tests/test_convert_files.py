@@ -1,0 +1,325 @@
+"""recbole-pos convert: what a file is, before anything of it is taken for something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.conversion.report import Report
+from recbole_pos.yaml_files import read_yaml
+
+NOW = 1_700_000_000
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """``recbole-pos convert`` of a file of this text, into ``tmp_path/shop``."""
+
+    def run(text: str, *options: str, name: str = "log.csv") -> int:
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        return main(
+            ["convert", str(tmp_path / name), "--name=shop", f"--data_path={tmp_path}", *options]
+        )
+
+    return run
+
+
+def interactions(folder: Path) -> list[list[str]]:
+    lines = (folder / "shop" / "shop.inter").read_text().splitlines()
+    return [line.split("\t") for line in lines[1:]]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "shop" / "convert.json").read_text())
+
+
+def advice(error: str) -> list[str]:
+    """The options that an error advises, as they are typed."""
+    words = error.split()
+    place = next(n for n, word in enumerate(words) if word.startswith("--columns"))
+    more = words[place + 2 : place + 4] if words[place + 2] == "--time" else []
+    return [*words[place : place + 2], *more]
+
+
+HEADLESS = {
+    "text and dates": "ann,kite,2024-03-02\nbob,owl,2024-03-03\nann,owl,2024-03-04\n",
+    "numbers": f"1,1,{NOW}\n2,1,{NOW + 1}\n1,2,{NOW + 2}\n",
+    "ids alike": "u1,i1\nu2,i1\nu1,i7\n",
+    "SASRec": "1 1\n1 2\n2 1\n",
+    "a rating": f"A2,B1,5.0,{NOW}\nA2,B2,1.0,{NOW + 1}\nA3,B1,4.0,{NOW + 2}\n",
+    "time first": f"{NOW}\tu\ti\n{NOW + 1}\tv\ti\n{NOW + 2}\tu\tj\n",
+    "a first cell unlike": f"u1,i1,{NOW},unknown\nu2,i1,{NOW + 1},3\nu1,i2,{NOW + 2},4\n",
+    "one row": f"u1,i1,{NOW}\n",
+}
+
+
+@pytest.mark.parametrize("text", HEADLESS.values(), ids=HEADLESS)
+def test_without_a_header_the_advice_keeps_every_row(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    name = "log.txt" if " " in text else "log.tsv" if "\t" in text else "log.csv"
+    assert run(text, name=name) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert run(text, *advice(error), name=name) == 0
+    assert len(interactions(tmp_path)) == text.count("\n")
+    assert report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"user,item,time,0,1,2\nu,i,{NOW},1,2,3\nu,j,{NOW},1,2,3\n",
+        f"user1,item1,t0\nu1,i1,{NOW}\nu2,i2,{NOW}\n",
+        f"user,item,time\nuser,item,{NOW}\nb,c,{NOW}\n",
+    ],
+)
+def test_a_header_is_one(tmp_path: Path, run: Run, text: str) -> None:
+    names = text.split("\n")[0].split(",")[:3]
+    roles = [f"--{r}={n}" for r, n in zip(("user", "item", "time"), names, strict=True)]
+    assert run(text, *roles) == 0
+    assert len(interactions(tmp_path)) == 2
+
+
+def test_names_that_look_like_data(tmp_path: Path, run: Run) -> None:
+    text = f"0,1,2\nu,i,{NOW}\nv,i,{NOW}\n".replace("u,i", "5,6").replace("v,i", "7,8")
+    roles = ("--user=0", "--item=1", "--time=2")
+    assert run(text, *roles) == 2
+    assert run(text, *roles, "--header") == 0
+    assert len(interactions(tmp_path)) == 2
+    assert run(text, "--columns=user,item", "--overwrite") == 2
+
+
+LISTS = {
+    "HSTU.csv": "index,user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
+    f'0,u,"7,8,9","1,2,3","{NOW},{NOW + 1},{NOW + 2}",F\n1,v,"8","1","{NOW}",M\n'
+    f'2,w,"7,8","1,2","{NOW}",F\n',
+    "bracketed.csv": f'user,items,times\nu,"[7, 8, 9]","[{NOW}, {NOW + 1}, {NOW + 2}]"\n'
+    f'v,[8],[{NOW}]\nw,"[7,8]",[{NOW}]\n',
+    "quoted.csv": f"user;items;times\nu;['7', '8', '9'];[{NOW}, {NOW + 1}, {NOW + 2}]\n"
+    f"v;['8'];[{NOW}]\nw;['7', '8'];[{NOW}]\n",
+    "lines.jsonl": "".join(
+        json.dumps({"user": user, "items": items, "times": times}) + "\n"
+        for user, items, times in (
+            ("u", [7, 8, 9], [NOW, NOW + 1, NOW + 2]),
+            ("v", [8], [NOW]),
+            ("w", [7, 8], [NOW]),
+        )
+    ),
+    "lists.parquet": "",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_row_for_each_user_with_lists(tmp_path: Path, run: Run, name: str) -> None:
+    if name.endswith(".parquet"):
+        frame = pd.read_json(
+            LISTS["lines.jsonl"].splitlines()[0][:0] or _jsonl(tmp_path), lines=True
+        )
+        frame.to_parquet(tmp_path / name)
+        assert (
+            main(["convert", str(tmp_path / name), "--name=shop", f"--data_path={tmp_path}"]) == 0
+        )
+    else:
+        assert run(LISTS[name], name=name) == 0
+    found = [row[:3] for row in interactions(tmp_path)]
+    times = [str(NOW), str(NOW + 1), str(NOW + 2)]
+    assert found == [
+        *(["u", i, t] for i, t in zip("789", times, strict=True)),
+        ["v", "8", times[0]],
+    ]
+    (reason,) = report(tmp_path)["lines"]["events"]["dropped"].values()
+    line = 3 if name.startswith("l") else 4
+    assert reason == {"lines": 1, "first": [f"{name}:{line}"]}
+
+
+def _jsonl(folder: Path) -> Path:
+    (folder / "source.json").write_text(LISTS["lines.jsonl"])
+    return folder / "source.json"
+
+
+def test_lists_of_names_with_commas_and_lists_that_stay(tmp_path: Path, run: Run) -> None:
+    rows = [
+        {
+            "user": "u",
+            "items": ["a, b", "c"],
+            "times": ["2024-03-02", "2024-03-03"],
+            "likes": "xyz",
+        },
+        {"user": "v", "items": ["c"], "times": ["2024-03-02"], "likes": "yz"},
+    ]
+    rows = [{**row, "likes": list(row["likes"])} for row in rows]
+    assert run("".join(json.dumps(row) + "\n" for row in rows), name="log.jsonl") == 0
+    assert [row[1] for row in interactions(tmp_path)] == ["a, b", "c", "c"]
+    assert (tmp_path / "shop" / "shop.user").read_text().splitlines()[1:] == ["u\tx y z", "v\ty z"]
+
+
+def test_lists_of_interactions_stay_lists(tmp_path: Path, run: Run) -> None:
+    rows = [{"user": 1, "item": n, "time": NOW + n, "tags": ["x", "y"][: n % 3]} for n in range(6)]
+    assert run("".join(json.dumps(row) + "\n" for row in rows), name="log.jsonl") == 0
+    assert len(interactions(tmp_path)) == 6
+
+
+def test_order_of_rows_instead_of_times(tmp_path: Path, run: Run) -> None:
+    text = "user,item,stars\nu,x,1\nv,x,2\nu,y,3\nu,x,4\n"
+    assert run(text) == 2
+    assert run(text, "--time", "row_order") == 0
+    assert [row[2] for row in interactions(tmp_path)] == ["0", "0", "1", "2"]
+    options = read_yaml(tmp_path / "shop" / "shop.yaml")
+    assert "timestamp_unit" not in options and options["TIME_FIELD"] == "timestamp"
+    assert "time" not in [r["field"] for r in options["for"]["AttrFormer"]["relations"]]
+    assert report(tmp_path)["counts"]["first"] is None
+    assert run('user,items\nu,"[1, 2]"\nv,[2]\n', "--time=row_order", "--overwrite") == 0
+    assert [row[2] for row in interactions(tmp_path)] == ["0", "1", "0"]
+
+
+def test_ids_that_became_floats_are_the_same_ids(tmp_path: Path, run: Run) -> None:
+    text = f"user,item,time\n1034.0,A7,{NOW}\n1034,3.0,{NOW + 1}\n1035.0,3,{NOW + 2}\n"
+    assert run(text) == 0
+    assert [row[:2] for row in interactions(tmp_path)] == [
+        ["1034", "A7"],
+        ["1034", "3"],
+        ["1035", "3"],
+    ]
+    assert report(tmp_path)["columns"][0]["notes"]
+    versions = ["1.10", "1.1", "1.0", "2.0"]
+    rows = "".join(f"1,{version},{NOW}\n" for version in versions)
+    assert run(f"user,item,time\n{rows}", "--overwrite") == 0
+    assert [row[1] for row in interactions(tmp_path)] == versions
+
+
+@pytest.mark.parametrize(("ids", "joins"), [("1 2", True), ("1.0 2.0", True), ("0001 0002", False)])
+def test_a_join_that_matches_nothing(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str], ids: str, joins: bool
+) -> None:
+    rows = "".join(f"{one},brand {one}\n" for one in ids.split())
+    (tmp_path / "items.csv").write_text(f"item,brand\n{rows}")
+    text = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n"
+    assert run(text, "--items", str(tmp_path / "items.csv")) == (0 if joins else 2)
+    if not joins:
+        error = capsys.readouterr().err
+        assert "'0001'" in error and "'1'" in error and not (tmp_path / "shop").exists()
+
+
+@pytest.mark.parametrize("option", ["--type=brand=token", "--table=brand=item", "--rename=brand=x"])
+def test_a_column_that_is_named_has_a_value(tmp_path: Path, run: Run, option: str) -> None:
+    text = f"user,item,time,brand\nu,1,{NOW},\nv,2,{NOW},NA\n"
+    assert run(text, option) == 2
+    assert run(text) == 0
+
+
+def test_an_items_file_without_a_header(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "items.csv").write_text("1,Fjord\n2,Brix\n")
+    text, items = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n", str(tmp_path / "items.csv")
+    assert run(text, "--items", items) == 2
+    words = capsys.readouterr().err.split()
+    named = words[words.index("--item_columns") + 1]
+    assert run(text, "--items", items, "--item_columns", named) == 0
+    assert "Fjord" in (tmp_path / "shop" / "shop.item").read_text()
+
+
+def copied(users: int = 10) -> str:
+    rows = [f"u{u},i{n},{NOW + n}\n" for u in range(users) for n in range(4)]
+    return "user,item,time\n" + "".join(row * 2 for row in rows)
+
+
+def test_exact_copies_are_counted_and_told(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(copied() + f"z,i0,{NOW}\nz,i1,{NOW}\nz,i0,{NOW + 9}\n") == 0
+    counts = report(tmp_path)["counts"]
+    assert (counts["copies"], counts["copied_targets"]) == (40, 10)
+    assert "10 of 11 users" in capsys.readouterr().out
+    assert run(copied() + f"z,i0,{NOW}\nz,i0,{NOW + 9}\n", "--rm_copies", "--overwrite") == 0
+    assert len(interactions(tmp_path)) == 42  # buying again is no copy
+    assert [d["lines"] for d in report(tmp_path)["lines"]["events"]["dropped"].values()] == [40]
+
+
+def test_partitions_are_columns(tmp_path: Path) -> None:
+    for place, country in enumerate(("NO", "F%C3%B8r", "__HIVE_DEFAULT_PARTITION__")):
+        folder = tmp_path / "log" / "year=2024" / f"country={country}"
+        folder.mkdir(parents=True)
+        rows = [(place, n, NOW + n) for n in range(3)]
+        pd.DataFrame(rows, columns=["user", "item", "time"]).to_parquet(folder / "part-0.parquet")
+    assert main(["convert", str(tmp_path / "log"), "--name=shop", f"--data_path={tmp_path}"]) == 0
+    users = (tmp_path / "shop" / "shop.user").read_text()
+    assert "0\tNO\n" in users and "1\tFør\n" in users and "2\t\n" in users
+    assert {"year", "country"} <= {column["column"] for column in report(tmp_path)["columns"]}
+
+
+GOOD = json.dumps({"user": 1, "item": "a", "time": NOW})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(
+            '{"user": 2, "item": "a", "time": 1700000000, "x": ' + "[" * n + "]" * n + "}"
+            for n in (1_000, 10_000, 1_000_000)
+        ),
+        '{"x": ' * 100_000 + "1" + "}" * 100_000,
+        '{"user": "\\ud800", "item": "a", "time": 1700000000}',
+    ],
+    ids=["1,000 deep", "10,000 deep", "1,000,000 deep", "objects", "half a pair"],
+)
+def test_json_that_no_parser_may_be_given(tmp_path: Path, run: Run, bad: str) -> None:
+    text = f"{GOOD}\n{bad}\n{GOOD.replace(' 1,', ' 2,')}\n"
+    assert run(text, name="log.jsonl") == 0
+    assert report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["lines"] == 1
+    assert len(report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["first"][0]) < 300
+
+
+def test_brackets_in_text_are_not_depth(tmp_path: Path, run: Run) -> None:
+    rows = [{"user": n, "item": "[{" * 500, "time": NOW} for n in range(2)]
+    assert run("".join(json.dumps(row) + "\n" for row in rows), name="log.jsonl") == 0
+    assert len(interactions(tmp_path)) == 2
+
+
+WIDE = [f"c{n}" for n in range(100_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("log.csv", ",".join(WIDE) + "\n" + ",".join("1" for _ in WIDE) + "\n", []),
+        ("log.jsonl", json.dumps(dict.fromkeys(WIDE, 1)) + "\n", []),
+        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--items=--"]),
+        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--items=" + "x" * 5_000]),
+        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--name=" + "x" * 300]),
+        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--user=" + "x" * 100_000]),
+        ("log.csv", f"user,item,time\n1,a,{NOW}\n", ["--type", "x" * 100_000]),
+        ("log.csv", f"user,item,time\n1,a,{'x' * 100_000}\n", ["--time=time"]),
+        ("log.csv", "\ud800,b,c\n1,2,3\n", []),
+        ("log.csv.gz", "no gzip", []),
+    ],
+)
+def test_every_error_is_one_short_line(
+    run: Run, capsys: pytest.CaptureFixture[str], name: str, text: str, options: list[str]
+) -> None:
+    assert run(text, *options, name=name) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 1_000
+
+
+def test_in_python(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text('1,a,"1.234,5"\n2,b,"7,25"\n')
+    made: Report = recbole_pos.convert(
+        tmp_path / "log.csv",
+        name="shop",
+        columns=["user", "item", "price"],
+        decimal={"price": ","},
+        time="row_order",
+        data_path=tmp_path,
+        verbose=False,
+    )
+    assert made.columns[-1].examples == ["1234.5", "7.25"]

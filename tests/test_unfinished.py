@@ -1,0 +1,209 @@
+"""An unfinished run says so; an update can be repeated, whatever ended it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SMALL, make_log, wait, write_atomic
+from test_grown import grow
+from test_trainer import assert_same
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.experiment.folder import RunFolder
+
+ROOT = Path(recbole_pos.__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, and data that have grown since."""
+    folder = tmp_path_factory.mktemp("shop")
+    log = make_log()
+    given = {**SMALL, "data_path": str(write_atomic(log, folder)), "epochs": 1}
+    recbole_pos.run("FPARec", "tiny", None, given, run_dir=folder / "live", verbose=False)
+    write_atomic(grow(log, shuffle=False), folder)
+    return folder
+
+
+@pytest.fixture
+def here(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(shop / "live", tmp_path / "live")
+    shutil.copytree(shop / "tiny", tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(epochs: int = 40) -> list[str]:
+    command = ["update", "live", "--run_dir", "next", "--data_path=.", "--quiet"]
+    return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
+
+
+def start(here: Path, until: Callable[[], Any], epochs: int = 40) -> None:
+    """An update in a process that is killed at that moment."""
+    command = [sys.executable, "-m", "recbole_pos.cli.main", *words(epochs)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=here, env=environment)
+    try:
+        wait(lambda: until() or process.poll() is not None)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def epochs(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def stop(folder: Path) -> None:
+    """As a run is that was killed before its test."""
+    for name in ("result.json", "test_ranks.parquet"):
+        (folder / name).unlink()
+
+
+def test_the_same_line_again_after_kills_at_any_moment(here: Path) -> None:
+    """Of one that began, is in the middle, and has trained; it ends as one never stopped."""
+    folder = here / "next"
+    start(here, folder.exists)
+    start(here, (folder / "config.yaml").exists)
+    start(here, lambda: epochs(folder) >= 3)
+    start(here, lambda: epochs(folder) >= 9)
+    start(here, lambda: epochs(folder) >= 40 and (folder / "test_ranks.parquet").exists())
+    assert main(words()) == 0
+    before = (folder / "result.json").read_bytes()
+    assert main(words()) == 0  # nothing is left to do
+    assert (folder / "result.json").read_bytes() == before
+    folder.rename(here / "killed")
+    assert main(words()) == 0
+    assert_same(folder, here / "killed")
+
+
+def test_it_begins_again_if_the_data_have_grown(here: Path) -> None:
+    assert main(words(2)) == 0
+    stop(here / "next")
+    grown = grow(make_log(), shuffle=False)
+    more = {"user_id": "u5", "item_id": "another", "timestamp": 3e9}
+    grown.loc[len(grown)] = more
+    write_atomic(grown, here)
+    assert main(words(2)) == 0
+    names = recbole_pos.Recommender.load("next", ".").items
+    assert "another" in names and epochs(here / "next") == 2
+    grown.loc[len(grown)] = {**more, "item_id": "one more"}
+    write_atomic(grown, here)
+    assert main(words(2)) == 2  # a finished run is never removed
+    assert (here / "next" / "result.json").is_file()
+
+
+def test_what_is_left_between_removing_and_beginning(here: Path) -> None:
+    assert main(words(2)) == 0
+    RunFolder("next").checkpoint.unlink()
+    (here / "next" / "result.json").unlink()
+    assert main(words(2)) == 0 and epochs(here / "next") == 2
+
+
+def test_another_run_in_the_folder_is_left_alone(here: Path, capsys: Any) -> None:
+    shutil.copytree("live", "next")
+    stop(here / "next")
+    assert main(words(2)) == 2
+    assert "next holds a run already" in capsys.readouterr().err
+    shutil.rmtree("next")
+    assert main(words(2)) == 0
+    stop(here / "next")
+    assert main(words(3)) == 2
+    assert "epochs" in capsys.readouterr().err
+
+
+def test_nothing_begins_from_a_half_trained_run(here: Path, capsys: Any) -> None:
+    stop(here / "live")
+    assert main(words(2)) == 2
+    assert "`recbole-pos run --resume live`" in capsys.readouterr().err
+    assert not (here / "next").exists()
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: bool) -> None:
+    """Killed the first time, or while it was trained further."""
+    if more:
+        write_atomic(make_log(), here)
+        assert main(["run", "--resume", "live", "--epochs=2", "--data_path=.", "--quiet"]) == 0
+        result = json.loads(Path("live/result.json").read_text())
+        Path("live/result.json").write_text(json.dumps({**result, "epochs": 1}))
+    else:
+        stop(here / "live")
+    command = "-m recbole_pos.cli.main recommend live --data_path . --users u9 -k 2".split()
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if "recbole-pos run --resume live" in line]
+    assert len(told) == 1 and told[0].startswith("warning: ")
+    with pytest.warns(RunWarning):
+        recbole_pos.load("live", grown=True, data_path=".")
+    from recbole_pos.serve.live import Live
+
+    with pytest.warns(RunWarning):
+        assert "--resume live" in Live("live", ".").load().described()["unfinished"]
+
+
+def test_a_run_without_an_epoch_says_so(here: Path, capsys: Any) -> None:
+    for name in ("checkpoint.pt", "result.json"):
+        (here / "live" / name).unlink()
+    assert main(["recommend", "live"]) == 2
+    assert "recbole-pos run --resume live" in capsys.readouterr().err
+
+
+def test_a_finished_run_says_nothing(here: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)
+        recbole_pos.load("live", grown=True, data_path=".")
+
+
+def test_a_full_disk_ends_a_run_in_one_line_and_it_is_resumed(here: Path) -> None:
+    """Files may not grow beyond what the second checkpoint needs."""
+    write_atomic(make_log(), here)
+    shutil.copytree("live", "whole")
+    more = ["--epochs=3", "--data_path=.", "--quiet"]
+    code = (
+        "import resource, sys; from recbole_pos.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        f"sys.exit(main(['run', '--resume', 'live', *{more!r}]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1 and len(lines) == 1, done.stderr
+    assert "--resume live" in lines[0] and "Traceback" not in done.stderr
+    for folder in ("live", "whole"):
+        assert main(["run", "--resume", folder, *more]) == 0
+    assert_same(here / "live", here / "whole")
+
+
+def test_an_interrupted_fit_keeps_its_weights(here: Path) -> None:
+    """A loaded model evaluates its best weights, also after they were changed in memory."""
+    write_atomic(make_log(), here)
+    made = recbole_pos.load("live", data_path=".")
+    with torch.no_grad():
+        made.model.item_embedding.weight.zero_()
+    found = made.trainer.evaluate(made.loaders["test"])
+    assert found == json.loads(Path("live/result.json").read_text())["test"]
+    with pytest.raises(UsageError):
+        recbole_pos.update("nowhere")

@@ -1,0 +1,89 @@
+"""Any yaml is read, or refused on one line, within bounds: studies, spaces, options, datasets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
+from recbole_pos.study.source import parse_list
+from recbole_pos.yaml_files import parse_scalar, read_yaml
+
+ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 7)
+)
+MERGED = "a0: &a0 {k: x}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], k{n}: 1}}\n" for n in range(1, 7)
+)
+HOSTILE = {
+    "aliases in aliases": ALIASES,
+    "merged aliases": MERGED,
+    "a long text, often": f"a: &a {'x' * 1_000_000}\nb: [{', '.join(['*a'] * 100)}]\n",
+    "an alias in itself": "a: &a [*a]\n",
+    "deep": f"a: {'[' * 500}{']' * 500}\n",
+    "deep mappings": f"a: {'{a: ' * 500}{'}' * 500}\n",
+    "a number without end": f"a: {'1:' * 100_000}1\n",
+    "a long name, twice": 2 * f"{'x' * 900}: 1\n",
+    "a tag that is not true": "a: !!bool x\n",
+    "a time that is none": "a: !!timestamp x\n",
+    "a number that is none": 'a: !!int ""\n',
+    "an unknown alias": f"a: *{'x' * 1000}\n",
+    "long": "a: 1\n" * 2_500_000,
+}
+
+
+@pytest.fixture(params=HOSTILE)
+def text(request: pytest.FixtureRequest) -> str:
+    return HOSTILE[request.param]
+
+
+def test_read_within_bounds(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        read_yaml(file)
+    assert str(file) in str(refused.value) and len(str(refused.value)) < 600
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["aliases in aliases", "deep", "a tag that is not true"])
+@pytest.mark.parametrize("kind", ["study", "option", "dataset", "space"])
+def test_every_command_reads_so(
+    name: str, kind: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Whatever the file is for: one line that names it, exit code 2."""
+    file = tmp_path / "a.yaml"
+    words = ["-m", "FPARec", "-d", "tiny", "--data_path", str(tiny)]
+    command = ["run", *words, "--config_files", str(file)]
+    if kind == "study":
+        command = ["compare", str(file), "--run_dir", str(tmp_path / "s")]
+    elif kind == "dataset":
+        file = tmp_path / "tiny" / "tiny.yaml"
+        shutil.copytree(tiny / "tiny", file.parent)
+        command = ["run", *words[:-1], str(tmp_path)]
+    elif kind == "space":
+        command = ["tune", *words, "--space", str(file), "--run_dir", str(tmp_path / "s")]
+    file.write_text(HOSTILE[name])
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert str(file) in said and said.count("\n") == 1 and len(said) < 700
+    assert not (tmp_path / "s").exists()
+
+
+def test_many_keys_are_read_in_linear_time(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("".join(f"k{n}: {n}\n" for n in range(20_000)))
+    assert len(read_yaml(file)) == 20_000
+
+
+def test_values_of_the_command_line_have_the_same_bounds() -> None:
+    deep = "[" * 500 + "]" * 500
+    for read in (parse_scalar, parse_list):
+        with pytest.raises(UsageError, match="--vary") as refused:
+            read(deep, "--vary")
+        assert len(str(refused.value)) < 600
+    shared = "[&a [1, 2], *a]"
+    assert parse_scalar(shared, "--x") == [[1, 2], [1, 2]], "aliases as such are fine"
