@@ -297,8 +297,6 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 
-
-
 def _names(configs: list[dict[str, Any]]) -> list[str]:
     """Names that tell runs apart: the model, and the options in which runs of it differ."""
     indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
