@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
+.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -35,6 +35,17 @@ test-ray: .venv-ray-oldest/installed .venv-ray-newest/installed  ## searches and
 	$(PYTHON) -m venv --clear $(@D)
 	grep -v '^ray==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt '$(RAY)' -e '.[test]'
+	touch $@
+
+PYTHONS := 3.10-lowest-direct 3.12-highest 3.13-highest
+
+test-versions: $(PYTHONS:%=.venv-versions-%/installed)  ## the fast tests with the oldest versions that setup.cfg allows (Python 3.10) and with the newest (3.12, 3.13)
+	for set in $(PYTHONS); do .venv-versions-$$set/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not long" || exit 1; done
+
+.venv-versions-%/installed: setup.cfg $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv venv --quiet --clear --python $(firstword $(subst -, ,$*)) $(@D)
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution $(patsubst $(firstword $(subst -, ,$*))-%,%,$*) --torch-backend cpu -e '.[test]'
 	touch $@
 
 fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)

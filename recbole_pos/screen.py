@@ -25,6 +25,7 @@ from rich.table import Table
 
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.files import writing
+from recbole_pos.values import shown
 
 WIDE = 200  # columns where there is no terminal whose width a table must fit
 
@@ -96,7 +97,9 @@ class Screen:
             try:
                 file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as this)
             except OSError as error:
-                raise UsageError(f"log: cannot write {log}: {error.strerror}") from error
+                raise UsageError(
+                    f"log: cannot write {shown(str(log))}: {error.strerror}"
+                ) from error
             if as_json:
                 self._files.append(file)
             else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, suggest
+from recbole_pos.values import Options, shown, suggest
 
 _TABLES = (
     ".csv",
@@ -32,12 +32,19 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
     """Where a table of a dataset is, as text or as parquet; as text if there is none.
 
     Raises:
-        UsageError: if it is there twice.
+        UsageError: if it is there twice, or no file can have its name.
     """
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
-    if not parquet.exists():
-        return text
-    if text.exists():
+    try:
+        if not parquet.exists():
+            return text
+        is_twice = text.exists()
+    except OSError as error:
+        raise UsageError(
+            f"{shown(str(text))} cannot be read: {error.strerror}; see data_path, dataset and the "
+            "options that name its files"
+        ) from error
+    if is_twice:
         raise UsageError(f"{text} and {parquet.name} are both there; remove or rename one of them")
     return parquet
 
@@ -59,8 +66,8 @@ def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> l
     for part, file in zip(parts, files, strict=True):
         if not file.is_file():
             raise UsageError(
-                f"benchmark_filename: there is no file {file}; part {part!r} of dataset {name!r} "
-                f"is read from {name}.{part}.inter in the folder {folder}; see data_path"
+                f"benchmark_filename: part {shown(part)} of dataset {name!r} is read from "
+                f"{shown(file.name)} in the folder {folder}, and there is no such file"
             )
     return files
 
