@@ -121,9 +121,7 @@ LISTS = {
 @pytest.mark.parametrize("name", LISTS)
 def test_a_row_for_each_user_with_lists(tmp_path: Path, run: Run, name: str) -> None:
     if name.endswith(".parquet"):
-        frame = pd.read_json(
-            LISTS["lines.jsonl"].splitlines()[0][:0] or _jsonl(tmp_path), lines=True
-        )
+        frame = pd.read_json(_jsonl(tmp_path), lines=True)
         frame.to_parquet(tmp_path / name)
         assert (
             main(["convert", str(tmp_path / name), "--name=shop", f"--data_path={tmp_path}"]) == 0
@@ -204,7 +202,9 @@ def test_a_join_that_matches_nothing(
     (tmp_path / "items.csv").write_text(f"item,brand\n{rows}")
     text = f"user,item,time\nu,1,{NOW}\nv,2,{NOW}\n"
     assert run(text, "--items", str(tmp_path / "items.csv")) == (0 if joins else 2)
-    if not joins:
+    if joins:
+        assert "\tbrand" in (tmp_path / "shop" / "shop.item").read_text().split("\n")[1]
+    else:
         error = capsys.readouterr().err
         assert "'0001'" in error and "'1'" in error and not (tmp_path / "shop").exists()
 
@@ -323,3 +323,10 @@ def test_in_python(tmp_path: Path) -> None:
         verbose=False,
     )
     assert made.columns[-1].examples == ["1234.5", "7.25"]
+
+
+def test_options_that_would_change_nothing(tmp_path: Path, run: Run) -> None:
+    assert run(f"{GOOD}\n", "--columns=user,item,time", name="log.jsonl") == 2
+    text = f"u,i,{NOW}\nv,i,{NOW}\n"
+    assert run(text, "--columns=user,item,time", "--item_columns=item,brand") == 2
+    assert run(text, "--columns=user,item,time", "--time=row_order", "--date_format=s") == 2

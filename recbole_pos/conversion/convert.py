@@ -274,9 +274,11 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
         ("item", asked.items, "item_columns"),
         ("user", asked.users, "user_columns"),
     ):
+        names = getattr(asked, option)
+        names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
+        if path is None and names:
+            raise UsageError(f"{option}: there is no file of {role}s; add --{role}s FILE")
         if path is not None:
-            names = getattr(asked, option)
-            names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
             sources[role] = read(path, replace(dialect, names=names, option=option))
     columns = {n: c for source in sources.values() for n, c in source.columns.items()}
     for column in asked.drop:

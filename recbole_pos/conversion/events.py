@@ -63,6 +63,8 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
     user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))
     when = columns.get(roles["time"])
     if when is None:  # ROW_ORDER
+        if date_format:
+            raise UsageError(f"date_format: with --time {ROW_ORDER} there are no dates to read")
         times = Times(_order(user.codes), Counter({ORDER_NOTE: source.rows}))
         when = pa.chunked_array([pa.array(times.seconds)])
     else:

@@ -35,6 +35,8 @@ def read(path: str | Path, dialect: Dialect) -> Source:
     path = Path(path)
     files = _files(path)
     kind = _format(files[0])
+    if dialect.names and kind != "csv":
+        raise UsageError(f"{dialect.option}: {files[0]} names its columns; leave the option out")
     form, comma = kind, False
     parts: list[Part] = []
     try:
