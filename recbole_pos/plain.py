@@ -40,6 +40,8 @@ def from_plain(value: Any) -> Any:
     if isinstance(value, dict):
         if value.get("kind") == SPARSE:
             parts = tuple(value[k].cpu().numpy() for k in ("data", "indices", "indptr"))
-            return scipy.sparse.csr_matrix(parts, shape=value["shape"])
+            matrix = scipy.sparse.csr_matrix(parts, shape=value["shape"])
+            matrix.check_format(full_check=True)  # scipy's readers in C do not look
+            return matrix
         return {k: from_plain(v) for k, v in value.items()}
     return value

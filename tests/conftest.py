@@ -74,7 +74,7 @@ SLOW = (
     *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
     *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
     *("test_warm_start", "test_dataset_sample", "test_builtins", "test_distributed"),
-    *("test_convert", "test_atomic", "test_keeper", "test_shop_example", "test_launch"),
+    *("test_convert", "test_atomic", "test_checkpoint_writer", "test_shop_example", "test_launch"),
     *("test_cache", "test_ranks", "test_tune", "test_checkpoint_damages", "test_presets"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),

@@ -23,7 +23,7 @@ from test_trainer import OPTIONS, assert_same, outcome, run
 import recbole_pos
 from recbole_pos import files
 from recbole_pos.errors import CheckpointError, Interrupted, StorageError, UsageError
-from recbole_pos.experiment import checkpoint, keeper
+from recbole_pos.experiment import checkpoint, checkpoint_writer
 from recbole_pos.experiment.folder import RunFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -156,7 +156,7 @@ def test_a_folder_that_is_gone_is_not_made_again(tiny: Path, tmp_path: Path, mon
         save(path, state)
 
     monkeypatch.setattr(checkpoint, "save", removed)
-    monkeypatch.setattr(keeper, "SHARE", math.inf)  # every epoch is written
+    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)  # every epoch is written
     with pytest.raises(UsageError, match=f"there is no folder {folder}"):
         run(tiny, folder)
     assert not folder.exists()
@@ -259,7 +259,7 @@ def test_a_full_disk(tiny: Path, tmp_path: Path, monkeypatch) -> None:
         save(path, state)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    monkeypatch.setattr(keeper, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)
     said = re.escape(f"{broken} is whole: make room and continue with `recbole-pos run --resume")
     try:
         with pytest.raises(StorageError, match=f"checkpoint.pt: File too large.*{said}"):

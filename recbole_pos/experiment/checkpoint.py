@@ -1,42 +1,32 @@
-"""Checkpoints: plain tensors and values, written atomically, read without running their content.
-
-Nothing in a file is used before it is held against what must stand there: :data:`LAYOUT`, and, for
-weights and optimiser, what the model at hand would have written (``state.py``).
+"""Checkpoints: plain tensors and values in one file, read without running its content.
 
 RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
 Here are tensors and plain values, with all random states, so that a resumed run ends with the same
-bits. While a training goes on the best weights may stand in another file (``best_file.py``), which
-is read with the checkpoint: who loads one never sees that.
+bits. A file is read with ``weights_only=True`` after a look at its bytes (``torch_file.py``), and
+nothing of it is used before it was compared with :data:`LAYOUT` and, of weights and optimiser, with
+those of the model at hand (``state.py``).
 """
 
 from __future__ import annotations
 
-import pickle
+import math
 import random
 import shutil
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from recbole_pos.data.identity import changes
 from recbole_pos.errors import CheckpointError
-from recbole_pos.experiment.best_file import best_files, token_of
-from recbole_pos.experiment.expected import (
-    Anything,
-    Each,
-    Many,
-    Maybe,
-    Number,
-    Vector,
-    difference,
-)
+from recbole_pos.experiment.torch_file import damaged, require_archive
 from recbole_pos.files import whole
 from recbole_pos.plain import to_plain
+from recbole_pos.values import is_number, is_whole, shown
 
 FORMAT = "recbole-pos/1"
 
@@ -57,52 +47,173 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-_COUNT, _SECONDS, _METRICS = Number(0, 2**53, whole=True), Number(0), Each(str, 0.0)
-_MT19937 = Number(0, 624, whole=True)  # how much of its words is used; numpy would read beyond
-_BYTES = Vector(torch.uint8)
-_WEIGHTS = {"state_dict": Each(str, Anything()), "other": Each(str, Anything())}
-_EPOCH = {
-    "epoch": _COUNT,
-    "loss": Number(),
-    "valid": Maybe(_METRICS),
-    "seconds": _SECONDS,
-    "targets_per_second": Number(0),
-}
+# A rule says in words what it wants, if a value is not that.
+Rule = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """None, or as ``like``."""
+
+    like: Any
+
+
+@dataclass(frozen=True)
+class Each:
+    """A mapping of any size, keys of a type and values as ``like``."""
+
+    key: type
+    like: Any
+
+
+def difference(found: Any, like: Any, place: str) -> str | None:
+    """Where ``found`` first differs from what is expected, in words; None if it does not.
+
+    Args:
+        found: a tree of plain values and tensors.
+        like: a rule; ``Maybe`` or ``Each``; a mapping (of these keys), a list of one (of any
+            length) or a tuple (as long); any other value stands for its type.
+        place: name of ``found``, such as ``optimizer.state``.
+    """
+    wanted, inner = "", []
+    match like:
+        case Maybe():
+            return None if found is None else difference(found, like.like, place)
+        case Each():
+            wrong = isinstance(found, dict) and [k for k in found if type(k) is not like.key]
+            wanted = "" if isinstance(found, dict) and not wrong else _mapping_of(like.key)
+            inner = [] if wanted else [(key, value, like.like) for key, value in found.items()]
+        case dict():
+            if not isinstance(found, dict):
+                wanted = "a mapping"
+            elif odd := sorted(map(_name, like.keys() ^ found.keys())):
+                return f"{place} lacks, or has unknown, {', '.join(odd[:3])}"
+            else:
+                inner = [(key, found[key], value) for key, value in like.items()]
+        case list():
+            wanted = "" if isinstance(found, (list, tuple)) else "a list"
+            inner = [] if wanted else [(i, value, like[0]) for i, value in enumerate(found)]
+        case tuple():
+            fits = isinstance(found, tuple) and len(found) == len(like)
+            wanted = "" if fits else f"a tuple of {len(like)}"
+            inner = [] if wanted else list(zip(range(len(like)), found, like, strict=True))
+        case Tensor():
+            wanted = tensor(like)(found)
+        case _ if callable(like):
+            wanted = like(found)
+        case float():
+            wanted = "" if isinstance(found, float) or is_number(found) else "a number"
+        case _:
+            wanted = "" if type(found) is type(like) else f"a value of type {type(like).__name__}"
+    if wanted:
+        size = f"a tensor {list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else ""
+        return f"{place}: expected {wanted}, found {size or ' '.join(shown(found).split())}"
+    parts = (difference(value, rule, f"{place}.{_name(key)}") for key, value, rule in inner)
+    return next(filter(None, parts), None)
+
+
+def _mapping_of(key: type) -> str:
+    return f"a mapping with keys of type {key.__name__}"
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) and len(key) < 100 and key.isprintable() else shown(key)
+
+
+def number(low: float = -math.inf, high: float = math.inf, whole: bool = False) -> Rule:
+    """A finite number within bounds."""
+    wanted = "a whole number" if whole else "a finite number"
+    wanted += f" of at least {low:g}" if low > -math.inf else ""
+    wanted += f" and at most {high:g}" if high < math.inf else ""
+    is_one = is_whole if whole else is_number
+    return lambda found: "" if is_one(found) and low <= found <= high else wanted
+
+
+def tensor(like: Tensor, low: float = -math.inf) -> Rule:
+    """A tensor of the shape and type of ``like``; of finite numbers, if that is."""
+
+    def wanted(found: Any) -> str:
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (like.shape, like.dtype):
+            return f"a tensor {list(like.shape)} of {like.dtype}"
+        if not bool(found.isfinite().all()) and bool(like.isfinite().all()):
+            return "finite numbers"
+        return f"no value below {low:g}" if low > -math.inf and bool((found < low).any()) else ""
+
+    return wanted
+
+
+def any_tensor(found: Any) -> str:
+    """A tensor."""
+    return "" if isinstance(found, Tensor) else "a tensor"
+
+
+def _vector(dtype: torch.dtype, length: int | None = None) -> Rule:
+    def wanted(found: Any) -> str:
+        fits = isinstance(found, Tensor) and found.dim() == 1 and found.dtype == dtype
+        fits = fits and found.is_contiguous() and length in (None, len(found))
+        return "" if fits else f"a vector of {length or ''} {dtype}"
+
+    return wanted
+
+
+def _plain(tensors: bool) -> Rule:
+    """Anything that yaml could hold, not nested without end; or tensors, too."""
+
+    def fits(value: Any, depth: int) -> bool:
+        if isinstance(value, dict):
+            return depth > 0 and all(fits(v, depth - 1) for v in value.values())
+        if isinstance(value, (list, tuple)):
+            return depth > 0 and all(fits(v, depth - 1) for v in value)
+        return tensors or not isinstance(value, Tensor)
+
+    return lambda found: "" if fits(found, 20) else "plain values, nested at most 20 deep"
+
+
+_COUNT, _METRICS = number(0, 2**53, whole=True), Each(str, 0.0)
+_BYTES = _vector(torch.uint8)
+_WEIGHTS = {"state_dict": Each(str, any_tensor), "other": Each(str, _plain(tensors=True))}
 # What every checkpoint of a run holds, whatever the model.
 LAYOUT: dict[str, Any] = {
     "data": Maybe("digest"),
     "fields": Maybe(Each(str, "digest")),
-    "config": Each(str, Anything()),
+    "config": Each(str, _plain(tensors=False)),
     "progress": {
         "next_epoch": _COUNT,
         "stopped": False,
         "steps_without_gain": _COUNT,
         "best_epoch": Maybe(_COUNT),
-        "best_score": Maybe(Number()),
+        "best_score": Maybe(number()),
         "best_result": Maybe(_METRICS),
-        "training_seconds": _SECONDS,
-        "evaluation_seconds": _SECONDS,
+        "training_seconds": number(0),
+        "evaluation_seconds": number(0),
         "trained_targets": _COUNT,
-        "history": Many(_EPOCH),
+        "history": [
+            {
+                "epoch": _COUNT,
+                "loss": number(),
+                "valid": Maybe(_METRICS),
+                "seconds": number(0),
+                "targets_per_second": number(0),
+            }
+        ],
     },
     "weights": _WEIGHTS,
     "best_weights": Maybe(_WEIGHTS),
     "optimizer": {
-        "state": Each(int, Each(str, Anything())),
-        "param_groups": Many(Each(str, Anything())),
+        "state": Each(int, Each(str, _plain(tensors=True))),
+        "param_groups": [Each(str, _plain(tensors=True))],
     },
-    "scaler": Each(str, Number()),
+    "scaler": Each(str, number()),
     "random": {
         "torch": _BYTES,
-        "cuda": Many(_BYTES),
-        "numpy": ("MT19937", Vector(torch.int64, 624), _MT19937, _COUNT, Number()),
-        "python": (_COUNT, Many(_COUNT), Maybe(Number())),
+        "cuda": [_BYTES],
+        # how much of its words is used; numpy would read beyond
+        "numpy": ("", _vector(torch.int64, 624), number(0, 624, whole=True), _COUNT, number()),
+        "python": (_COUNT, [_COUNT], Maybe(number())),
     },
     "loader": Maybe(_BYTES),
 }
 _SINCE = ("data", "fields")  # parts that earlier versions did not write
-# What a file of best weights holds; the checkpoint has its name as best_file, and no best_weights.
-_BEST: dict[str, Any] = {"token": "", "weights": _WEIGHTS}
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -124,55 +235,53 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``, onto the CPU.
 
-    The best weights of a file that names another one are read from there.
-
     Raises:
         CheckpointError: if the file is missing, damaged, lacks one of ``required`` or has it in
             another form than ``LAYOUT``, holds a pickled object (nothing in it is run), or was not
             written by this package.
     """
     path = Path(path)
-    written = path.stat().st_mtime_ns if path.is_file() else None
     state = _read(path)
+    # earlier versions kept best weights that were not the newest in a second file meanwhile
     if (name := state.pop("best_file", None)) is not None and (
         not required or "best_weights" in required
     ):
+        require({"best_file": name}, {"best_file": ""}, path)
         file = path.with_name(Path(name).name)
         if not file.is_file():
-            if path.stat().st_mtime_ns != written:  # the training has gone on meanwhile
-                return load(path, required)
             raise CheckpointError(
-                f"{path} lacks its best weights, which are in {file.name} beside it while a "
-                "training goes on: copy the whole folder"
+                f"{path} lacks its best weights, which are in {_name(file.name)} beside it: copy "
+                "the whole folder"
             )
         best = _read(file)
-        require(best, _BEST, file)
-        if best["token"] != token_of(name):
+        if best.get("token") != name.rpartition("-")[2]:
             raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
-        state["best_weights"] = best["weights"]
+        state["best_weights"] = best.get("weights")
     if missing := [key for key in required if key not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     parts = {*required, *(key for key in _SINCE if key in state)}
-    require(state, {key: LAYOUT[key] for key in LAYOUT if key in parts}, path)
+    require(state, {key: like for key, like in LAYOUT.items() if key in parts}, path)
     return state
+
+
+def old_best_files(path: Path) -> list[Path]:
+    """Files of best weights that an earlier version may have left beside a checkpoint."""
+    return sorted(file for file in path.parent.iterdir() if is_old_best_file(file.name, path))
+
+
+def is_old_best_file(name: str, path: Path) -> bool:
+    """Whether a file of this name is one of them."""
+    return name.startswith(f"{path.name}.best-")
 
 
 def _read(path: Path) -> dict[str, Any]:
     require_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds a pickled object, which could run code when loaded; it was refused and "
-            "nothing in it was run. Checkpoints of this package hold tensors and plain values "
-            "only; one of RecBole's own trainer loads with RecBole's load_data_and_model"
-        ) from error
     except Exception as error:
         raise damaged(path, error) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
-    if wrong := difference(state.get("best_file", ""), "", "best_file"):
-        raise CheckpointError(f"{path} cannot be used: {wrong}")
     return state
 
 
@@ -183,43 +292,11 @@ def copy(source: Path, target: Path) -> None:
         CheckpointError: if there is none, or it is damaged.
         StorageError: if it cannot be written.
     """
-    if best_files(source):
+    if old_best_files(source):
         save(target, load(source))
         return
     with whole(target, text=False) as file, source.open("rb") as given:
         shutil.copyfileobj(given, file)
-
-
-def require_archive(path: str | Path) -> None:
-    """Refuse a file that ``torch.save`` of today would not have written, or not in this way.
-
-    Raises:
-        CheckpointError: if it is missing, no archive, or its checksums say it is damaged.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}")
-    if not zipfile.is_zipfile(path):  # every file torch.save writes today is a zip archive
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start and not b"PK".startswith(start):
-            raise CheckpointError(
-                f"{path} is not a checkpoint of this package, and was not read; name the folder of "
-                "a run, or a .pt file in it"
-            )
-        raise CheckpointError(f"{path} is truncated or damaged")
-    try:
-        wrong = zipfile.ZipFile(path).testzip()  # torch does not look at checksums
-    except Exception as error:
-        raise damaged(path, error) from error
-    if wrong:
-        raise CheckpointError(f"{path} is truncated or damaged: {wrong} has a wrong checksum")
-
-
-def damaged(path: str | Path, error: Exception) -> CheckpointError:
-    """For whatever a reader raises: damaged bytes make it stumble anywhere."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return CheckpointError(f"{path} is truncated or damaged: {reason}")
 
 
 def require(state: dict[str, Any], expected: dict[str, Any], path: str | Path) -> None:
@@ -227,7 +304,7 @@ def require(state: dict[str, Any], expected: dict[str, Any], path: str | Path) -
 
     Args:
         state: of the checkpoint.
-        expected: its parts by name, see ``expected.py``.
+        expected: its parts by name, see :func:`difference`.
         path: the checkpoint's, for the message.
 
     Raises:

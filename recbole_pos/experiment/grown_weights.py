@@ -6,6 +6,7 @@ first part of one of the new model, whatever it is a weight of: an item, an attr
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         raise UsageError(f"update_from: {source.path} is of another architecture: {name}")
     for name, old in weights.items():
         new = own[name]
-        if old.dim() != new.dim() or any(a > b for a, b in zip(old.shape, new.shape, strict=True)):
+        smaller = old.dim() == new.dim() and all(map(operator.le, old.shape, new.shape))
+        if not smaller or old.dtype != new.dtype or not old.isfinite().all():
             raise UsageError(
                 f"update_from: {source.path} does not fit: {name} is {list(old.shape)} there, "
-                f"{list(new.shape)} here"
+                f"{list(new.shape)} of finite numbers here"
             )
         new[tuple(slice(size) for size in old.shape)] = old
     known = len(weights["item_embedding.weight"])

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recbole_pos import distributed
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.keeper import Keeper
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.values import Options
 
@@ -86,8 +86,8 @@ class ParallelTrainer(PosTrainer):
     def _targets(self, batch: Any) -> int:
         return self.share.whole
 
-    def _keeper(self, saved: bool) -> Keeper:
-        return super()._keeper(saved and self.share.rank == 0)
+    def _writer(self, saved: bool) -> CheckpointWriter:
+        return super()._writer(saved and self.share.rank == 0)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Every process reads the same file."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from recbole.utils import enum_type, get_model
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.state import config_in
+from recbole_pos.experiment.torch_file import damaged, require_archive
 from recbole_pos.model.models import served
 from recbole_pos.plain import from_plain
 
@@ -96,7 +96,7 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
             does not write (nothing of it is run), or is none of its checkpoints.
     """
     with _told_of(path):
-        return _uncached(_theirs(_unpickled(path, map_location)), path)
+        return _uncached(_theirs(_unpickled(path, map_location), _most(path)), path)
 
 
 def read_any(path: str | Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_any(path: str | Path) -> dict[str, Any]:
     with _told_of(path):
         state = _unpickled(path, "cpu")
         if state.get("format") != checkpoint.FORMAT:
-            return _uncached(_theirs(state), path)
+            return _uncached(_theirs(state, _most(path)), path)
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = config_in(state, path)
     if not served(config["model"]):
@@ -129,10 +129,14 @@ def _uncached(state: dict[str, Any], path: str | Path) -> dict[str, Any]:
     return state
 
 
+def _most(path: str | Path) -> int:
+    return max(Path(path).stat().st_size, 10**6)
+
+
 @contextmanager
 def _told_of(path: str | Path) -> Iterator[None]:
     """Within, whatever is raised is told of the file."""
-    checkpoint.require_archive(path)
+    require_archive(path, plain=False)
     try:
         yield
     except CheckpointError as error:
@@ -141,12 +145,10 @@ def _told_of(path: str | Path) -> Iterator[None]:
             "trainer writes: configuration, weights and optimiser"
         ) from error
     except Exception as error:
-        raise checkpoint.damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def _unpickled(path: str | Path, map_location: Any) -> dict[str, Any]:
-    if any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
-        raise CheckpointError("it is a program (TorchScript)")
     safely: Any = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
     state = torch.load(path, map_location, pickle_module=safely, weights_only=False)
     if not isinstance(state, dict):
@@ -154,9 +156,10 @@ def _unpickled(path: str | Path, map_location: Any) -> dict[str, Any]:
     return state
 
 
-def _theirs(state: dict[str, Any]) -> dict[str, Any]:
+def _theirs(state: dict[str, Any], most: int) -> dict[str, Any]:
     if not {"config", "state_dict"} <= state.keys():
         raise CheckpointError("it has no config with a state_dict")
+    _require_tree(state, most)
     others = state.get("other_parameter") or {}
     kept = {
         name: value
@@ -164,7 +167,28 @@ def _theirs(state: dict[str, Any]) -> dict[str, Any]:
         if not (isinstance(value, _Record) and value.name.startswith(_LAYERS))
     }
     config = _config(state["config"])
-    return {**_value({**state, "config": None, "other_parameter": kept}), "config": config}
+    read = _value({**state, "config": None, "other_parameter": kept})
+    if missing := _LAYOUT.keys() - read.keys():
+        raise CheckpointError(f"it lacks {', '.join(sorted(missing))}")
+    for key, like in _LAYOUT.items():
+        if wrong := checkpoint.difference(read[key], like, key):
+            raise CheckpointError(wrong)
+    return {**read, "config": config}
+
+
+def _require_tree(state: Any, most: int) -> None:
+    """Lists in several places are a tree that never ends: of one in the file, a value is a byte."""
+    waiting = [state]
+    while waiting:
+        if (most := most - 1) < 0:
+            raise CheckpointError("its lists are nested in each other without end")
+        found = waiting.pop()
+        if isinstance(found, dict):
+            waiting += found.values()
+        elif isinstance(found, _Record):
+            waiting += (found.args, found.state)
+        elif isinstance(found, (list, tuple)):
+            waiting += found
 
 
 def _config(record: Any) -> Config:
@@ -238,6 +262,16 @@ def _sparse(record: _Record) -> Any:
     return matrix.asformat(kind.__name__.partition("_")[0])
 
 
+_LAYOUT: dict[str, Any] = {  # what RecBole's trainer takes up from a checkpoint
+    "epoch": checkpoint.number(-1, 2**53, whole=True),
+    "cur_step": checkpoint.number(0, 2**53, whole=True),
+    "best_valid_score": lambda x: "" if isinstance(x, (int, float)) and x == x else "a number",
+    "state_dict": checkpoint.Each(str, checkpoint.any_tensor),
+    "optimizer": {
+        "state": checkpoint.Each(int, checkpoint.Each(str, lambda _: "")),
+        "param_groups": [checkpoint.Each(str, lambda _: "")],
+    },
+}
 _LAYERS = ("recbole.model.", "torch.nn.modules.")
 # Of these there are records within layers, which are left out, and of which no value is made.
 _PASSED_OVER = (*_LAYERS, "recbole.", "logging.getLogger", "torch.Size")

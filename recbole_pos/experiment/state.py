@@ -1,18 +1,20 @@
 """How a checkpoint is taken from a trainer and given back to one.
 
 Nothing of a file is used before all of it was compared with what this trainer would have written:
-names, shapes, strides, types, finite values (``expected.py``). Fused Adam writes to a tensor of
-another shape as if it had that of the parameter, and the process dies. Of the optimiser its state
-is taken up; its options follow from configuration and epoch.
+names, shapes, types, finite values. Fused Adam writes to a tensor of another shape as if it had
+that of the parameter, and the process dies. Of the optimiser its state is taken up; its options
+follow from configuration and epoch.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
@@ -21,8 +23,7 @@ from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
 from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import Progress
-from recbole_pos.experiment.expected import Anything, AtLeast, Including, Maybe, Sparse, difference
+from recbole_pos.experiment.checkpoint import Maybe, Progress, Rule, difference, tensor
 from recbole_pos.plain import from_plain, to_plain
 
 # What a checkpoint must hold to be resumed.
@@ -64,12 +65,12 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         raise UsageError(f"{file} is of model {model}, not {trainer.config['model']}")
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
-    weights = expected_weights(trainer.model)
+    weights = _weights_like(trainer.model)
     expected = {
         "weights": weights,
         "best_weights": Maybe(weights),
-        "optimizer": _expected_optimizer(trainer.optimizer, state["optimizer"]),
-        "scaler": trainer.scaler.state_dict() or Anything(),  # {}: it is switched off
+        "optimizer": _optimizer_like(trainer.optimizer, state["optimizer"]),
+        "scaler": trainer.scaler.state_dict() or (lambda _: ""),  # {}: it is switched off
     }
     checkpoint.require(state, expected, file)
     _require_story(state["progress"], state["best_weights"], file)
@@ -84,12 +85,13 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     put_weights(trainer.model, state["weights"])
     trainer.best_weights = state["best_weights"]
     # options of the optimiser follow from the configuration and the epoch; its state does not
-    groups = trainer.optimizer.state_dict()["param_groups"]
-    kept = {  # copies: tensors that share memory in the file must not when they are written to
-        number: {name: copy.deepcopy(value) for name, value in of.items()}
+    optimizer = trainer.optimizer.state_dict()
+    parameters = _parameters(trainer.optimizer)
+    optimizer["state"] = {
+        number: {name: _laid_out(value, parameters[number]) for name, value in of.items()}
         for number, of in state["optimizer"]["state"].items()
     }
-    trainer.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+    trainer.optimizer.load_state_dict(optimizer)
     trainer.scaler.load_state_dict(state["scaler"])
     checkpoint.set_random_state(state["random"])
     if state["loader"] is not None and train_data is not None:
@@ -159,7 +161,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     Raises:
         CheckpointError: if they are of another architecture, or no numbers.
     """
-    if wrong := difference(weights, expected_weights(model), "weights"):
+    if wrong := difference(weights, _weights_like(model), "weights"):
         raise CheckpointError(f"{source} cannot be used with this model: {wrong}")
     put_weights(model, weights)
 
@@ -170,8 +172,8 @@ def put_weights(model: Any, weights: dict[str, Any]) -> None:
     model.load_other_parameter(from_plain(weights["other"]))
 
 
-def expected_weights(model: Any) -> dict[str, Any]:
-    """What :func:`weights_of` gives for such a model, see ``expected.py``."""
+def _weights_like(model: Any) -> dict[str, Any]:
+    """What :func:`weights_of` gives for such a model, see ``checkpoint.difference``."""
     other = {name: _like(value) for name, value in _other(model).items()}
     return {"state_dict": dict(model.state_dict()), "other": other}
 
@@ -184,46 +186,74 @@ def _other(model: Any) -> dict[str, Any]:
 
 def _like(value: Any) -> Any:
     if value is None:  # it comes with training
-        return Anything()
-    if scipy.sparse.issparse(value):
-        return Sparse(value.shape, to_plain(value)["data"].dtype)
-    return to_plain(value)
+        return lambda _: ""
+    return _sparse(value) if scipy.sparse.issparse(value) else to_plain(value)
 
 
-def _expected_optimizer(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-    """State for parameters that have been trained, and the parameters there are."""
-    groups = optimizer.state_dict()["param_groups"]
-    numbers = [number for group in groups for number in group["params"]]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {
-        number: _expected_state(optimizer, parameter)
-        for number, parameter in zip(numbers, parameters, strict=True)
-        if number in given["state"]
-    }
-    trained = [Including({"params": group["params"]}) for group in groups]
-    return {"state": state, "param_groups": trained}
+def _sparse(like: Any) -> Rule:
+    def wanted(found: Any) -> str:
+        try:
+            matrix = from_plain(found)
+            same = (matrix.shape, matrix.dtype) == (like.shape, like.dtype)
+            fits = scipy.sparse.issparse(matrix) and same and np.isfinite(matrix.data).all()
+        except Exception:  # whatever scipy and numpy stumble over
+            fits = False
+        return "" if fits else f"a sparse matrix {list(like.shape)} of finite {like.dtype}"
+
+    return wanted
 
 
-def _expected_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
-    """What such an optimiser keeps of a parameter; seen by a step of one of its kind.
+def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
+    """Parameters by the numbers that they have in its state."""
+    numbers = (n for group in optimizer.state_dict()["param_groups"] for n in group["params"])
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return dict(zip(numbers, parameters, strict=True))
 
-    A gradient of -1 makes negative what has a sign: the rest must be at least 0, since roots are
-    taken of it.
+
+def _optimizer_like(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+    """State for parameters that have been trained, and the parameters there are.
+
+    What is kept of a parameter is seen by a step of another optimiser of this kind. A gradient of
+    -1 makes negative what has a sign: of the rest roots are taken.
     """
     names = inspect.signature(type(optimizer)).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in names}
-    tiny = torch.zeros(1, dtype=parameter.dtype, requires_grad=True)
+    tiny = torch.zeros(1, requires_grad=True)
     tiny.grad = -torch.ones_like(tiny)
     twin = type(optimizer)([tiny], **options)
     twin.step()
-    kept: dict[str, Any] = {}
-    for name, value in twin.state[tiny].items():
-        if not isinstance(value, Tensor):
-            kept[name] = Anything()
-            continue
-        example = torch.zeros_like(value if value.dim() == 0 else parameter, device="cpu")
-        kept[name] = AtLeast(example, 0) if bool((value >= 0).all()) else example
-    return kept
+
+    def rule(kept: Any, parameter: Tensor) -> Any:
+        if not isinstance(kept, Tensor):
+            return lambda _: ""
+        like = torch.zeros_like(kept if kept.dim() == 0 else parameter, device="cpu")
+        return tensor(like, 0 if bool((kept >= 0).all()) else -math.inf)
+
+    return {
+        "state": {
+            number: {name: rule(kept, parameter) for name, kept in twin.state[tiny].items()}
+            for number, parameter in _parameters(optimizer).items()
+            if number in given["state"]
+        },
+        "param_groups": _groups(optimizer),
+    }
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> Rule:
+    numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+
+    def wanted(found: Any) -> str:
+        given = [group.get("params") for group in found]
+        return "" if repr(given) == repr(numbers) else "the parameters of this model"
+
+    return wanted
+
+
+def _laid_out(value: Any, parameter: Tensor) -> Any:
+    """A copy as the optimiser writes to it: in memory of its own, in the order of the parameter."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return copy.deepcopy(value)
+    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
 
 
 def _require_story(progress: dict[str, Any], best: Any, file: str | Path) -> None:

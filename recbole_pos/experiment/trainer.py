@@ -25,11 +25,11 @@ from torch.nn.utils import clip_grad_norm_
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.checkpoint import Progress
+from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
 from recbole_pos.experiment.collector import TargetCollector
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
 from recbole_pos.experiment.evaluating import EvaluatingTrainer
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.keeper import Keeper
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
 from recbole_pos.experiment.precision import Precision
@@ -75,7 +75,7 @@ class PosTrainer(EvaluatingTrainer):
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
-        self.keeper = Keeper(None, dict)  # of the checkpoints of a fit
+        self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
         self.screen: Screen | None = None  # where a run is told about; one of its own if None
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
@@ -142,7 +142,7 @@ class PosTrainer(EvaluatingTrainer):
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
         begun = state.next_epoch
-        with self._tensorboard() as board, self._keeper(saved) as self.keeper:
+        with self._tensorboard() as board, self._writer(saved) as self.writer:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
@@ -151,14 +151,14 @@ class PosTrainer(EvaluatingTrainer):
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
-                self.keeper.keep()
+                self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
-                    self.keeper.flush()  # no line of a run that cannot be resumed
+                    self.writer.flush()  # no line of a run that cannot be resumed
                 self._publish(line, improved, board)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
             if state.next_epoch > begun:
-                self.keeper.finish()
+                self.writer.flush()
         return state.best_score, state.best_result
 
     def _train_epoch(
@@ -185,7 +185,7 @@ class PosTrainer(EvaluatingTrainer):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
                 self._step(loss_func, batch, watch, number)
-                self.keeper.check()
+                self.writer.check()
                 task.advance(self._targets(batch))
             loss = watch.mean()
         seconds = time.perf_counter() - started
@@ -302,12 +302,12 @@ class PosTrainer(EvaluatingTrainer):
         """
         load_weights(self.model, weights)
 
-    def _keeper(self, saved: bool) -> Keeper:
+    def _writer(self, saved: bool) -> CheckpointWriter:
         """What writes checkpoints, if any are to be."""
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder; that of a run is there, or was removed
             file.parent.mkdir(parents=True, exist_ok=True)
-        return Keeper(file if saved else None, functools.partial(capture, self))
+        return CheckpointWriter(file if saved else None, functools.partial(capture, self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""

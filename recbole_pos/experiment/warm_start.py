@@ -18,7 +18,7 @@ from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import rule
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.expected import difference
+from recbole_pos.experiment.checkpoint import difference
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.best_file import best_files, is_best_file
+from recbole_pos.experiment.checkpoint import is_old_best_file, old_best_files
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.values import shown
 
@@ -123,7 +123,9 @@ class Mirror:
     def fetch(self) -> None:
         """Bring the copy here, file by file, each whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        best = [self.folder / name for name in self._far_best()]
+        there = self.system.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        names = [one.base_name for one in there if is_old_best_file(one.base_name, self.checkpoint)]
+        best = [self.folder / name for name in names]
         for file in filter(self.has, [*self.own, *best, self.checkpoint]):
             unfinished = file.with_name(f"{file.name}{_UNFINISHED}")
             with self.system.open_input_stream(f"{self.path}/{file.name}") as source:
@@ -133,38 +135,19 @@ class Mirror:
             self.known[file.name] = file.stat().st_mtime_ns
 
     def keep(self) -> None:
-        """Copy what has changed here; a file takes its place once all of it is there.
-
-        A checkpoint comes after the best weights that it names, and only if no others have taken
-        their place meanwhile: the next look finds it again.
-        """
+        """Copy what has changed here; a file takes its place once all of it is there."""
         self.system.create_dir(self.path)
-        best = best_files(self.checkpoint)
-        for file in filter(Path.is_file, [*self.own, *best]):
-            self._copy(file)
-        if self.checkpoint.is_file() and self._copy(self.checkpoint, best):
-            for name in self._far_best() - {file.name for file in best}:
-                self.system.delete_file(f"{self.path}/{name}")
-
-    def _copy(self, file: Path, best: list[Path] | None = None) -> bool:
-        """Whether the copy has the file as it is, which went with these best weights if given."""
-        changed = file.stat().st_mtime_ns
-        if self.known.get(file.name) == changed:
-            return True
-        target = f"{self.path}/{file.name}"
-        with open(file, "rb") as source:
-            with self.system.open_output_stream(f"{target}{_UNFINISHED}") as stream:
-                shutil.copyfileobj(source, stream)
-        if best is not None and best != best_files(file):
-            return False
-        self.system.move(f"{target}{_UNFINISHED}", target)
-        self.known[file.name] = changed
-        return True
-
-    def _far_best(self) -> set[str]:
-        """Names of the files of best weights that the copy has."""
-        there = self.system.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return {one.base_name for one in there if is_best_file(one.base_name, self.checkpoint)}
+        files = [*self.own, *old_best_files(self.checkpoint), self.checkpoint]
+        for file in filter(Path.is_file, files):
+            changed = file.stat().st_mtime_ns
+            if self.known.get(file.name) == changed:
+                continue
+            target = f"{self.path}/{file.name}"
+            with open(file, "rb") as source:
+                with self.system.open_output_stream(f"{target}{_UNFINISHED}") as stream:
+                    shutil.copyfileobj(source, stream)
+            self.system.move(f"{target}{_UNFINISHED}", target)
+            self.known[file.name] = changed
 
     @contextmanager
     def kept(self) -> Iterator[None]:
