@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 
 def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
@@ -197,7 +198,7 @@ def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:
     for name in given:
         if name not in known:
             raise TypeError(
-                f"unexpected argument {name!r}; arguments are {', '.join(sorted(known))}"
+                f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(known))}"
             )
     return replace(default, **given)
 

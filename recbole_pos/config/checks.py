@@ -21,7 +21,7 @@ from recbole_pos.config.options import (
 )
 from recbole_pos.data.sessions import read_fraction, read_session_filter
 from recbole_pos.data.ties import read_ties
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
 _DEEPEST = 8  # mappings and lists within each other
@@ -55,6 +55,31 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         _check_kind(where, key, key, value, example)
 
 
+def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
+    """Whether an option is read, by the conditions of the table.
+
+    Args:
+        where: it was given.
+        key: its name.
+        value: its value.
+        default: which may be given where it is not read.
+        config: all options of the run.
+
+    Raises:
+        UnknownKey: naming the option, and the condition that does not hold.
+    """
+    if value is None or value == default:
+        return
+    for condition in rule(key).only:
+        if wrong := condition(config, value):
+            raise UnknownKey(f"{where}: {key} {wrong}; leave it out", key.partition(".")[0])
+    usual = rule(key).inner
+    if usual is not None and isinstance(value, Mapping):
+        usual = {**usual, **(default or {})}
+        for name, one in value.items():
+            check_read(where, f"{key}.{name}", one, usual.get(name), config)
+
+
 def check_own(where: str, key: str, value: Any, default: Any) -> None:
     """An option of a model or scheme that is not the plugin's has the type of its default."""
     check_plain(f"{where}: {key}", value)
@@ -83,9 +108,9 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         if where.endswith("clip_grad_norm.norm_type") and value > 0:
             return  # the largest gradient
-        raise UsageError(f"{where} must be finite, found {value!r}")
+        raise UsageError(f"{where} must be finite, found {shown(value)}")
     elif isinstance(value, float) and 0 < abs(value) < _TINIEST:
-        raise UsageError(f"{where}: {value!r} is too small to be told from 0")
+        raise UsageError(f"{where}: {shown(value)} is too small to be told from 0")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{where}: {shown(value)} is no number of 64 bits")
     elif isinstance(value, str) and len(value) > _LONGEST:
@@ -157,8 +182,6 @@ def _check_range(where: str, key: str, name: str, value: float) -> None:
     option = rule(key)
     low = -math.inf if option.low is None else option.low
     high = math.inf if option.high is None else option.high
-    if "dropout" in key:
-        low, high = 0, math.nextafter(1, 0)
     if low <= value <= high:
         return
     bound = f"from {_number(low)} to {_number(high)}"
@@ -185,7 +208,7 @@ def _check_mapping(where: str, key: str, value: Any, known: dict[str, Any]) -> N
     _check_type(where, key, key, value, known)
     for inner in value:
         if inner not in known:
-            raise UsageError(f"{where}: unknown key {inner!r} in {key}{nearest(inner, known)}")
+            raise UsageError(f"{where}: unknown key {shown(inner)} in {key}{nearest(inner, known)}")
         if known[inner] is not None:
             name = f"{key}.{inner}"
             _check_kind(where, name, name, value[inner], known[inner])
@@ -213,7 +236,7 @@ def _check_type(where: str, key: str, name: str, value: Any, example: Any) -> No
         return
     if not allowed:
         raise UsageError(
-            f"{where}: {name}: expected {wanted} (such as {example!r}), "
+            f"{where}: {name}: expected {wanted} (such as {shown(example)}), "
             f"found {shown(value)} ({type(value).__name__})"
         )
 
@@ -242,14 +265,17 @@ def check_together(
         raise UsageError("new_items: is about items that are new since update_from; set that too")
     for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
-            raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
+            raise UsageError(f"{key}: expected two numbers, found {shown(config[key])}")
     read_ties(config["eval_args"]["ties"])
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
-        raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
+        raise UsageError(
+            f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}"
+        )
     if config.get("loss_type", "CE") not in losses:
         raise UsageError(
-            f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"
+            f"loss_type: {shown(config['loss_type'])} is not one of {', '.join(losses)} for "
+            f"this model"
         )
 
 
@@ -307,14 +333,22 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_columns(config: dict[str, Any]) -> None:
-    """RecBole takes the letters of a text for names, and fails on nothing at all."""
+    """RecBole takes letters of a text for names, and passes over tables that it does not read."""
+    known = ["inter", "user", "item", *_as_list(config.get("additional_feat_suffix") or [])]
     for key in ("load_col", "unload_col", "unused_col"):
         for table, fields in (config.get(key) or {}).items():
             every = fields == "*" and key == "load_col"
             named = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
             if not (every or named):
                 what = "a list of fields" + (", or '*' for all" if key == "load_col" else "")
-                raise UsageError(f"{key}: {table}: expected {what}; found {fields!r}")
+                raise UsageError(f"{key}: {table}: expected {what}; found {shown(fields)}")
+            if table not in known:
+                raise UsageError(f"{key}: there is no table {shown(table)}{nearest(table, known)}")
+            if table not in (config.get("load_col") or known):
+                raise UsageError(
+                    f"{key}: {table}: no field of {table} is loaded; leave it out, or name "
+                    f"{table} in load_col"
+                )
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
@@ -331,7 +365,9 @@ def _check_metrics(config: dict[str, Any]) -> None:
         raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
     whole = [is_whole(k) and k >= 1 for k in topk]
     if not topk or not all(whole):
-        raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
+        raise UsageError(
+            f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
+        )
     computed = [
         name
         for metric in metrics
@@ -339,7 +375,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
     ]
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
-            f"valid_metric: {config['valid_metric']!r} is not computed; metrics and topk give "
+            f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
             f"{', '.join(computed)}"
         )
 

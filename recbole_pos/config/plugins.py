@@ -57,7 +57,7 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
                 raise _failed(where, name, error) from error
             if not known():
                 raise UsageError(
-                    f"{where}: plugins: there is no module {name!r}, neither installed nor in "
+                    f"{where}: plugins: there is no module {shown(name)}, neither installed nor in "
                     f"{os.getcwd()}; start in the folder that has it, or set PYTHONPATH to that. "
                     "In Python, recbole_pos.register_model or register_scheme what it brings, "
                     "under the same name, then load or resume the run"
@@ -141,7 +141,7 @@ def pack(model: str) -> bytes:
                 cloudpickle.dumps(added)
             except Exception as error:  # whatever its module holds
                 raise UsageError(
-                    f"{table.kind} {name!r} ({place_of(added.cls)}) cannot be sent to other "
+                    f"{table.kind} {shown(name)} ({place_of(added.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
     return cloudpickle.dumps([made for made, _ in parts])

@@ -19,7 +19,7 @@ from recbole_pos.conversion.roles import by_name, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
 from recbole_pos.errors import UsageError
-from recbole_pos.values import check_choice
+from recbole_pos.values import check_choice, shown
 
 TABLES = ("inter", "item", "user")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")
@@ -149,7 +149,8 @@ class Builder:
             found = [name for name in source.columns if name.lower() == "id"]
         if len(found) != 1:
             raise UsageError(
-                f"{source.path}: no column is called {self.roles[role]!r} as in the events, so "
+                f"{source.path}: no column is called {shown(self.roles[role])} as in the "
+                f"events, so "
                 f"nobody knows which {role} a line is about; rename one of "
                 f"{', '.join(source.columns)}"
             )
@@ -215,7 +216,7 @@ class Builder:
         taken = {name for table in self.tables.values() for name in table}
         wish = self.wishes.rename.get(column)
         if wish is not None and wish in taken:
-            raise UsageError(f"rename: two fields would be called {wish!r}")
+            raise UsageError(f"rename: two fields would be called {shown(wish)}")
         return wish if wish is not None else field_name(column, taken)
 
     def finished(self) -> dict[str, Table]:

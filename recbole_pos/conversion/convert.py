@@ -27,6 +27,7 @@ from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_
 from recbole_pos.errors import UsageError
 from recbole_pos.files import write_text, writing
 from recbole_pos.screen import Screen
+from recbole_pos.values import shown
 
 REPORT = "convert.json"
 _CUTOFF = 20  # the largest that rankings have by default
@@ -159,7 +160,7 @@ def parquet_files(folder: Path, name: str) -> list[Path]:
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
     if not is_dataset_name(name):
         raise UsageError(
-            f"name: {name!r} cannot be that of a dataset: letters, digits, _, - and ., as in "
+            f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., as in "
             f"--name {field_name(name, ())}"
         )
     files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
@@ -182,7 +183,7 @@ def _pairs(option: str, given: Any) -> dict[str, str]:
     for word in given:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
-            raise UsageError(f"{option}: expected COLUMN=VALUE, found {word!r}")
+            raise UsageError(f"{option}: expected COLUMN=VALUE, found {shown(word)}")
         pairs[column] = value
     return pairs
 
@@ -193,7 +194,7 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
         if getattr(asked, option) < 1:
             raise UsageError(f"{option}: expected a number of events, at least 1")
     if asked.separator is not None and len(asked.separator) != 1:
-        raise UsageError(f"separator: {asked.separator!r} must be one character")
+        raise UsageError(f"separator: {shown(asked.separator)} must be one character")
     dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding)
     sources = {"events": read(events, dialect)}
     for role, path in (("item", asked.items), ("user", asked.users)):

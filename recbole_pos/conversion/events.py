@@ -12,6 +12,7 @@ from recbole_pos.conversion.cells import Cells, encode
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import Times, read_times
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 # What an id cannot have: line ends, NUL, and the name of RecBole's padding.
 _UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
@@ -75,9 +76,9 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
     if not len(events.rows):
         why = ", ".join(f"{reason}: {len(rows):,} lines" for reason, rows in events.dropped.items())
         text = when.drop_null()
-        shown = f"; {roles['time']} is written as {text[0].as_py()!r}" if len(text) else ""
+        example = f"; {roles['time']} is written as {shown(text[0].as_py())}" if len(text) else ""
         raise UsageError(
-            f"{source.path}: no line is an event ({why}){shown}. See --user, --item, --time and "
+            f"{source.path}: no line is an event ({why}){example}. See --user, --item, --time and "
             "--date_format"
         )
     return events

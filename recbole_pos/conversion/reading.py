@@ -11,6 +11,7 @@ from recbole_pos.conversion.json_lines import read_json
 from recbole_pos.conversion.separated import Dialect, Separated
 from recbole_pos.conversion.source import Part, Source, flat, union
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
@@ -37,7 +38,7 @@ def read(path: str | Path, dialect: Dialect) -> Source:
         if kind == "csv":
             reader = Separated(files[0], dialect)
             parts = [reader.read(file) for file in files]
-            form = f"text separated by {reader.separator!r}"
+            form = f"text separated by {shown(reader.separator)}"
             comma = reader.separator == ";"
         elif kind == "json":
             parts, form = [read_json(file) for file in files], "json lines"

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from recbole_pos.conversion.times import read_times
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import shown, suggest
 
 # Names by role, the surest first: a name of an earlier group wins over those of later ones.
 NAMES = {
@@ -65,7 +65,7 @@ def find_roles(
         if name is not None:
             require_column(name, columns, role)
             if name in roles.values():
-                raise UsageError(f"{role}: column {name!r} is taken twice")
+                raise UsageError(f"{role}: column {shown(name)} is taken twice")
             roles[role] = name
     for role in NAMES:
         if role in roles:
@@ -80,7 +80,7 @@ def require_column(name: str, columns: Mapping[str, pa.ChunkedArray], option: st
     """Refuse a name that no column has."""
     if name not in columns:
         raise UsageError(
-            f"{option}: there is no column {name!r}{suggest(name, columns)}; there are "
+            f"{option}: there is no column {shown(name)}{suggest(name, columns)}; there are "
             f"{', '.join(columns)}"
         )
 

@@ -14,6 +14,7 @@ from pyarrow import csv as arrow
 
 from recbole_pos.conversion.source import Broken, Part, opened, packed
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 NAMELESS = "(column {})"
 _SEPARATORS = ",;\t|"
@@ -104,7 +105,7 @@ class Separated:
         names = self._cells(line, self.separator)
         twice = sorted({name for name in names if name and names.count(name) > 1})
         if twice:
-            raise UsageError(f"{file}: two columns are called {twice[0]!r}; rename one")
+            raise UsageError(f"{file}: two columns are called {shown(twice[0])}; rename one")
         return [name or NAMELESS.format(place) for place, name in enumerate(names, 1)]
 
     def _types(self, file: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from recbole_pos.values import shown
+
 _COLUMNS = ("field", "token", "events")
 
 
@@ -55,7 +57,9 @@ class Known:
             ValueError: if it is no such table.
         """
         if tuple(table) != _COLUMNS or user_field not in set(table["field"]):
-            raise ValueError(f"expected columns {', '.join(_COLUMNS)} and names of {user_field!r}")
+            raise ValueError(
+                f"expected columns {', '.join(_COLUMNS)} and names of {shown(user_field)}"
+            )
         parts = dict(list(table.groupby("field", observed=True, sort=False)))
         tokens = {str(field): np.array(["[PAD]", *part["token"]]) for field, part in parts.items()}
         events = np.append(0, parts[user_field]["events"].to_numpy(dtype=np.int64))

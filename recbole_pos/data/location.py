@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import shown, suggest
 
 _TABLES = (
     ".csv",
@@ -72,7 +72,7 @@ def require_dataset(name: str, folder: Path, suffixes: list[str]) -> None:
             something else than a file has the name of one.
     """
     if Path(name).name != name or not atomic_file(folder, name, "inter").exists():
-        raise UsageError(f"dataset {name!r} not found: {_instead(name, folder)}")
+        raise UsageError(f"dataset {shown(name)} not found: {_instead(name, folder)}")
     for suffix in suffixes:
         path = atomic_file(folder, name, suffix)
         if path.exists() and not path.is_file():
