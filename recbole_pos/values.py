@@ -80,6 +80,8 @@ def _brief(value: Any, left: list[int]) -> str:
             texts = [f"{_brief(part, left)}: {_brief(value[part], left)}" for part in parts]
         else:
             texts = [_brief(part, left) for part in parts]
+        if isinstance(value, tuple) and len(value) == 1:
+            return f"({texts[0]},)"
         return f"{ends[0]}{', '.join(texts)}{ends[1]}"
     try:
         return repr(value)

@@ -41,7 +41,6 @@ INNER = {
     "preload_weight": "brand".split(),
     "discretization": "price".split(),
 }
-LENGTH = "MAX_ITEM_LIST_LENGTH"
 SMALL = {
     **dict.fromkeys(("hidden_size", "inner_size", "embedding_size", "difsr_size"), 8),
     **{"n_layers": 1, "n_heads": 2, "MAX_ITEM_LIST_LENGTH": 5, "topk": [3], "epochs": 1},
@@ -89,14 +88,9 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
     small = {k: v for k, v in SMALL.items() if k in keys}
     if model == "FEARec":
         small["n_layers"] = 2
-    unread = {
-        "FEARec": ["n_heads"],
-        "SessionKNN": [LENGTH],
-        "SessionFPMC": [LENGTH],
-        "FPMC": [LENGTH],
-    }
-    for name in [LENGTH] if model in BUILTIN_GENERAL else unread.get(model, ()):
-        small.pop(name, None)
+        small.pop("n_heads", None)
+    if model in (*BUILTIN_GENERAL, "SessionKNN", "SessionFPMC", "FPMC"):  # know no history
+        small.pop("MAX_ITEM_LIST_LENGTH", None)
     if key == "data_path":
         return model, {**small, "given_path": value}, key
     return model, {**small, **(given or {}), key: value}, key

@@ -26,6 +26,7 @@ from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
 _DEEPEST = 8  # mappings and lists within each other
 _LONGEST = 4096  # characters, as of a path
+_LONGEST_NAME = 200
 _TINIEST = 2.0**-126  # the smallest number that float32 holds with all its digits
 
 
@@ -101,6 +102,8 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
         for name, inner in value.items():
             if not isinstance(name, str):
                 raise UsageError(f"{where}: names must be text, found {shown(name)}")
+            if len(name) > _LONGEST_NAME:
+                raise UsageError(f"{where}: a name is longer than any: {shown(name)}")
             check_plain(f"{where}.{name}", inner, depth + 1)
     elif isinstance(value, (list, tuple)):
         for inner in value:
