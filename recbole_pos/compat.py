@@ -159,10 +159,10 @@ def embed_several_numbers(layers: ModuleType) -> None:
         return
 
     @functools.wraps(embed)
-    def embed_float_fields(self: Any, float_fields: Any, type: str, embed_: bool = True) -> Any:
+    def embed_float_fields(self: Any, float_fields: Any, *args: Any, **named: Any) -> Any:
         if float_fields is not None:  # [..., 1, 2 fields] to [..., fields, 2]
             float_fields = float_fields.reshape(*float_fields.shape[:-2], -1, 2)
-        return embed(self, float_fields, type, embed_)
+        return embed(self, float_fields, *args, **named)
 
     Layer.embed_float_fields = embed_float_fields
 

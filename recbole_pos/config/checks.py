@@ -336,8 +336,7 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_columns(config: dict[str, Any]) -> None:
-    """RecBole takes letters of a text for names, and passes over tables that it does not read."""
-    known = ["inter", "user", "item", *_as_list(config.get("additional_feat_suffix") or [])]
+    """RecBole takes the letters of a text for names, and fails on nothing at all."""
     for key in ("load_col", "unload_col", "unused_col"):
         for table, fields in (config.get(key) or {}).items():
             every = fields == "*" and key == "load_col"
@@ -345,13 +344,6 @@ def _check_columns(config: dict[str, Any]) -> None:
             if not (every or named):
                 what = "a list of fields" + (", or '*' for all" if key == "load_col" else "")
                 raise UsageError(f"{key}: {table}: expected {what}; found {shown(fields)}")
-            if table not in known:
-                raise UsageError(f"{key}: there is no table {shown(table)}{nearest(table, known)}")
-            if table not in (config.get("load_col") or known):
-                raise UsageError(
-                    f"{key}: {table}: no field of {table} is loaded; leave it out, or name "
-                    f"{table} in load_col"
-                )
 
 
 def _check_metrics(config: dict[str, Any]) -> None:

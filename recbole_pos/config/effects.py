@@ -13,10 +13,13 @@ from typing import Any
 from recbole.utils import ModelType
 
 from recbole_pos.config.option import Condition
+from recbole_pos.data.attributes import table_of
 from recbole_pos.data.location import atomic_file
+from recbole_pos.data.protocols import Fields
 from recbole_pos.data.splits import split_kind
+from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options, nearest, shown
 
 _UNTRAINED = ("SPop", "SessionKNN")  # beside RecBole's traditional models
 _LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
@@ -152,6 +155,27 @@ def files(parquet: bool) -> Condition:
     return condition
 
 
+def tables(config: Options, value: Any) -> str | None:
+    """Read where attributes of users or items are loaded."""
+    load_col = config["load_col"]
+    if load_col is None or load_col.keys() & {"user", "item"}:
+        return None
+    return "is about the tables of users and items, of which load_col names none"
+
+
+def of_tables(config: Options, value: Any) -> str | None:
+    """Read of the tables that are loaded."""
+    more = config["additional_feat_suffix"] or []
+    known = ["inter", "user", "item", *([more] if isinstance(more, str) else more)]
+    loaded = config["load_col"] or known
+    for table in value:
+        if table not in known:
+            return f"names a table that is not read, {shown(table)}{nearest(table, known)}"
+        if table not in loaded:
+            return f"names {table}, of which load_col loads no field"
+    return None
+
+
 def fields_read(config: Options) -> set[str]:
     """Fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
@@ -194,3 +218,33 @@ def embedded(config: Options, value: Any) -> str | None:
         )
     unread = [name for name in value if name not in chosen]
     return f"names {shown(unread[0])}, which selected_features does not" if unread else None
+
+
+def check_types(config: Options, default: Options, dataset: Fields) -> None:
+    """Refuse options that change nothing for the types of the fields that a model reads.
+
+    Args:
+        config: of the run.
+        default: values that may be given where they are not read.
+        dataset: after ``build``.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if config["model"] in ADDED:
+        return
+    names = [name for name in fields_read(config) if name in dataset.field2type]
+    types = {dataset.field2type[name].value for name in names}
+    users = any(table_of(name, dataset) == "user" for name in names)
+    needs = {
+        "normalize_all": (any("float" in kind for kind in types), "numbers"),
+        "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
+        "user_layers": (users, "attributes of users"),
+        "user_update": (users, "attributes of users"),
+    }
+    for key, (read, what) in needs.items():
+        if not read and key in config and config[key] and config[key] != default[key]:
+            raise UsageError(
+                f"{key} is only read of {what}, and {config['model']} reads {', '.join(names)}; "
+                "leave it out"
+            )

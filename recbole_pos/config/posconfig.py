@@ -280,6 +280,7 @@ class PosConfig(Config):
         of_runs = [
             str(file) for file, given in self.files if len(usual.keys() & given) > len(usual) / 2
         ]
+        self.strict = self.strict and not of_runs
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
             if key not in self.free and where not in of_runs:

@@ -11,7 +11,7 @@ from recbole_pos.data.location import atomic_file
 from recbole_pos.data.parquet_file import open_table
 from recbole_pos.data.protocols import Dataset, Fields
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import Options, shown, suggest
 
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
@@ -60,9 +60,9 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
     return f"{text}, and no atomic file of {shown(dataset.dataset_name)} has it{near}"
 
 
-def is_strict(dataset: Fields) -> bool:
+def is_strict(config: Options) -> bool:
     """Whether what has no effect is refused; not for a run that exists."""
-    return getattr(dataset.config, "strict", True)
+    return bool(getattr(config, "strict", True))
 
 
 def require_values(field: str, dataset: Dataset, where: str = "") -> None:
@@ -76,7 +76,7 @@ def require_values(field: str, dataset: Dataset, where: str = "") -> None:
     Raises:
         UsageError: naming option, field and file.
     """
-    if not is_strict(dataset):
+    if not is_strict(dataset.config):
         return
     table, missing = table_of(field, dataset), dataset.missing.get(field)
     feat = getattr(dataset, f"{table}_feat") if table != "inter" else dataset.log.fields
@@ -106,7 +106,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
             raise UsageError(f"selected_features: {shown(field)} is no attribute of items")
         require_values(field, dataset, "selected_features: ")
         ftype = dataset.field2type[field].value
-        if ftype == "float_seq" and is_strict(dataset):
+        if ftype == "float_seq" and is_strict(dataset.config):
             raise UsageError(
                 f"selected_features: {shown(field)} holds vectors, of which RecBole's models read "
                 "the mean alone; give each number a column of type float, or leave it out"

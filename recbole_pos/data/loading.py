@@ -11,6 +11,7 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, require_dataset
 from recbole_pos.data.naming import spelled_out
 from recbole_pos.data.parquet_file import ParquetTable, open_table
@@ -78,6 +79,8 @@ class AtomicTables(Dataset):
         """Every field that an option names must be loaded, and of the type that is needed."""
         for option, needed in NAMING_FIELDS.items():
             given = self.config[option] or ()
+            if option == "seq_len" and not is_strict(self.config):
+                continue
             names = given
             if option == "unused_col":  # lists of fields, by table
                 names = itertools.chain(*given.values()) if given else ()

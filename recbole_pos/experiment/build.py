@@ -9,6 +9,7 @@ from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
+from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.counts import require_counts
@@ -129,6 +130,8 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
+    if config.strict:
+        check_types(config, config.internal_config_dict, dataset)
     config.asked_for.clear()
     try:
         with Allocations(config, dataset):
