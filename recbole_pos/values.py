@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeGuard
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
+_MANY = 30  # names, of which it lists the first
 _SHOWN = 200  # characters of a value in a message
 _NODES = 100  # parts of it
 # Units of time that options may name.
@@ -87,6 +88,16 @@ def _brief(value: Any, left: list[int]) -> str:
         return repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names in a row, the first of many."""
+    every = [str(name) for name in names]
+    shorter = [
+        name if len(name) <= _SHOWN else f"{name[: _SHOWN // 2]}..." for name in every[:_MANY]
+    ]
+    more = f" and {len(every) - _MANY:,} more" if len(every) > _MANY else ""
+    return f"{', '.join(texts)}{more}"
 
 
 def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import shop
 import torch
+import yaml
 from recbole.utils import ModelType
 
 from recbole_pos.config.option import IGNORED
@@ -184,3 +185,38 @@ def test_an_option_changes_something_or_is_refused(model: str, shops: Path) -> N
             assert name in str(error)
             refused += 1
     assert silent == [] and refused
+
+
+UNREAD = [
+    ("SASRec", {"threshold": {"rating": 4}}, "val_interval"),
+    ("SASRec", {"preload_weight": {"item_id": "rating"}}, "float"),
+    ("SASRec", {"load_col": {"inter": "*", "kg": ["head_id"]}}, "kg"),
+    ("SASRec", {"unused_col": {"user": ["age"]}, "load_col": {"inter": "*"}}, "user"),
+    ("SASRec", {"numerical_features": ["rating"]}, "selected_features"),
+    ("SASRec", {"normalize_field": ["timestamp"]}, "ids and times"),
+    ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "learner: adam"),
+    ("PosSASRec", {"lr_decay_rate": 0.5}, "lr_decay_step"),
+    ("PosSASRec", {"block": "hstu", "hidden_act": "relu"}, "block: transformer"),
+    ("PosSASRec", {"eval_args": {"target": "last"}}, "LS"),
+    ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
+    ("TORoPE", {"gate_value": 0.2}, "fusion: early"),
+    ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
+    ("BPR", {"train_neg_sample_args": {"dynamic": True}}, "candidate_num"),
+    ("ItemKNN", {"learning_rate": 0.1}, "counts"),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "named"), UNREAD, ids=str)
+def test_what_changes_nothing_names_what_does(
+    model: str, options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    """And a run that has it already can be repeated from its file, but for what is changed."""
+    with pytest.raises(UnknownKey) as refused:
+        PosConfig(model, "ml-100k", None, options)
+    assert named in str(refused.value) and refused.value.key in str(refused.value)
+    kept = PosConfig(model, "ml-100k", None, options, strict=False)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(kept.plain))
+    assert PosConfig(None, None, [str(file)]).plain == kept.plain
+    with pytest.raises(UnknownKey):
+        PosConfig(None, None, [str(file)], options)

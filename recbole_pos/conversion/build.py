@@ -19,7 +19,7 @@ from recbole_pos.conversion.roles import by_name, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table
 from recbole_pos.errors import UsageError
-from recbole_pos.values import check_choice, shown
+from recbole_pos.values import check_choice, listed, shown
 
 TABLES = ("inter", "item", "user")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")
@@ -152,7 +152,7 @@ class Builder:
                 f"{source.path}: no column is called {shown(self.roles[role])} as in the "
                 f"events, so "
                 f"nobody knows which {role} a line is about; rename one of "
-                f"{', '.join(source.columns)}"
+                f"{listed(source.columns)}"
             )
         return found[0]
 

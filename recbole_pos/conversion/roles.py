@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from recbole_pos.conversion.times import read_times
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import listed, shown, suggest
 
 # Names by role, the surest first: a name of an earlier group wins over those of later ones.
 NAMES = {
@@ -81,7 +81,7 @@ def require_column(name: str, columns: Mapping[str, pa.ChunkedArray], option: st
     if name not in columns:
         raise UsageError(
             f"{option}: there is no column {shown(name)}{suggest(name, columns)}; there are "
-            f"{', '.join(columns)}"
+            f"{listed(columns)}"
         )
 
 

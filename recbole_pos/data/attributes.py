@@ -11,7 +11,7 @@ from recbole_pos.data.location import atomic_file
 from recbole_pos.data.parquet_file import open_table
 from recbole_pos.data.protocols import Dataset, Fields
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, shown, suggest
+from recbole_pos.values import Options, listed, shown, suggest
 
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
@@ -43,7 +43,7 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
         others: names that would do as well.
     """
     known = [*loaded_fields(dataset), *others]
-    text = f"field {shown(field)} is not loaded (loaded are {', '.join(known)})"
+    text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
     for table in TABLES:
         for key in ("unload_col", "unused_col"):
             if field in ((dataset.config[key] or {}).get(table) or ()):

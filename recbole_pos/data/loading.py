@@ -16,7 +16,7 @@ from recbole_pos.data.location import atomic_file, require_dataset
 from recbole_pos.data.naming import spelled_out
 from recbole_pos.data.parquet_file import ParquetTable, open_table
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown, suggest
+from recbole_pos.values import listed, shown, suggest
 
 # Options that name fields, and what their types must have in their names.
 NAMING_FIELDS = {
@@ -92,7 +92,7 @@ class AtomicTables(Dataset):
                     raise UsageError(
                         f"{option}: field {shown(name)} is not "
                         f"loaded{suggest(name, self.field2type)}; "
-                        f"loaded are {', '.join(self.field2type)}; see load_col"
+                        f"loaded are {listed(self.field2type)}; see load_col"
                     )
                 if needed not in kind.value:
                     raise UsageError(
@@ -143,7 +143,7 @@ class AtomicTables(Dataset):
             for name in sorted(set(names or ()) - set(file.columns)):
                 raise UsageError(
                     f"{option}: {file.path} has no column {shown(name)}"
-                    f"{suggest(name, file.columns)}; it has {', '.join(file.columns)}"
+                    f"{suggest(name, file.columns)}; it has {listed(file.columns)}"
                 )
         if not wanted:
             self.logger.warning(f"No columns has been loaded from [{source}]")
@@ -201,8 +201,8 @@ class AtomicTables(Dataset):
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose "
                     f"columns are "
-                    f"{', '.join(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
-                    f"{key} or load_col (now {self.config['load_col']}) accordingly"
+                    f"{listed(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
+                    f"{key} or load_col (now {shown(self.config['load_col'])}) accordingly"
                 )
             if actual not in (None, kind):
                 raise UsageError(

@@ -28,7 +28,7 @@ from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
 from recbole_pos.model.training import adapter
-from recbole_pos.values import shown
+from recbole_pos.values import listed, shown
 
 
 @dataclass
@@ -146,7 +146,7 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         if isinstance(error, KeyError):  # a field is missing
             raise UsageError(
                 f"{config['model']} needs {error}, but the fields loaded are "
-                f"{', '.join(loaded_fields(dataset))}; see load_col, and selected_features for "
+                f"{listed(loaded_fields(dataset))}; see load_col, and selected_features for "
                 "models that embed attributes"
             ) from error
         raise UsageError(f"{config['model']} cannot be built: {error}") from error
