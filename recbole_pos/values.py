@@ -93,9 +93,7 @@ def _brief(value: Any, left: list[int]) -> str:
 def listed(names: Iterable[Any]) -> str:
     """Names in a row, the first of many."""
     every = [str(name) for name in names]
-    shorter = [
-        name if len(name) <= _SHOWN else f"{name[: _SHOWN // 2]}..." for name in every[:_MANY]
-    ]
+    texts = [t if len(t) <= _SHOWN else f"{t[: _SHOWN // 2]}..." for t in every[:_MANY]]
     more = f" and {len(every) - _MANY:,} more" if len(every) > _MANY else ""
     return f"{', '.join(texts)}{more}"
 

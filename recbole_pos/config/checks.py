@@ -69,16 +69,17 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
     Raises:
         UnknownKey: naming the option, and the condition that does not hold.
     """
+    usual = rule(key).inner
+    if usual is not None and isinstance(value, Mapping):
+        usual = {**usual, **(default or {})}
+        value, default = {**usual, **value}, default and usual
     if value is None or value == default:
         return
     for condition in rule(key).only:
         if wrong := condition(config, value):
             raise UnknownKey(f"{where}: {key} {wrong}; leave it out", key.partition(".")[0])
-    usual = rule(key).inner
-    if usual is not None and isinstance(value, Mapping):
-        usual = {**usual, **(default or {})}
-        for name, one in value.items():
-            check_read(where, f"{key}.{name}", one, usual.get(name), config)
+    for name, usually in (usual or {}).items():
+        check_read(where, f"{key}.{name}", value[name], usually, config)
 
 
 def check_own(where: str, key: str, value: Any, default: Any) -> None:
