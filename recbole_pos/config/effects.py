@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from recbole.utils import ModelType
+from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
-from recbole_pos.data.attributes import table_of
 from recbole_pos.data.location import atomic_file
-from recbole_pos.data.protocols import Fields
-from recbole_pos.data.splits import split_kind
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.values import Options, nearest, shown
+
+if TYPE_CHECKING:
+    from recbole_pos.data.protocols import Fields
 
 _UNTRAINED = ("SPop", "SessionKNN")  # beside RecBole's traditional models
 _LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
@@ -74,7 +72,7 @@ def _yaml(value: Any) -> str:
 
 def sequential(config: Options, value: Any) -> str | None:
     """Read by models of histories."""
-    if config["MODEL_TYPE"] == ModelType.SEQUENTIAL or config["model"] in ADDED:
+    if config["MODEL_TYPE"].name == "SEQUENTIAL" or config["model"] in ADDED:
         return None
     return f"is only read by models of histories, and {config['model']} knows users by their ids"
 
@@ -88,7 +86,7 @@ def histories(config: Options, value: Any) -> str | None:
 
 def trained(config: Options, value: Any) -> str | None:
     """Read by models that learn by gradients."""
-    if config["MODEL_TYPE"] == ModelType.TRADITIONAL or config["model"] in _UNTRAINED:
+    if config["MODEL_TYPE"].name == "TRADITIONAL" or config["model"] in _UNTRAINED:
         return f"is only read in training by gradients, and {config['model']} counts"
     return None
 
@@ -136,6 +134,8 @@ def never(why: str) -> Condition:
 
 def several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
+    from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy
+
     kind, _ = split_kind(config["eval_args"])
     return "chooses among one event a phase under split: LS" if kind == "LS" else None
 
@@ -233,6 +233,8 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """
     if config["model"] in ADDED:
         return
+    from recbole_pos.data.attributes import table_of
+
     names = [name for name in fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
     users = any(table_of(name, dataset) == "user" for name in names)
