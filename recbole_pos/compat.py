@@ -45,6 +45,7 @@ def apply() -> None:
     when_imported("recbole.config.configurator", after(skip_numpy_settings_of_config))
     when_imported("recbole.model.sequential_recommender.sine", keep_anomaly_mode_as_it_is)
     when_imported("recbole.model.general_recommender.pop", after(count_every_event_in_pop))
+    when_imported("recbole.model.layers", after(embed_several_numbers))
     when_imported("recbole.quick_start.quick_start", after(report_metrics_together))
 
 
@@ -191,6 +192,22 @@ def count_every_event_in_pop(pop: ModuleType) -> None:
         return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
     Pop.__init__, Pop.calculate_loss, Pop._counts_events = init, calculate_loss, True
+
+
+def embed_several_numbers(layers: ModuleType) -> None:
+    """RecBole joins several numerical_features of items at the wrong axis: RuntimeError."""
+    Layer = layers.ContextSeqEmbAbstractLayer
+    embed = Layer.embed_float_fields
+    if hasattr(embed, "__wrapped__"):
+        return
+
+    @functools.wraps(embed)
+    def embed_float_fields(self: Any, float_fields: Any, *args: Any, **named: Any) -> Any:
+        if float_fields is not None:  # [..., 1, 2 fields] to [..., fields, 2]
+            float_fields = float_fields.reshape(*float_fields.shape[:-2], -1, 2)
+        return embed(self, float_fields, *args, **named)
+
+    Layer.embed_float_fields = embed_float_fields
 
 
 def report_metrics_together(quick_start: ModuleType) -> None:

@@ -16,7 +16,7 @@ class UsageError(PosError, ValueError):
 
 
 class UnknownKey(UsageError):
-    """An option that nobody reads; carries its name."""
+    """An option that nothing reads here; carries its name."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)

@@ -130,6 +130,7 @@ def _with_plugin_defaults(load: Callable[..., None]) -> Callable[..., None]:
                 both = {**defaults, **given}
                 check_sizes({key: both[key] for key in both if key not in free}, model)
             both = {**self.internal_config_dict, **given}
+            both["load_col"] = self.internal_config_dict.get("load_col")
             self.internal_config_dict["load_col"] = with_time_field(both)
         else:  # of RecBole's: nothing; in RecBole's form: its own, all else is RecBole's
             self.internal_config_dict.update(own_defaults(model))

@@ -108,7 +108,8 @@ class Table(Mapping[str, type]):
             )
         if holder := self._holder(name, added.cls):
             raise UsageError(
-                f"{self.kind} {name!r}: the name is taken by {holder}; give {place} another one"
+                f"{self.kind} {shown(name)}: the name is taken by {holder}; give {place} "
+                f"another one"
             )
         self._added[name] = added
 
@@ -157,6 +158,10 @@ class Table(Mapping[str, type]):
             if added.module is None and name not in self._points
         }
 
+    def modules(self) -> set[str]:
+        """The modules of the classes that were registered so far."""
+        return {added.cls.__module__ for added in self._added.values()}
+
     def take(self, module: ModuleType, name: str) -> None:
         """Register the class of that name in a module, if it has one."""
         found = getattr(module, name, None)
@@ -191,13 +196,14 @@ class Table(Mapping[str, type]):
         holders += [f"{_package(point)} ({point.value})" for point in self._points[name]]
         if len(holders) > 1:
             raise UsageError(
-                f"{self.kind} {name!r} is given more than once: by {' and by '.join(holders)}; "
+                f"{self.kind} {shown(name)} is given more than once: by "
+                f"{' and by '.join(holders)}; "
                 "uninstall all but one of these packages"
             )
 
     def _load(self, name: str, point: EntryPoint) -> None:
         """A class is registered, a function is called, and a module registers by its import."""
-        where = f"{self.kind} {name!r} of the package {_package(point)}, {point.value}"
+        where = f"{self.kind} {shown(name)} of the package {_package(point)}, {point.value}"
         try:
             found = point.load()
             if isinstance(found, type) and self._adopt:

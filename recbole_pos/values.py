@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeGuard
@@ -10,8 +11,14 @@ from typing import Any, Protocol, TypeGuard
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
+_MANY = 30  # names, of which it lists the first
+_SHOWN = 200  # characters of a value in a message
+_NODES = 100  # parts of it
 # Units of time that options may name.
-SECONDS = {"milliseconds": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+SECONDS = {
+    **{"nanoseconds": 1e-9, "microseconds": 1e-6, "milliseconds": 1e-3},
+    **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0},
+}
 
 
 class Options(Protocol):
@@ -50,12 +57,37 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as a message has it: whole, unless it would fill the screen."""
+    """A value as a message has it: whole, unless it would fill the screen.
+
+    Of a large one only the beginning is looked at, however often its parts stand in each other.
+    """
+    text = _brief(value, [_NODES])
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ..."
+
+
+def _brief(value: Any, left: list[int]) -> str:
+    """``repr``, of so many parts; numbers and text of numpy as plain ones."""
+    left[0] -= 1
+    if left[0] < 0:
+        return "..."
+    if getattr(value, "shape", None) == ():  # of numpy or torch
+        value = value.item()
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[: _SHOWN // 2]!r} ... ({len(value):,} characters)"
+    if type(value) in (list, tuple, dict):
+        ends = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
+        parts = list(itertools.islice(value, _SHOWN))
+        if isinstance(value, dict):
+            texts = [f"{_brief(part, left)}: {_brief(value[part], left)}" for part in parts]
+        else:
+            texts = [_brief(part, left) for part in parts]
+        if isinstance(value, tuple) and len(value) == 1:
+            return f"({texts[0]},)"
+        return f"{ends[0]}{', '.join(texts)}{ends[1]}"
     try:
-        text = repr(value)
+        return repr(value)
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
-    return short(text)
 
 
 def short(text: str) -> str:

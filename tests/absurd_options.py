@@ -88,6 +88,9 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
     small = {k: v for k, v in SMALL.items() if k in keys}
     if model == "FEARec":
         small["n_layers"] = 2
+        small.pop("n_heads", None)
+    if model in (*BUILTIN_GENERAL, "SessionKNN", "SessionFPMC", "FPMC"):  # know no history
+        small.pop("MAX_ITEM_LIST_LENGTH", None)
     if key == "data_path":
         return model, {**small, "given_path": value}, key
     return model, {**small, **(given or {}), key: value}, key

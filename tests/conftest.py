@@ -24,9 +24,9 @@ sys.argv = sys.argv[:1]  # RecBole's own Config reads it, and would take pytest'
 
 from own_models import MODULE, REGISTER  # noqa: E402
 
-import recbole_pos  # noqa: E402
 from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
+from recbole_pos.errors import UnknownKey  # noqa: E402
 from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
 from recbole_pos.model.models import ADDED  # noqa: E402
 from recbole_pos.position.schemes import SCHEMES  # noqa: E402
@@ -43,6 +43,18 @@ SMALL = {
 
 # options under which a model of the plugin trains on its targets' cross-entropy alone
 CROSS_ENTROPY = {"AttrFormer": {"prior_weight": 0.0, "future_weights": [1.0]}}
+
+
+def small(model: str, dataset: str = "tiny", **options: Any) -> PosConfig:
+    """A configuration with small sizes, as far as the model reads them."""
+    sizes = dict(SMALL)
+    while True:
+        try:
+            return PosConfig(model, dataset, None, {**sizes, **options})
+        except UnknownKey as error:
+            if error.key in options:
+                raise
+            del sizes[error.key]
 
 
 PATIENCE = 300  # seconds, on a machine that has other things to do
@@ -157,11 +169,7 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
     """``experiment(model, **options)`` on the tiny dataset, with small sizes."""
 
     def build(model: str, dataset: str = "tiny", **options: Any) -> Experiment:
-        given = {**SMALL, "data_path": str(tiny), **options}
-        if model not in recbole_pos.model.models.MODELS:
-            for key in ("hidden_size", "inner_size"):
-                given.pop(key, None) if key not in options else None
-        return prepare(PosConfig(model, dataset, None, given))
+        return prepare(small(model, dataset, **{"data_path": str(tiny), **options}))
 
     return build
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CROSS_ENTROPY, SMALL, make_log, write_atomic
+from conftest import CROSS_ENTROPY, make_log, small, write_atomic
 
 import recbole_pos
 from recbole_pos.errors import CheckpointError, UsageError
@@ -35,9 +35,8 @@ def grow(log: pd.DataFrame, shuffle: bool) -> pd.DataFrame:
 
 
 def train(folder: Path, model: str, **more: Any) -> Path:
-    given = {**SMALL, "data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    if model not in MODELS:
-        del given["hidden_size"], given["inner_size"]
+    more = {"data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
+    given = small(model, **more).external_config_dict
     recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
     return folder / "run"
 

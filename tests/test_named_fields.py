@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import recbole_pos
 from recbole_pos.cli.arguments import parse_overrides
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loading import NAMING_FIELDS
@@ -17,8 +18,16 @@ from recbole_pos.experiment.build import read_dataset
 TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 
 
+class Reader(recbole_pos.PosRecommender):
+    """A model of one's own, which may read any field."""
+
+    def encode(self, items: Any, ctx: Any) -> Any:
+        return self.item_embedding(items)
+
+
 def read(folder: Path, **options: Any) -> Any:
-    return read_dataset(PosConfig("FPARec", "toyshop", None, {"data_path": str(folder), **options}))
+    given = {"data_path": str(folder), **options}
+    return read_dataset(PosConfig(Reader, "toyshop", None, given))
 
 
 @pytest.fixture
@@ -32,6 +41,9 @@ GIVEN = {
     "numerical_features": ["prise"],
     "normalize_field": ["prise"],
     "discretization": {"prise": {"method": "LD"}},
+    "seq_len": {"prise": 3},
+    "alias_of_user_id": ["prise"],
+    "alias_of_item_id": ["prise"],
     "val_interval": {"prise": "[3,inf)"},
     "threshold": {"prise": 3},
     "unused_col": {"item": ["prise"]},
@@ -45,11 +57,12 @@ def test_a_field_that_is_not_loaded(shop: Path, option: str) -> None:
         read(shop, **{option: GIVEN[option]})
 
 
-@pytest.mark.parametrize("option", [name for name, numbers in NAMING_FIELDS.items() if numbers])
-def test_a_field_that_is_no_number(shop: Path, option: str) -> None:
-    given = GIVEN[option]
-    wrong = ["brand"] if isinstance(given, list) else {"brand": given["prise"]}
-    with pytest.raises(UsageError, match=f"{option}: field 'brand' is of type token; float is"):
+@pytest.mark.parametrize("option", [name for name, kind in NAMING_FIELDS.items() if kind])
+def test_a_field_of_another_type(shop: Path, option: str) -> None:
+    given, kind = GIVEN[option], NAMING_FIELDS[option]
+    field, its = ("price", "float") if kind == "token" else ("brand", "token")
+    wrong = [field] if isinstance(given, list) else {field: given["prise"]}
+    with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {its}; {kind} is"):
         read(shop, **{option: wrong})
 
 

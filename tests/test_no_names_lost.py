@@ -108,7 +108,7 @@ def test_files_of_names(tmp_path: Path) -> None:
 
 
 def test_names_of_no_item_are_counted(tiny: Path, tmp_path: Path, capsys) -> None:
-    given = {"epochs": 1, "data_path": str(tiny), "MAX_ITEM_LIST_LENGTH": 8}
+    given = {"epochs": 1, "data_path": str(tiny)}
     recbole_pos.run("Pop", "tiny", config_dict=given, run_dir=tmp_path / "run", verbose=False)
     (tmp_path / "names.txt").write_text("i3\nnone of these\n")
     from recbole_pos.cli.main import main

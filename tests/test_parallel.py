@@ -19,6 +19,7 @@ from recbole_pos.errors import Interrupted, UsageError
 from recbole_pos.experiment import checkpoint, processes
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.processes import Plan
+from recbole_pos.model.models import BUILTIN_GENERAL
 
 # dropout is drawn in each process; without it a step is that of one process, up to rounding
 TOYSHOP = Path(__file__).parent.parent / "dataset"
@@ -41,6 +42,8 @@ def run(tiny: Path, folder: Path, nproc: int, model: str = "FPARec", **options):
             key: value for key, value in given.items() if "_size" not in key and "drop" not in key
         }
         given.update(options)
+    if model in BUILTIN_GENERAL:
+        given.pop("MAX_ITEM_LIST_LENGTH")
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False, nproc=nproc)
 
 

@@ -83,7 +83,7 @@ def test_the_checkpoint_of_a_run_is_loaded_by_recbole(tiny: Path) -> None:
 
 def test_a_configuration_of_recbole_is_the_same_as_ours(tiny: Path) -> None:
     given = {"data_path": str(tiny), "learning_rate": 0.5, "hidden_size": 8}
-    given["eval_args"] = {"order": "TO", "split": {"LS": "valid_and_test"}, "target": "last"}
+    given["eval_args"] = {"order": "TO", "split": {"RS": [8, 1, 1]}, "target": "last"}
     theirs = plain_of(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
     ours = PosConfig("FPARec", "tiny", None, {**given, "hidden_size": 4}).plain
     assert {k: v for k, v in theirs.items() if k != "eval_args"} == {

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL
+from conftest import CROSS_ENTROPY, SMALL, small
 from recbole.data.interaction import Interaction
 
 import recbole_pos
@@ -26,10 +26,8 @@ from recbole_pos.serve.recommender import Growth, Recommender
 
 
 def options(model: str, folder: Path, **more: Any) -> dict[str, Any]:
-    given = {**SMALL, "data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    if model not in MODELS:
-        del given["hidden_size"], given["inner_size"]
-    return given
+    more = {"data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
+    return small(model, **more).external_config_dict
 
 
 def trained(model: str, folder: Path, run_dir: Path, **more: Any) -> Path:

@@ -176,7 +176,7 @@ def test_one_batch_can_be_learnt_by_heart(experiment, sessions: str, model: str)
 
 @pytest.mark.parametrize("model", list(BASELINES))
 def test_baselines_run_and_load(sessions: str, tmp_path: Path, model: str) -> None:
-    options = {"data_path": sessions, "epochs": 1, "MAX_ITEM_LIST_LENGTH": 8, **CUT}
+    options = {"data_path": sessions, "epochs": 1, **CUT}
     result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
     assert result.test_targets == len(prefixes(session_log(), "test"))
     assert result.candidates == "all items" and 0 < result.test["hit@20"] <= 1

@@ -33,6 +33,8 @@ def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
     given = {**OPTIONS, "data_path": str(tiny), **options}
     if model not in recbole_pos.model.models.MODELS:
         given = {k: v for k, v in given.items() if k not in ("hidden_size", "inner_size")}
+    if model in ("FPMC", "Pop"):  # which know no history
+        given.pop("MAX_ITEM_LIST_LENGTH", None)
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from recbole_pos.config.arguments import Arguments
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # how options begin; -1 and -inf are numbers
 
@@ -91,11 +92,11 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         key, equals, text = argument.removeprefix("--").partition("=")
         if not (argument.startswith("--") and equals and key):
             raise UsageError(
-                f"cannot read {argument!r}: options are given as --key=value or --key value"
+                f"cannot read {shown(argument)}: options are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
         if key in found and found[key] != value:
-            raise UsageError(f"--{key} is given twice, with {found[key]!r} and {value!r}")
+            raise UsageError(f"--{key} is given twice, with {shown(found[key])} and {shown(value)}")
         found[key] = value
     return found
 

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,11 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             if args.debug:
                 raise
+            from recbole_pos.experiment.diagnosis import is_from_custom_code
+
+            if is_from_custom_code(error):
+                traceback.print_exception(error)
+                return 1
             print(
                 f"error: {type(error).__name__}: {error}\n"
                 "(run again with --debug for the traceback)",

@@ -19,7 +19,7 @@ from recbole_pos.config.options import rule
 from recbole_pos.config.plugins import allow, import_plugins, require_spelling, take_model
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import OURS, runnable
-from recbole_pos.values import suggest
+from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 _LINE = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")
@@ -39,7 +39,7 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     take_model(model, import_plugins(given.get("plugins"), "--plugins", lambda: False))
     if model not in runnable():
         require_spelling(given, "configuration")
-        raise UsageError(f"unknown model {model!r}{suggest(model, runnable())}")
+        raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
     seen: set[str] = set()
     for title, options, files in _sources(model, given.get("position")):
         told = {key: text for file in files for key, text in _sentences(file).items()}

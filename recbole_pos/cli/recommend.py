@@ -25,8 +25,8 @@ def add_recommend(commands: Any, debug: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--histories",
         metavar="FILE",
-        help='json lines {"id": ..., "items": [...], "times": [...], "at": ...}, or parquet (a file or folder '
-        "with such columns), instead of users",
+        help='json lines {"id": ..., "items": [...], "times": [...], "at": ...}, or parquet (a '
+        "file or folder with such columns), instead of users",
     )
     recommend.add_argument(
         "--exclude_seen",

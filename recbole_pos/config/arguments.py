@@ -228,7 +228,7 @@ def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:
     for name in given:
         if name not in known:
             raise TypeError(
-                f"unexpected argument {name!r}; arguments are {', '.join(sorted(known))}"
+                f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(known))}"
             )
     return replace(default, **given)
 

@@ -22,11 +22,12 @@ from recbole_pos.config.options import (
 from recbole_pos.data.given import check_given
 from recbole_pos.data.sessions import read_fraction, read_session_filter
 from recbole_pos.data.ties import read_ties
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
 _DEEPEST = 8  # mappings and lists within each other
 _LONGEST = 4096  # characters, as of a path
+_LONGEST_NAME = 200
 _TINIEST = 2.0**-126  # the smallest number that float32 holds with all its digits
 
 
@@ -56,6 +57,32 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
         _check_kind(where, key, key, value, example)
 
 
+def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
+    """Whether an option is read, by the conditions of the table.
+
+    Args:
+        where: it was given.
+        key: its name.
+        value: its value.
+        default: which may be given where it is not read.
+        config: all options of the run.
+
+    Raises:
+        UnknownKey: naming the option, and the condition that does not hold.
+    """
+    usual = rule(key).inner
+    if usual is not None and isinstance(value, Mapping):
+        usual = {**usual, **(default or {})}
+        value, default = {**usual, **value}, default and usual
+    if value is None or value == default:
+        return
+    for condition in rule(key).only:
+        if wrong := condition(config, value):
+            raise UnknownKey(f"{where}: {key} {wrong}; leave it out", key.partition(".")[0])
+    for name, usually in (usual or {}).items():
+        check_read(where, f"{key}.{name}", value[name], usually, config)
+
+
 def check_own(where: str, key: str, value: Any, default: Any) -> None:
     """An option of a model or scheme that is not the plugin's has the type of its default."""
     check_plain(f"{where}: {key}", value)
@@ -77,6 +104,8 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
         for name, inner in value.items():
             if not isinstance(name, str):
                 raise UsageError(f"{where}: names must be text, found {shown(name)}")
+            if len(name) > _LONGEST_NAME:
+                raise UsageError(f"{where}: a name is longer than any: {shown(name)}")
             check_plain(f"{where}.{name}", inner, depth + 1)
     elif isinstance(value, (list, tuple)):
         for inner in value:
@@ -84,9 +113,9 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         if where.endswith("clip_grad_norm.norm_type") and value > 0:
             return  # the largest gradient
-        raise UsageError(f"{where} must be finite, found {value!r}")
+        raise UsageError(f"{where} must be finite, found {shown(value)}")
     elif isinstance(value, float) and 0 < abs(value) < _TINIEST:
-        raise UsageError(f"{where}: {value!r} is too small to be told from 0")
+        raise UsageError(f"{where}: {shown(value)} is too small to be told from 0")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{where}: {shown(value)} is no number of 64 bits")
     elif isinstance(value, str) and len(value) > _LONGEST:
@@ -158,8 +187,6 @@ def _check_range(where: str, key: str, name: str, value: float) -> None:
     option = rule(key)
     low = -math.inf if option.low is None else option.low
     high = math.inf if option.high is None else option.high
-    if "dropout" in key:
-        low, high = 0, math.nextafter(1, 0)
     if low <= value <= high:
         return
     bound = f"from {_number(low)} to {_number(high)}"
@@ -186,7 +213,7 @@ def _check_mapping(where: str, key: str, value: Any, known: dict[str, Any]) -> N
     _check_type(where, key, key, value, known)
     for inner in value:
         if inner not in known:
-            raise UsageError(f"{where}: unknown key {inner!r} in {key}{nearest(inner, known)}")
+            raise UsageError(f"{where}: unknown key {shown(inner)} in {key}{nearest(inner, known)}")
         if known[inner] is not None:
             name = f"{key}.{inner}"
             _check_kind(where, name, name, value[inner], known[inner])
@@ -214,7 +241,7 @@ def _check_type(where: str, key: str, name: str, value: Any, example: Any) -> No
         return
     if not allowed:
         raise UsageError(
-            f"{where}: {name}: expected {wanted} (such as {example!r}), "
+            f"{where}: {name}: expected {wanted} (such as {shown(example)}), "
             f"found {shown(value)} ({type(value).__name__})"
         )
 
@@ -243,16 +270,19 @@ def check_together(
         raise UsageError("new_items: is about items that are new since update_from; set that too")
     for key in (option.name for option in OPTIONS.values() if option.pair):
         if isinstance(config.get(key), (list, tuple)) and len(config[key]) != 2:
-            raise UsageError(f"{key}: expected two numbers, found {config[key]!r}")
+            raise UsageError(f"{key}: expected two numbers, found {shown(config[key])}")
     if config["benchmark_filename"] is not None:
         check_given(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])
     mode = config["eval_args"]["mode"]
     if any(m != "full" for m in (mode.values() if isinstance(mode, dict) else [mode])):
-        raise UsageError(f"eval_args.mode: only full (rank all items) is supported, found {mode!r}")
+        raise UsageError(
+            f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}"
+        )
     if config.get("loss_type", "CE") not in losses:
         raise UsageError(
-            f"loss_type: {config['loss_type']!r} is not one of {', '.join(losses)} for this model"
+            f"loss_type: {shown(config['loss_type'])} is not one of {', '.join(losses)} for "
+            f"this model"
         )
 
 
@@ -317,7 +347,7 @@ def _check_columns(config: dict[str, Any]) -> None:
             named = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
             if not (every or named):
                 what = "a list of fields" + (", or '*' for all" if key == "load_col" else "")
-                raise UsageError(f"{key}: {table}: expected {what}; found {fields!r}")
+                raise UsageError(f"{key}: {table}: expected {what}; found {shown(fields)}")
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
@@ -334,7 +364,9 @@ def _check_metrics(config: dict[str, Any]) -> None:
         raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
     whole = [is_whole(k) and k >= 1 for k in topk]
     if not topk or not all(whole):
-        raise UsageError(f"topk: expected whole numbers of at least 1, found {config['topk']!r}")
+        raise UsageError(
+            f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
+        )
     computed = [
         name
         for metric in metrics
@@ -342,7 +374,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
     ]
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
-            f"valid_metric: {config['valid_metric']!r} is not computed; metrics and topk give "
+            f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
             f"{', '.join(computed)}"
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from recbole_pos.values import Options
 
 # What changing an option changes.
 MODEL = "model"  # the function that is learned
@@ -11,6 +14,8 @@ TRAINING = "training"  # how it is learned or asked
 SCHEDULE = "schedule"  # how long a run trains, and where; in a search the scheduler's
 DATA = "data"  # events, split and metrics: the same in all trials of a search
 IGNORED = "ignored"  # nothing here; ``why`` says why
+
+Condition = Callable[[Options, Any], str | None]  # of all options, and the value of this one
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Option:
         empty: whether it may be empty although its default is not.
         pair: whether it is a list of two.
         interval: whether it is text that says which numbers are kept, as RecBole writes it.
-        windows: whether it is only read under ``augmentation: all_positions``.
+        only: conditions under which it is read, see ``effects.py``: each returns what is wrong, as
+            it follows the name of the option in a message, and None if the option is read.
         why: of an option without effect, the reason.
     """
 
@@ -47,5 +53,5 @@ class Option:
     empty: bool = False
     pair: bool = False
     interval: bool = False
-    windows: bool = False
+    only: tuple[Condition, ...] = ()
     why: str = ""

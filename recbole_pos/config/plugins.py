@@ -175,7 +175,7 @@ def pack(model: str) -> bytes:
                 cloudpickle.dumps(added)
             except Exception as error:  # whatever its module holds
                 raise UsageError(
-                    f"{table.kind} {name!r} ({place_of(added.cls)}) cannot be sent to other "
+                    f"{table.kind} {shown(name)} ({place_of(added.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
     return cloudpickle.dumps((_allowed, [made for made, _ in parts]))

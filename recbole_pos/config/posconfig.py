@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
-from recbole_pos.config.checks import check_negatives, check_own, check_together, check_value
+from recbole_pos.config.checks import (
+    check_negatives,
+    check_own,
+    check_read,
+    check_together,
+    check_value,
+)
 from recbole_pos.config.defaults import (
     free_options,
     own_defaults,
@@ -18,7 +25,7 @@ from recbole_pos.config.defaults import (
     with_time_field,
 )
 from recbole_pos.config.option import IGNORED
-from recbole_pos.config.options import OPTIONS, of_role, rule
+from recbole_pos.config.options import of_role, rule
 from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
@@ -72,10 +79,13 @@ class PosConfig(Config):
         dataset: name of the dataset; None to read it from a file.
         config_file_list: yaml files.
         config_dict: plain values that win over everything else.
+        strict: whether an option that changes nothing for this model and protocol is an error; not
+            for a run that exists, nor for a trial, whose options depend on each other.
 
     Raises:
         UsageError: for an unknown key (naming the nearest known ones), a value of the wrong type,
-            an unknown model, or anything else RecBole's Config refuses.
+            an option that changes nothing, an unknown model, or anything else RecBole's Config
+            refuses.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
@@ -88,7 +98,9 @@ class PosConfig(Config):
         dataset: str | None = None,
         config_file_list: list[str] | None = None,
         config_dict: dict[str, Any] | None = None,
+        strict: bool = True,
     ) -> None:
+        self.strict = strict
         self.asked = name_of(model) if isinstance(model, type) else model
         self.public: dict[str, Any] = {}  # what the yaml of a public log says
         self.asked_for: set[str] = set()  # options that were read, and that nobody gives
@@ -235,7 +247,6 @@ class PosConfig(Config):
         windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if windows and "train_batch_size" not in external:
             final["train_batch_size"] = WINDOWS  # RecBole's 2,048 are rows of one target
-        self._check_window_keys(external, final["augmentation"])
         final["load_col"] = with_time_field(final)
         losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
@@ -246,16 +257,35 @@ class PosConfig(Config):
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
             self.plain["data_path"] = str(base.resolve())
+        if self.strict:
+            self.require_read()
         return final
 
-    def _check_window_keys(self, external: dict[str, Any], augmentation: str) -> None:
-        for key in (option.name for option in OPTIONS.values() if option.windows):
-            given = external.get(key, self.internal_config_dict[key])
-            if augmentation != "all_positions" and given != self.internal_config_dict[key]:
-                raise UsageError(
-                    f"{self.sources.get(key, 'configuration')}: {key} is only read under "
-                    f"augmentation: all_positions, not {augmentation}"
-                )
+    def require_read(self, searched: Iterable[str] = ()) -> None:
+        """Refuse what was given and changes nothing.
+
+        Args:
+            searched: options whose values are not known yet.
+
+        Raises:
+            UsageError: naming the option, and under which condition it is read.
+        """
+        plain = {**self.plain, "MODEL_TYPE": self.internal_config_dict["MODEL_TYPE"]}
+        config = {
+            key: {**inner, **value} if (inner := rule(key).inner) and value else value
+            for key, value in plain.items()
+            if key not in searched
+        }
+        # nobody chose every option of a file that has them all: a run has written it
+        usual = self.internal_config_dict
+        of_runs = [
+            str(file) for file, given in self.files if len(usual.keys() & given) > len(usual) / 2
+        ]
+        self.strict = self.strict and not of_runs
+        for key, value in self.external_config_dict.items():
+            where = self.sources.get(key, "configuration")
+            if key not in self.free and where not in of_runs:
+                check_read(where, key, value, usual.get(key), config)
 
     def _set_default_parameters(self) -> None:
         base = Path(str(self.final_config_dict["data_path"]))

@@ -20,7 +20,7 @@ from recbole_pos.config.defaults import own_defaults
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import runnable
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.values import suggest
+from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT
 
 FOR = "for"
@@ -63,14 +63,15 @@ def parts_for(
     under = content.get(FOR)
     if not isinstance(under, (dict, type(None))):
         raise UsageError(
-            f"{file}: {FOR}: expected options under names of models or schemes, found {under!r}"
+            f"{file}: {FOR}: expected options under names of models or schemes, found "
+            f"{shown(under)}"
         )
     taken: dict[str, str] = {}
     for title, options in (under or {}).items():
         where = f"{file}, for {title}"
         listed = _names(title, where)
         if not isinstance(options, (dict, type(None))):
-            raise UsageError(f"{where}: expected options, found {options!r}")
+            raise UsageError(f"{where}: expected options, found {shown(options)}")
         options = options or {}
         outside = OUTSIDE if set(listed) <= set(runnable()) else {*OUTSIDE, "position"}
         if wrong := outside & set(options):
@@ -110,7 +111,7 @@ def _names(title: Any, where: str) -> list[str]:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"{where}: {name!r} is neither a model nor a scheme{suggest(name, known)}; "
+                f"{where}: {shown(name)} is neither a model nor a scheme{suggest(name, known)}; "
                 "see `recbole-pos models` and `recbole-pos schemes`"
             )
     return names

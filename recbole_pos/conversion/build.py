@@ -167,7 +167,8 @@ class Builder:
             found = [name for name in source.columns if name.lower() == "id"]
         if len(found) != 1:
             raise UsageError(
-                f"{source.path}: no column is called {self.roles[role]!r} as in the events, so "
+                f"{source.path}: no column is called {shown(self.roles[role])} as in the "
+                f"events, so "
                 f"nobody knows which {role} a line is about; rename one of "
                 f"{listed(source.columns)}"
             )
@@ -236,7 +237,7 @@ class Builder:
         taken = {name for table in self.tables.values() for name in table}
         wish = self.wishes.rename.get(column)
         if wish is not None and wish in taken:
-            raise UsageError(f"rename: two fields would be called {wish!r}")
+            raise UsageError(f"rename: two fields would be called {shown(wish)}")
         return wish if wish is not None else field_name(column, taken)
 
     def require_values(self) -> None:

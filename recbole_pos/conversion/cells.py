@@ -22,6 +22,7 @@ from recbole_pos.conversion.numbers import (
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 INNER = "\x1f"  # between the names of a sequence, until they are written
 _WORDS = pa.array([word for word in MISSING if word])
@@ -94,12 +95,12 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
         try:
             column = column.cast(pa.string())
         except pa.ArrowException as error:
-            raise UsageError(f"column {name!r} holds bytes that are no text") from error
+            raise UsageError(f"column {shown(name)} holds bytes that are no text") from error
     try:
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
     except pa.ArrowException as error:
-        raise UsageError(f"column {name!r} holds {kind}, which is no field") from error
+        raise UsageError(f"column {shown(name)} holds {kind}, which is no field") from error
     one = column.unify_dictionaries().combine_chunks()
     if isinstance(one, pa.ChunkedArray):  # of no rows
         one = pa.array([], pa.string()).dictionary_encode()
@@ -110,7 +111,7 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
         else:
             text = one.dictionary.cast(pa.string())
     except pa.ArrowException as error:
-        raise UsageError(f"column {name!r} holds {kind}, which is no field") from error
+        raise UsageError(f"column {shown(name)} holds {kind}, which is no field") from error
     return _without_missing(codes, text, raw)
 
 
@@ -131,7 +132,7 @@ def _joined(chunk: Any, name: str) -> pa.Array:
     try:
         inside = chunk.values.cast(pa.string()).fill_null("")
     except pa.ArrowException as error:
-        raise UsageError(f"column {name!r} holds {chunk.type}, which is no field") from error
+        raise UsageError(f"column {shown(name)} holds {chunk.type}, which is no field") from error
     kind = pa.LargeListArray if pa.types.is_large_list(chunk.type) else pa.ListArray
     # from_arrays takes no null where the array is a slice; binary_join gives none for these
     lists = kind.from_arrays(chunk.offsets, inside)

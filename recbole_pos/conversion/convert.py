@@ -266,7 +266,7 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
         if getattr(asked, option) < 1:
             raise UsageError(f"{option}: expected a number of events, at least 1")
     if asked.separator is not None and len(asked.separator) != 1:
-        raise UsageError(f"separator: {asked.separator!r} must be one character")
+        raise UsageError(f"separator: {shown(asked.separator)} must be one character")
     dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding, header=asked.header)
     sources = {}
     for role, path, option in (

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -74,7 +75,8 @@ def read_form(date_format: str) -> Form:
     day = {"d"} <= set(names) and {"m", "B"} & set(names) and {"Y", "y"} & set(names)
     if not day or len(set(names)) < len(names):
         raise UsageError(
-            f"date_format: {date_format!r} must have day, month and year, and each once, as in "
+            f"date_format: {shown(date_format)} must have day, month and year, and each once, "
+            f"as in "
             "%d/%m/%Y %H:%M"
         )
     return _pattern(left), _pattern(right)

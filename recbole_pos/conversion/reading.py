@@ -43,7 +43,7 @@ def read(path: str | Path, dialect: Dialect) -> Source:
         if kind == "csv":
             reader = Separated(files[0], dialect)
             parts = [reader.read(file) for file in files]
-            form = f"text separated by {reader.separator!r}"
+            form = f"text separated by {shown(reader.separator)}"
             comma = reader.separator == ";"
         elif kind == "json":
             parts, form = [read_json(file) for file in files], "json lines"

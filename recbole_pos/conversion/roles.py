@@ -67,7 +67,7 @@ def find_roles(
             if not (role == "time" and name == ROW_ORDER):
                 require_column(name, columns, role)
             if name in roles.values():
-                raise UsageError(f"{role}: column {name!r} is taken twice")
+                raise UsageError(f"{role}: column {shown(name)} is taken twice")
             roles[role] = name
     for role in NAMES:
         if role in roles:

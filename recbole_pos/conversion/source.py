@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 _COLUMNS = 10_000
 
@@ -168,8 +169,8 @@ def union(tables: list[tuple[dict[str, pa.ChunkedArray], int]]) -> dict[str, pa.
         except pa.ArrowException as error:
             held = ", ".join(sorted(map(str, types)))
             raise UsageError(
-                f"column {name!r} holds {held} in different places, which do not go together; "
-                f"leave it out with --drop {name!r}"
+                f"column {shown(name)} holds {held} in different places, which do not go together; "
+                f"leave it out with --drop {shown(name)}"
             ) from error
         chunks = itertools.chain(
             *(c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in cast)

@@ -21,6 +21,7 @@ from recbole_pos.conversion.forms import (
     seconds_of,
 )
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a second
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -102,7 +103,8 @@ class _Reader:
         self.name, self.format = name, date_format
         if date_format and date_format not in UNITS and "%" not in date_format:
             raise UsageError(
-                f"date_format: {date_format!r} is neither one of {', '.join(UNITS)} (an epoch) nor "
+                f"date_format: {shown(date_format)} is neither one of {', '.join(UNITS)} (an "
+                f"epoch) nor "
                 "a form such as %d/%m/%Y %H:%M"
             )
 
@@ -225,7 +227,7 @@ class _Reader:
             none = "nothing in the column tells which"
             mark = next(one for one in first if not one.isdigit())
             raise UsageError(
-                f"{self.name}: {first!r} may begin with the day or with the month, and "
+                f"{self.name}: {shown(first)} may begin with the day or with the month, and "
                 f"{both if day_first.any() else none}. Say --date_format='%d{mark}%m{mark}%Y' "
                 f"(day first) or '%m{mark}%d{mark}%Y', with ' %H:%M:%S' where a clock follows"
             )

@@ -24,7 +24,7 @@ from pyarrow import csv as arrow
 from recbole_pos.data.blocks import join_blocks
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 _NONE = frozenset(MISSING)
 _TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
@@ -52,7 +52,7 @@ class AtomicFile:
         self.encoding = config["encoding"] or "utf-8"  # RecBole's own Config has no default
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
             raise UsageError(
-                f"field_separator: {self.separator!r} must be one character, and neither a "
+                f"field_separator: {shown(self.separator)} must be one character, and neither a "
                 'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
             )
         if self.inner == "":
@@ -128,7 +128,9 @@ class AtomicFile:
             "".encode(self.encoding)  # refuses codecs that are not of text
             decoder = codecs.getincrementaldecoder(self.encoding)()
         except (LookupError, ValueError) as error:
-            raise UsageError(f"encoding: {self.encoding!r} is not one that Python knows") from error
+            raise UsageError(
+                f"encoding: {shown(self.encoding)} is not one that Python knows"
+            ) from error
         return io.IncrementalNewlineDecoder(decoder, translate=True)
 
     def _checked(self, first: int, block: str) -> str:
@@ -168,13 +170,15 @@ class AtomicFile:
                 found = cell if len(cell) < 80 else f"{cell[:80]}..."
                 raise self._fail(
                     line,
-                    f"cell {place} of the first line is {found!r}, but must name a column as "
+                    f"cell {place} of the first line is {shown(found)}, but must name a column as "
                     f"name:type, type being one of {', '.join(KINDS)}, as in "
-                    f"'user_id:token'. Cells are separated by {self.separator!r} "
+                    f"'user_id:token'. Cells are separated by {shown(self.separator)} "
                     "(field_separator); a file without such a line needs one",
                 )
             if name in columns:
-                raise self._fail(line, f"two columns are called {name!r}; rename one or remove it")
+                raise self._fail(
+                    line, f"two columns are called {shown(name)}; rename one or remove it"
+                )
             columns[name] = kind
         return columns
 
@@ -256,10 +260,11 @@ class AtomicFile:
         more = len(cells) > len(self.columns)
         hint = "Fill in or cut the line" if not more else "Remove what is too much"
         if more and not any(cells[len(self.columns) :]):
-            hint = f"Remove the {self.separator!r} at its end"
+            hint = f"Remove the {shown(self.separator)} at its end"
         return (
             f"has {have}, but the first line names {len(self.columns)} columns ({names}). Every "
-            f"line must have a cell for each, separated by {self.separator!r}. {hint}; a cell that "
+            f"line must have a cell for each, separated by {shown(self.separator)}. {hint}; a "
+            f"cell that "
             'holds the separator needs quotation marks ("...")'
         )
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from recbole_pos.data.location import atomic_file
 from recbole_pos.data.parquet_file import open_table
-from recbole_pos.data.protocols import Fields
+from recbole_pos.data.protocols import Dataset, Fields
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import Options, listed, shown, suggest
 
 TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
@@ -43,7 +43,7 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
         others: names that would do as well.
     """
     known = [*loaded_fields(dataset), *others]
-    text = f"field {field!r} is not loaded (loaded are {', '.join(known)})"
+    text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
     for table in TABLES:
         for key in ("unload_col", "unused_col"):
             if field in ((dataset.config[key] or {}).get(table) or ()):
@@ -57,10 +57,38 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
             names = ", ".join([*now, field]) if isinstance(now, list) else field
             return f"{text}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
     near = suggest(field, known)
-    return f"{text}, and no atomic file of {dataset.dataset_name!r} has it{near}"
+    return f"{text}, and no atomic file of {shown(dataset.dataset_name)} has it{near}"
 
 
-def check_selected(dataset: Fields, fields: Sequence[str]) -> None:
+def is_strict(config: Options) -> bool:
+    """Whether what has no effect is refused; not for a run that exists."""
+    return bool(getattr(config, "strict", True))
+
+
+def require_values(field: str, dataset: Dataset, where: str = "") -> None:
+    """Refuse a loaded field in which every cell is empty.
+
+    Args:
+        field: its name.
+        dataset: after ``build``.
+        where: the option that names the field, as ``option: ``.
+
+    Raises:
+        UsageError: naming option, field and file.
+    """
+    if not is_strict(dataset.config):
+        return
+    table, missing = table_of(field, dataset), dataset.missing.get(field)
+    feat = getattr(dataset, f"{table}_feat") if table != "inter" else dataset.log.fields
+    if bool((feat[field] != 0).any()) if missing is None else not missing.all():
+        return
+    raise UsageError(
+        f"{where}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it in "
+        "or leave it out"
+    )
+
+
+def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     """Whether RecBole's models can embed the fields of ``selected_features``.
 
     RecBole counts every field in the width of a layer, but embeds numbers only where
@@ -75,16 +103,22 @@ def check_selected(dataset: Fields, fields: Sequence[str]) -> None:
         if field not in loaded_fields(dataset):
             raise UsageError(f"selected_features: {not_loaded(field, dataset)}")
         if table_of(field, dataset) != "item" or field == dataset.iid_field:
-            raise UsageError(f"selected_features: {field!r} is no attribute of items")
+            raise UsageError(f"selected_features: {shown(field)} is no attribute of items")
+        require_values(field, dataset, "selected_features: ")
         ftype = dataset.field2type[field].value
+        if ftype == "float_seq" and is_strict(dataset.config):
+            raise UsageError(
+                f"selected_features: {shown(field)} holds vectors, of which RecBole's models read "
+                "the mean alone; give each number a column of type float, or leave it out"
+            )
         if ftype.startswith("float") and field not in dataset.config["numerical_features"]:
             raise UsageError(
-                f"selected_features: {field!r} holds numbers, which RecBole embeds only if "
+                f"selected_features: {shown(field)} holds numbers, which RecBole embeds only if "
                 f"numerical_features names them; add numerical_features: [{field}], or leave it out"
             )
 
 
-def item_attribute(dataset: Fields, field: str) -> Tensor:
+def item_attribute(dataset: Dataset, field: str) -> Tensor:
     """[items, s] int64 tokens of a token or token_seq field of items, 0 for none.
 
     Raises:
@@ -94,7 +128,10 @@ def item_attribute(dataset: Fields, field: str) -> Tensor:
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
     if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):
-        raise UsageError(f"field {field!r} must be a token or token_seq field of the item table")
+        raise UsageError(
+            f"field {shown(field)} must be a token or token_seq field of the item table"
+        )
+    require_values(field, dataset)
     assert dataset.item_feat is not None  # it has the field
     column = dataset.item_feat[field]
     return column.reshape(len(column), -1)

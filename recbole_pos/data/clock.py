@@ -8,7 +8,7 @@ import numpy as np
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.values import SECONDS
+from recbole_pos.values import SECONDS, shown
 
 _YEAR = 365.25 * 86400
 SCHEMES_WITHOUT = "take a scheme without time such as rope or learned"
@@ -48,19 +48,19 @@ def check_clock(
         if across and len(distinct) > 1:
             return []
         raise UsageError(
-            f"{field!r} is the same for all events of a user: there is no time to learn from; "
+            f"{shown(field)} is the same for all events of a user: there is no time to learn from; "
             f"{advice}"
         )
     if (step == step[0]).all() or _numbers_all_events(times, distinct):
         return [
-            f"{field!r} looks like a running number, not like clock time: a time-aware model "
+            f"{shown(field)} looks like a running number, not like clock time: a time-aware model "
             f"learns no more from it than from order; {advice}"
         ]
     told = []
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
         told.append(
-            f"{field!r} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
+            f"{shown(field)} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
             f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
             f"numbers events: {advice}; if it counts from another day than 1970-01-01, its years "
             "do not matter"
@@ -68,7 +68,8 @@ def check_clock(
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     if shortest_period is not None and shortest_period < 2 * resolution:
         told.append(
-            f"{field!r}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
+            f"{shown(field)}, read as {unit}, has a resolution of {resolution:g} s, so periods "
+            f"under "
             f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
             f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
             "set)"

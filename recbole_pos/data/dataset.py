@@ -30,7 +30,7 @@ from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.ties import read_ties, shuffled
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
 
@@ -229,7 +229,7 @@ class _ExactTimeMixin(FilteredTables):
         parts = [self._part(phase) for phase in PHASES]
         if not len(parts[0]):
             raise UsageError(
-                f"{self.dataset_name!r} has no training target: no user has two events"
+                f"{shown(self.dataset_name)} has no training target: no user has two events"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
         return parts

@@ -10,6 +10,7 @@ import pandas as pd
 from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.sessions import filter_sessions, read_session_filter
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 # What RecBole makes of an option such as "[5,inf);(0,2]": bracket, low, high, bracket.
 Intervals = list[tuple[str, float, float, str]]
@@ -28,7 +29,7 @@ class FilteredTables(AtomicTables):
             raise
         except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
             raise UsageError(
-                f"filtering {self.dataset_name!r} failed or left no interaction: {error} See "
+                f"filtering {shown(self.dataset_name)} failed or left no interaction: {error} See "
                 "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
             ) from error
 

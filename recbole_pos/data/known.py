@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.data.splits import TRAIN
+from recbole_pos.values import shown
 
 _COLUMNS = ("field", "token", "events")
 
@@ -65,8 +66,8 @@ class Known:
         """
         if tuple(table) != _COLUMNS or not {user_field, item_field} <= set(table["field"]):
             raise ValueError(
-                f"expected columns {', '.join(_COLUMNS)} and names of {user_field!r} and "
-                f"{item_field!r}"
+                f"expected columns {', '.join(_COLUMNS)} and names of {shown(user_field)} and "
+                f"{shown(item_field)}"
             )
         if not pd.api.types.is_integer_dtype(table["events"]):
             raise ValueError(f"events: expected whole numbers, found {table['events'].dtype}")

@@ -22,7 +22,7 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Share, this_share
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 
 class WindowLoader:
@@ -269,7 +269,8 @@ def training_loader(
     choices = ["prefix", "none"] + ["all_positions"] * needs.windows
     if augmentation not in choices:
         raise UsageError(
-            f"augmentation: {name} can train with {' or '.join(choices)}, found {augmentation!r}"
+            f"augmentation: {name} can train with {' or '.join(choices)}, found "
+            f"{shown(augmentation)}"
         )
     if augmentation != "all_positions":
         rows = RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
@@ -278,7 +279,7 @@ def training_loader(
     if not needs.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
-            f"event: prefix; found {config['train_windows']!r}"
+            f"event: prefix; found {shown(config['train_windows'])}"
         )
     return WindowLoader(
         train,

@@ -12,22 +12,26 @@ from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
 from recbole_pos.data.naming import spelled_out, stacked
 from recbole_pos.data.parquet_file import ParquetTable, open_table
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
-from recbole_pos.values import suggest
+from recbole_pos.values import listed, shown, suggest
 
-# Options that name fields, and whether these must be numbers.
+# Options that name fields, and what their types must have in their names.
 NAMING_FIELDS = {
-    "numerical_features": True,
-    "normalize_field": True,
-    "discretization": True,
-    "val_interval": False,
-    "threshold": False,
-    "unused_col": False,
-    "preload_weight": False,
+    "numerical_features": "float",
+    "normalize_field": "float",
+    "discretization": "float",
+    "seq_len": "seq",
+    "alias_of_user_id": "token",
+    "alias_of_item_id": "token",
+    "val_interval": "",
+    "threshold": "",
+    "unused_col": "",
+    "preload_weight": "",
 }
 
 
@@ -87,9 +91,11 @@ class AtomicTables(Dataset):
         self._require_named()
 
     def _require_named(self) -> None:
-        """Every field that an option names must be loaded, as numbers where these are needed."""
-        for option, numbers in NAMING_FIELDS.items():
+        """Every field that an option names must be loaded, and of the type that is needed."""
+        for option, needed in NAMING_FIELDS.items():
             given = self.config[option] or ()
+            if option == "seq_len" and not is_strict(self.config):
+                continue
             names = given
             if option == "unused_col":  # lists of fields, by table
                 names = itertools.chain(*given.values()) if given else ()
@@ -99,12 +105,13 @@ class AtomicTables(Dataset):
                 kind = self.field2type.get(name)
                 if kind is None:
                     raise UsageError(
-                        f"{option}: field {name!r} is not loaded{suggest(name, self.field2type)}; "
-                        f"loaded are {', '.join(self.field2type)}; see load_col"
+                        f"{option}: field {shown(name)} is not "
+                        f"loaded{suggest(name, self.field2type)}; "
+                        f"loaded are {listed(self.field2type)}; see load_col"
                     )
-                if numbers and not kind.value.startswith("float"):
+                if needed not in kind.value:
                     raise UsageError(
-                        f"{option}: field {name!r} is of type {kind.value}; float is needed"
+                        f"{option}: field {shown(name)} is of type {kind.value}; {needed} is needed"
                     )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
@@ -113,11 +120,13 @@ class AtomicTables(Dataset):
         for file in self._interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
             assert table is not None  # ids are required
-            missing = int((~np.isfinite(table[self.time_field])).sum())
+            missing = 0
+            if self.time_field in table:
+                missing = int((~np.isfinite(table[self.time_field])).sum())
             if missing:
                 raise UsageError(
                     f"{file}: {missing} of {len(table)} interactions have no finite "
-                    f"{self.time_field!r}; without a time they have no place in a sequence"
+                    f"{shown(self.time_field)}; without a time they have no place in a sequence"
                 )
             if tables and set(table) != set(tables[0]):
                 raise UsageError(
@@ -171,8 +180,8 @@ class AtomicTables(Dataset):
         for option, names in (("load_col", load_col), ("unload_col", unload_col)):
             for name in sorted(set(names or ()) - set(file.columns)):
                 raise UsageError(
-                    f"{option}: {file.path} has no column {name!r}"
-                    f"{suggest(name, file.columns)}; it has {', '.join(file.columns)}"
+                    f"{option}: {file.path} has no column {shown(name)}"
+                    f"{suggest(name, file.columns)}; it has {listed(file.columns)}"
                 )
         if not wanted:
             self.logger.warning(f"No columns has been loaded from [{source}]")
@@ -208,7 +217,8 @@ class AtomicTables(Dataset):
                 values = list(dict.fromkeys(str(value) for value in lines[field]))
                 if len(values) > 1:
                     raise UsageError(
-                        f"{file.path}: {len(lines)} lines are about {key} {name!r}, and {field} is "
+                        f"{file.path}: {len(lines)} lines are about {key} {shown(name)}, and "
+                        f"{field} is "
                         f"{values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
                         "line (`recbole-pos convert` takes the first value that is not missing)"
                     )
@@ -227,12 +237,14 @@ class AtomicTables(Dataset):
             actual = wanted.get(field)
             if actual is None and (inter or table == source):
                 raise UsageError(
-                    f"field {field!r} ({key}) was not loaded from {file.path}, whose columns are "
-                    f"{', '.join(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
-                    f"{key} or load_col (now {self.config['load_col']}) accordingly"
+                    f"field {shown(field)} ({key}) was not loaded from {file.path}, whose "
+                    f"columns are "
+                    f"{listed(f'{name}:{kind}' for name, kind in file.columns.items())}; set "
+                    f"{key} or load_col (now {shown(self.config['load_col'])}) accordingly"
                 )
             if actual not in (None, kind):
                 raise UsageError(
-                    f"field {field!r} ({key}) in {file.path} has type {actual}, expected {kind}: "
+                    f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
+                    f"{kind}: "
                     f"{file.head} must name it {field}:{kind}"
                 )

@@ -110,7 +110,7 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
     inter = interaction_files(folder, name, parts)
     if not (is_name and inter[0].exists()):
-        raise UsageError(f"dataset {name!r} not found: {_instead(name, folder)}")
+        raise UsageError(f"dataset {shown(name)} not found: {_instead(name, folder)}")
     for path in (*inter, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "something else"

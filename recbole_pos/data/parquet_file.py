@@ -16,7 +16,7 @@ from recbole_pos.data.blocks import join_blocks
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.data.location import PARQUET
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 _ROWS = 1 << 18  # of a block
 
@@ -49,12 +49,13 @@ class ParquetTable:
                 name, kind = called, str(types.get(called))
             if not name or kind not in KINDS:
                 raise UsageError(
-                    f"{self.path}: column {called!r} has no type: call it as in 'user_id:token', "
+                    f"{self.path}: column {shown(called)} has no type: call it as in "
+                    f"'user_id:token', "
                     f"or say it in column_types: {{{called}: ...}}, one of {', '.join(KINDS)}"
                 )
             if name in self.columns:
                 raise UsageError(
-                    f"{self.path}: two columns are called {name!r}; rename one or remove it"
+                    f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
                 )
             self.places[name], self.columns[name] = called, kind
 

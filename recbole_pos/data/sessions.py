@@ -16,7 +16,7 @@ import pandas as pd
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_whole
+from recbole_pos.values import is_whole, shown
 
 _FORMS = (
     "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], "
@@ -67,14 +67,15 @@ def _bounds(value: Any, sessions: int) -> list[int]:
     shares = [isinstance(n, float) and 0 < n < 1 for n in numbers]
     rising = (all(whole) or all(shares)) and numbers == sorted(set(numbers))
     if len(numbers) not in (1, 2) or not rising:
-        raise UsageError(f"eval_args.split.ST: expected {_FORMS}; found {value!r}")
+        raise UsageError(f"eval_args.split.ST: expected {_FORMS}; found {shown(value)}")
     bounds = numbers if whole[0] else [_share(Fraction(str(n)), sessions) for n in numbers]
     parts = np.diff([0, *bounds, sessions])
     names = ["training", "test"] if len(bounds) == 1 else ["training", "validation", "test"]
     for name, count in zip(names, parts, strict=True):
         if count <= 0:
             raise UsageError(
-                f"eval_args.split.ST: {value!r} of {sessions:,} sessions leaves none for {name}"
+                f"eval_args.split.ST: {shown(value)} of {sessions:,} sessions leaves none for "
+                f"{name}"
             )
     return bounds
 
@@ -94,7 +95,7 @@ def read_fraction(value: Any) -> Fraction:
     if not 0 < fraction <= 1:
         raise UsageError(
             "train_fraction: expected a number above 0 and at most 1, such as 1/64 or 0.25; "
-            f"found {value!r}"
+            f"found {shown(value)}"
         )
     return fraction
 
@@ -154,7 +155,7 @@ def read_session_filter(value: Any) -> tuple[int, int]:
             return least
     raise UsageError(
         "session_filter: expected least numbers of events such as {item: 5, session: 2}, found "
-        f"{value!r}"
+        f"{shown(value)}"
     )
 
 

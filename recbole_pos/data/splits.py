@@ -19,7 +19,7 @@ import numpy as np
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.sessions import session_time
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number
+from recbole_pos.values import is_number, shown
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
@@ -34,18 +34,22 @@ def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
     """
     order, group_by = eval_args["order"], eval_args["group_by"]
     if order != "TO":
-        raise UsageError(f"eval_args.order: sequences are split in time order, TO; found {order!r}")
+        raise UsageError(
+            f"eval_args.order: sequences are split in time order, TO; found {shown(order)}"
+        )
     if group_by != "user":
-        raise UsageError(f"eval_args.group_by: only user is supported; found {group_by!r}")
+        raise UsageError(f"eval_args.group_by: only user is supported; found {shown(group_by)}")
     split = eval_args["split"]
     if not isinstance(split, dict) or len(split) != 1:
         raise UsageError(
             "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}, {ST: ...}; "
-            f"found {split!r}"
+            f"found {shown(split)}"
         )
     ((kind, value),) = split.items()
     if kind not in KINDS:
-        raise UsageError(f"eval_args.split: unknown split {kind!r}; known are {', '.join(KINDS)}")
+        raise UsageError(
+            f"eval_args.split: unknown split {shown(kind)}; known are {', '.join(KINDS)}"
+        )
     return kind, value
 
 
@@ -79,7 +83,7 @@ def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarr
     """
     held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
     if not isinstance(mode, str) or mode not in held_out:
-        raise UsageError(f"eval_args.split.LS: {mode!r} is not one of {', '.join(held_out)}")
+        raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(held_out)}")
     phases = held_out[mode]
     part = np.full(len(ranks), TRAIN, dtype=np.int8)
     targets = lengths - 1  # the first event is never a target
@@ -93,7 +97,7 @@ def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.nda
     """Each user's targets in time order, cut by ratios as RecBole's ``split_by_ratio`` does."""
     three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(is_number, ratios))
     if not (three and min(ratios) >= 0 and sum(ratios) > 0):
-        raise UsageError(f"eval_args.split.RS: expected three ratios, found {ratios!r}")
+        raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
     share = np.asarray(ratios, dtype=float) / sum(ratios)
     targets = np.maximum(lengths - 1, 0)
     valid, test = (share[1] * targets).astype(int), (share[2] * targets).astype(int)
@@ -124,7 +128,7 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
     if not edges or any(not low < high for low, high in zip(edges, edges[1:], strict=False)):
         raise UsageError(
             "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
-            f"the one before, such as [0.95, 0.97]; found {numbers!r}"
+            f"the one before, such as [0.95, 0.97]; found {shown(numbers)}"
         )
     boundaries = np.quantile(times, numbers)
     part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
@@ -132,12 +136,14 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
     at = [f"{show_time(b)} (shared by {n} events)" for b, n in zip(boundaries, shared, strict=True)]
     if not (part == len(numbers)).any():
         raise UsageError(
-            f"eval_args.split.GT: {numbers!r} leaves no event for test: none is later than the "
+            f"eval_args.split.GT: {shown(numbers)} leaves no event for test: none is later than "
+            f"the "
             f"last boundary, time {at[-1]}; give a smaller last number"
         )
     if not (part == 1).any():
         raise UsageError(
-            f"eval_args.split.GT: {numbers!r} leaves no event for validation: none lies between "
+            f"eval_args.split.GT: {shown(numbers)} leaves no event for validation: none lies "
+            f"between "
             f"the boundaries, times {' and '.join(at)}; move the numbers further apart, or give "
             "one number to do without validation"
         )

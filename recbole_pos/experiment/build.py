@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
+from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, loaded_fields
 from recbole_pos.data.counts import require_counts
@@ -19,13 +21,14 @@ from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.allocation import Allocations, check_scores
+from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.grown_weights import update_weights, updated_run
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import start_from
-from recbole_pos.model.models import ADDED
 from recbole_pos.model.training import adapter
+from recbole_pos.values import listed, shown
 
 
 @dataclass
@@ -67,11 +70,12 @@ def prepare(
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
     except KeyError as error:  # alias_of_item_id and others name fields
-        raise UsageError(f"data: an option names a field that is not loaded: {error}") from error
+        name = shown(error.args[0] if error.args else "")
+        raise UsageError(f"data: an option names a field that is not loaded: {name}") from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
-            f"{config['dataset']!r}; give smaller cutoffs and a valid_metric among them"
+            f"{shown(config['dataset'])}; give smaller cutoffs and a valid_metric among them"
         )
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
@@ -114,7 +118,7 @@ def known_of(folder: RunFolder, config: PosConfig) -> Known | None:
 # How RecBole's models refuse options they cannot work with.
 _REFUSALS = (
     *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError),
-    *(AssertionError, AttributeError, MemoryError),
+    *(AssertionError, AttributeError, MemoryError, KeyError),
 )
 
 
@@ -141,10 +145,13 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         train: its training part.
 
     Raises:
-        UsageError: if options and data do not fit the model, or the model not the memory.
+        UsageError: if options and data do not fit the model, or the model not the memory. What
+            custom code raises is raised as it is.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
+    if config.strict:
+        check_types(config, config.internal_config_dict, dataset)
     config.asked_for.clear()
     try:
         with Allocations(config, dataset):
@@ -152,20 +159,22 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         return model.to(config["device"])
     except UsageError:
         raise
-    except KeyError as error:  # a field is missing
-        raise UsageError(
-            f"{config['model']} needs {error}, but the fields loaded are "
-            f"{', '.join(loaded_fields(dataset))}; see load_col, and selected_features for models "
-            "that embed attributes"
-        ) from error
     except _REFUSALS as error:
-        raise UsageError(f"{config['model']} cannot be built: {error}{_hint(config)}") from error
+        if is_from_custom_code(error):
+            _tell_missing(config)
+            raise
+        if isinstance(error, KeyError):  # a field is missing
+            raise UsageError(
+                f"{config['model']} needs {error}, but the fields loaded are "
+                f"{listed(loaded_fields(dataset))}; see load_col, and selected_features for "
+                "models that embed attributes"
+            ) from error
+        raise UsageError(f"{config['model']} cannot be built: {error}") from error
 
 
-def _hint(config: PosConfig) -> str:
-    """What may be wrong with a class that is not the plugin's."""
-    missing = sorted(config.asked_for)
-    if config["model"] not in ADDED:
-        return ""
-    told = f"; it reads {', '.join(missing)}: no default is given for that" if missing else ""
-    return f"{told} (--debug, or Python's own traceback, shows where)"
+def _tell_missing(config: PosConfig) -> None:
+    """Warn of options that a custom model or scheme reads and nobody gives; they were None."""
+    if missing := sorted(config.asked_for):
+        logging.getLogger(__name__).warning(
+            f"{config['model']} reads {', '.join(missing)}, and no default is given for that"
+        )

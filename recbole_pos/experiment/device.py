@@ -13,7 +13,7 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.precision import Precision
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 CPUINFO = Path("/proc/cpuinfo")  # Linux
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
@@ -28,7 +28,8 @@ def require_device(config: PosConfig) -> None:
     wanted = str(config.plain["gpu_id"]).strip()
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
         raise UsageError(
-            f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found {wanted!r}"
+            f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found "
+            f"{shown(wanted)}"
         )
     if config["use_gpu"] and wanted not in ("", ANY_GPU) and config["device"].type == "cpu":
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from recbole_pos.distributed import this_share
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.models import ADDED
+from recbole_pos.position.schemes import SCHEMES
 
 _CLEARLY = 1e-5  # of the size of states; sums in another order are below
 _SHORT = 10  # events a user; the logs on which the preset was chosen have 9
@@ -73,6 +76,16 @@ def _look_ahead(model: Any) -> list[str]:
         "causal (docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
         "see all of a session sets causal = False"
     ]
+
+
+def is_from_custom_code(error: BaseException) -> bool:
+    """Whether an exception went through a model or scheme that is not the plugin's nor RecBole's.
+
+    Such an error is its author's to read, with its traceback, and nothing here explains it better.
+    """
+    modules = ADDED.modules() | SCHEMES.modules()
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") in modules for frame in frames)
 
 
 def looks_ahead(model: Any, events: int = 12) -> float:

@@ -16,6 +16,7 @@ from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.meeting import Meeting, Member, open_store
 from recbole_pos.experiment.starters import STARTERS, Starter, number_in, started_by
+from recbole_pos.values import shown
 
 PORT = 5678  # where several machines meet, as in RecBole
 _STORES: dict[str, dist.Store] = {}  # kept until the process ends: others may still read
@@ -68,7 +69,9 @@ def _member(
     usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
     port = str(told.port or environ.get("MASTER_PORT") or usual)
     if not (port.isdigit() and 1 <= int(port) <= 65535):
-        raise UsageError(f"--port, MASTER_PORT: expected a number from 1 to 65535, found {port!r}")
+        raise UsageError(
+            f"--port, MASTER_PORT: expected a number from 1 to 65535, found {shown(port)}"
+        )
     return Member(
         rank,
         size,

@@ -84,7 +84,7 @@ def _train_in_group(
     told: dict[str, Any],
 ) -> Result | None:
     """Train with the others, from the last checkpoint where all were started again."""
-    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu})
+    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
     config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
 
     def begin() -> tuple[Path, bool]:

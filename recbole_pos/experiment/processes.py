@@ -42,6 +42,7 @@ from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.device import ANY_GPU
 from recbole_pos.experiment.environment import PORT, member_here
 from recbole_pos.experiment.meeting import Meeting, Member, PeerLost, joined, met
+from recbole_pos.values import shown
 
 MOST = 8  # processes of one run that any machine may try
 _POLL = 0.1  # seconds between two looks at the processes
@@ -84,7 +85,7 @@ class Plan:
         if port is None:
             port = free_port() if world_size == nproc else PORT
         if not (str(port).isdigit() and 1 <= int(port) <= 65535):
-            raise UsageError(f"--port: expected a number from 1 to 65535, found {port!r}")
+            raise UsageError(f"--port: expected a number from 1 to 65535, found {shown(port)}")
         return cls(nproc, world_size, ip, int(port), offset)
 
 

@@ -33,6 +33,7 @@ from recbole_pos.experiment.state import config_in
 from recbole_pos.experiment.torch_file import damaged, require_archive
 from recbole_pos.model.models import served
 from recbole_pos.plain import from_plain
+from recbole_pos.values import shown
 
 
 class _Record:
@@ -203,7 +204,8 @@ def _config(record: Any) -> Config:
         config.model_class = get_model(config["model"])
     except (ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"its model {config['model']!r} is unknown; one of your own must be registered first "
+            f"its model {shown(config['model'])} is unknown; one of your own must be registered "
+            f"first "
             "(recbole_pos.register_model)"
         ) from error
     config.yaml_loader = yaml.FullLoader

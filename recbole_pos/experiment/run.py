@@ -222,5 +222,5 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
 
 def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    kept = fitted(folder.read_config())
-    return PosConfig(None, None, [str(folder.config)], {**kept, **(config_dict or {})})
+    given = {**fitted(folder.read_config()), **(config_dict or {})}
+    return PosConfig(None, None, [str(folder.config)], given, strict=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
 
 
 @dataclass(frozen=True)
@@ -64,5 +65,7 @@ def number_in(environ: Mapping[str, str], name: str, default: int | None = None)
         return default
     found = re.match(r"\d+", environ[name])
     if found is None:
-        raise UsageError(f"{name} in the environment: expected a number, found {environ[name]!r}")
+        raise UsageError(
+            f"{name} in the environment: expected a number, found {shown(environ[name])}"
+        )
     return int(found.group())

@@ -119,7 +119,7 @@ def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
             f"{file} names no {' and no '.join(sorted(missing))}: an earlier version wrote it from "
             "RecBole's own functions; train again, or load its weights into a model by hand"
         )
-    return PosConfig(None, None, None, {**plain, **fitted(plain)})
+    return PosConfig(None, None, None, {**plain, **fitted(plain)}, strict=False)
 
 
 def load_best(

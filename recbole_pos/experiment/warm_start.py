@@ -23,7 +23,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 
 def start_from(
@@ -53,7 +53,7 @@ def train_only(model: nn.Module, names: list[str]) -> None:
     for name in names:
         modules = [m for m in model.modules() if type(m) is SCHEMES[name]]
         if not modules:
-            raise UsageError(f"train_only: the model has no scheme {name!r}")
+            raise UsageError(f"train_only: the model has no scheme {shown(name)}")
         chosen |= {parameter for module in modules for parameter in module.parameters()}
     if not chosen:
         raise UsageError(f"train_only: {', '.join(names)} has no parameters to train")

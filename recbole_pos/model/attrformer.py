@@ -55,7 +55,7 @@ from recbole_pos.model.posterior_options import posterior_options
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import RelationLookup, Rows
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 
@@ -77,7 +77,8 @@ class AttrFormer(PosSASRec):
         for key, linkable in (("augmentation", "all_positions"), ("train_windows", "chunk")):
             if self.linked and config[key] != linkable:
                 raise UsageError(
-                    f"chunking: links the windows of {key}: {linkable}; found {config[key]!r}. "
+                    f"chunking: links the windows of {key}: {linkable}; found "
+                    f"{shown(config[key])}. "
                     "Set chunking: False for it"
                 )
         self._notice_unread(config)
@@ -260,7 +261,7 @@ class AttrFormer(PosSASRec):
     def _target_events(self, interaction: Interaction) -> np.ndarray:
         if TARGET_EVENT not in interaction:
             raise UsageError(
-                f"AttrFormer looks relations up by event: rows must say {TARGET_EVENT!r}, the "
+                f"AttrFormer looks relations up by event: rows must say {shown(TARGET_EVENT)}, the "
                 "place of their target in the log, as those of the plugin's datasets do"
             )
         return interaction[TARGET_EVENT].cpu().numpy()

@@ -19,7 +19,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
-from recbole_pos.values import SECONDS, Options
+from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
 
@@ -32,7 +32,7 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    raise UsageError(f"loss_type: {kind!r} is not one of CE, SCE")
+    raise UsageError(f"loss_type: {shown(kind)} is not one of CE, SCE")
 
 
 def real_loss(
@@ -214,7 +214,7 @@ class PosRecommender(SequentialRecommender):
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
-                raise UsageError(f"the times of the history, {self.TIME_SEQ!r}, are missing")
+                raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
             times = interaction[self.TIME_SEQ]
         at = (interaction[self.TIME],) if self.reads_request else ()
         rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)

@@ -156,13 +156,15 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
         return
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
         raise UsageError(
-            f"model {name!r}: RecBole has a model of this name; give {place_of(model)} another "
+            f"model {shown(name)}: RecBole has a model of this name; give {place_of(model)} "
+            f"another "
             f"one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own = gather(model, given, _shipped, ADDED.given)
     if wrong := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
-            f"model {name!r}: defaults: {', '.join(sorted(wrong))} says what is run, and is no "
+            f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
+            f"is no "
             "option of a model"
         )
     ADDED.add(name, Added(model, given, defaults, own, module))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, is_number
+from recbole_pos.values import Options, is_number, shown
 
 
 def posterior_options(config: Options) -> tuple[list[float], float]:
@@ -17,10 +17,10 @@ def posterior_options(config: Options) -> tuple[list[float], float]:
     if not listed or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
         raise UsageError(
             "future_weights: expected weights of the next items, the first above 0, such as "
-            f"[1.0, 0.25]; found {betas!r}"
+            f"[1.0, 0.25]; found {shown(betas)}"
         )
     if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
-        raise UsageError(f"future_weights: must not rise (section 3.2.3); found {betas!r}")
+        raise UsageError(f"future_weights: must not rise (section 3.2.3); found {shown(betas)}")
     plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
     if config["loss_type"] != "CE" and not plain:
         raise UsageError(

@@ -19,7 +19,7 @@ from recbole_pos.layers.hooks import (
 from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.contextual import NoPosition
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def row_encodings(
     unfit += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
     if unfit:
         raise UsageError(
-            f"position: {position!r}: only encodings that are rows by position fit this model, "
+            f"position: {shown(position)}: only encodings that are rows by position fit this "
+            f"model, "
             f"which {', '.join(unfit)} is not"
         )
     return nn.ModuleList(inputs)

@@ -86,7 +86,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
                 "recbole_pos.register_scheme first"
             )
         if names.count(name) > 1:
-            raise UsageError(f"{key}: {name!r} is given twice")
+            raise UsageError(f"{key}: {shown(name)} is given twice")
     return list(names)
 
 
@@ -125,7 +125,7 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
         return
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
         raise UsageError(
-            f"scheme {name!r}: {place}.options: expected names of options such as "
+            f"scheme {shown(name)}: {place}.options: expected names of options such as "
             f"('recency_start',), found {shown(options)}"
         )
     defaults, own = gather(scheme, given, _shipped(options), SCHEMES.given)
@@ -134,13 +134,14 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
         (set(defaults) - set(options), f"has a default, but is not among {place}.options"),
     ):
         if keys:
-            raise UsageError(f"scheme {name!r}: {', '.join(sorted(keys))} {wrong}")
+            raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {wrong}")
     try:
         inspect.signature(scheme).bind(None, **defaults)
     except TypeError as error:
         built = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
         raise UsageError(
-            f"scheme {name!r} is built as {scheme.__name__}({built}), which its constructor does "
+            f"scheme {shown(name)} is built as {scheme.__name__}({built}), which its "
+            f"constructor does "
             f"not take: {error}"
         ) from error
     SCHEMES.add(name, Added(scheme, given, defaults, own, module))
@@ -181,5 +182,7 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
                 f"{' and no '.join(methods)}"
             )
     if hasattr(nn.ModuleDict(), str(name)):  # where schemes of a layer stand by their names
-        raise UsageError(f"scheme {name!r}: torch has this name for itself; choose another one")
+        raise UsageError(
+            f"scheme {shown(name)}: torch has this name for itself; choose another one"
+        )
     return scheme

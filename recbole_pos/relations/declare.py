@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.attributes import loaded_fields, not_loaded, table_of
-from recbole_pos.data.protocols import Fields
+from recbole_pos.data.attributes import loaded_fields, not_loaded, require_values, table_of
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.values import SECONDS, check_choice, is_number, nearest
+from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
 
 KINDS = ("categorical", "numerical")
 SOURCES = ("item", "behaviour", "user")
@@ -44,7 +44,7 @@ class Relation:
     scales: tuple[float, ...]
 
 
-def read_relations(given: Any, dataset: Fields) -> list[Relation]:
+def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
     """The option ``relations`` against the fields of a dataset.
 
     Args:
@@ -55,31 +55,39 @@ def read_relations(given: Any, dataset: Fields) -> list[Relation]:
         UsageError: for anything that is not a relation, naming entry, field and what to do.
     """
     if not isinstance(given, (list, tuple)):
-        raise UsageError(f"relations: expected a list such as [{{field: brand}}], found {given!r}")
+        raise UsageError(
+            f"relations: expected a list such as [{{field: brand}}], found {shown(given)}"
+        )
     relations: list[Relation] = []
     for entry in given:
         relation = _read(entry, dataset)
         if any(relation.field == other.field for other in relations):
-            raise UsageError(f"relations: field {relation.field!r} is given twice")
+            raise UsageError(f"relations: field {shown(relation.field)} is given twice")
         relations.append(relation)
     return relations
 
 
-def _read(entry: Any, dataset: Fields) -> Relation:
+def _read(entry: Any, dataset: Dataset) -> Relation:
     entry = {"field": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, Mapping):
-        raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
+        raise UsageError(
+            f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
+        )
     field = entry.get("field")
     where = f"relations: {field}" if isinstance(field, str) else f"relations: {dict(entry)}"
     for key in entry:
         if key not in KEYS:
-            raise UsageError(f"{where}: unknown key {key!r}{nearest(str(key), KEYS)}")
+            raise UsageError(f"{where}: unknown key {shown(key)}{nearest(str(key), KEYS)}")
     if not isinstance(field, str):
-        raise UsageError(f"relations: expected entries such as {{field: brand}}, found {entry!r}")
+        raise UsageError(
+            f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
+        )
     table = _table(field, dataset)
     if table == TIME:
         field = dataset.time_field
     natural = _kind(field, table, dataset, where)
+    if table not in (POSITION, TIME):
+        require_values(field, dataset, "relations: ")
     kind = _choice(entry, "kind", KINDS, natural, where)
     if kind != natural:
         raise UsageError(
@@ -114,7 +122,7 @@ def _read(entry: Any, dataset: Fields) -> Relation:
     )
 
 
-def _table(field: str, dataset: Fields) -> str:
+def _table(field: str, dataset: Dataset) -> str:
     """The table a field stands in; a field called time or position wins over the built-in one."""
     if field in loaded_fields(dataset):
         return TIME if field == dataset.time_field else table_of(field, dataset)
@@ -123,7 +131,7 @@ def _table(field: str, dataset: Fields) -> str:
     raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _kind(field: str, table: str, dataset: Fields, where: str) -> str:
+def _kind(field: str, table: str, dataset: Dataset, where: str) -> str:
     if table in (POSITION, TIME):
         return "numerical"
     ftype = dataset.field2type[field].value
@@ -136,7 +144,7 @@ def _kind(field: str, table: str, dataset: Fields, where: str) -> str:
     return "numerical" if ftype == "float" else "categorical"
 
 
-def _by_type(field: str, table: str, dataset: Fields) -> str:
+def _by_type(field: str, table: str, dataset: Dataset) -> str:
     """Why a field is of its kind, and what makes it another."""
     if table in (POSITION, TIME):
         return ""
@@ -154,20 +162,22 @@ def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, wher
     return value
 
 
-def _within(within: Any, table: str, dataset: Fields, where: str) -> str | None:
+def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
     if within is None:
         return None
     if table not in ("item", "user"):
         raise UsageError(f"{where}: within: only a field of the item or user table can have one")
     if not isinstance(within, str):
-        raise UsageError(f"{where}: within: expected the name of a field, found {within!r}")
+        raise UsageError(f"{where}: within: expected the name of a field, found {shown(within)}")
     if within not in loaded_fields(dataset):
         raise UsageError(f"{where}: within: {not_loaded(within, dataset)}")
     same = table_of(within, dataset) == table
     if not same or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
-            f"{where}: within: {within!r} must be a token or token_seq field of the {table} table"
+            f"{where}: within: {shown(within)} must be a token or token_seq field of the "
+            f"{table} table"
         )
+    require_values(within, dataset, f"{where}: within: ")
     return within
 
 
@@ -180,5 +190,7 @@ def _scales(given: Any, kind: str, why: str, table: str, where: str) -> tuple[fl
         )
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or not all(is_number(v) and v > 0 for v in values):
-        raise UsageError(f"{where}: scales: expected numbers above 0 (r_norm), found {given!r}")
+        raise UsageError(
+            f"{where}: scales: expected numbers above 0 (r_norm), found {shown(given)}"
+        )
     return tuple(float(v) for v in values)

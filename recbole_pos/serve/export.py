@@ -24,7 +24,7 @@ from recbole_pos.model.models import name_of
 from recbole_pos.serve.export_readme import readme
 from recbole_pos.serve.onnx_program import require_onnx, write_onnx
 from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
-from recbole_pos.values import check_choice, is_whole
+from recbole_pos.values import check_choice, is_whole, shown
 
 FORMATS = ("onnx", "torch_export")
 SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
@@ -65,7 +65,7 @@ def export(
     """
     check_choice("format", format, FORMATS)
     if not (is_whole(k) and k > 0):
-        raise UsageError(f"k: expected the number of items to recommend, found {k!r}")
+        raise UsageError(f"k: expected the number of items to recommend, found {shown(k)}")
     if format == "onnx":
         require_onnx()
     folder = Path(to)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from recbole_pos.serve.programs import Encoder
-from recbole_pos.values import Options
+from recbole_pos.values import SECONDS, Options
 from recbole_pos.version import __version__
 
 _OPEN = {
@@ -70,7 +70,7 @@ def readme(
     return _PAGE.format(
         model=model,
         version=__version__,
-        lines="\n".join(lines_of(format, encoder.inputs, names, n)),
+        lines="\n".join(lines_of(format, encoder.inputs, names, n, unit)),
         index="\n".join(_index(format)),
         needs=_OPEN[format][2],
         suffix="onnx" if onnx else "pt2",
@@ -84,11 +84,13 @@ def readme(
     )
 
 
-def lines_of(format: str, more: list[str], names: list[Any], n: int) -> list[str]:
+def lines_of(
+    format: str, more: list[str], names: list[Any], n: int, unit: str = "seconds"
+) -> list[str]:
     """From three names of items to what is recommended after them."""
     importing, opening, _ = _OPEN[format]
     some = json.dumps(names[1:4], ensure_ascii=False)
-    clock = [1.5e9 + 3600 * hour for hour in range(len(names[1:4]))]
+    clock = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     lines = [
         "import json",
         importing,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from recbole_pos.errors import UsageError
 from recbole_pos.serve.histories import KEYS, Histories
-from recbole_pos.values import shown
+from recbole_pos.values import listed, shown
 
 ROWS = 1 << 14  # histories that are read at once
 UNIT = 1 << 16  # of a part: it is found by reading those of its row group before it
@@ -74,7 +74,7 @@ def _require(names: list[str], where: Any) -> None:
     if missing := {"id", "items"} - set(names):
         raise UsageError(
             f"{where}: no column {' and '.join(sorted(missing))}; expected id, items (lists of "
-            f"names) and perhaps times (lists of numbers), found {', '.join(names)}"
+            f"names) and perhaps times (lists of numbers), found {listed(names)}"
         )
     if twice := [name for name in KEYS if names.count(name) > 1]:
         raise UsageError(f"{where}: there are several columns {twice[0]}")

@@ -269,7 +269,7 @@ class Recommender:
             named = ", ".join(map(shown, nobody[:5])) + (", ..." if len(nobody) > 5 else "")
             raise UsageError(
                 f"users: {len(nobody)} of {len(wanted)} have no event in "
-                f"{dataset.dataset_name!r}{': ' if nobody else ''}{named}"
+                f"{shown(dataset.dataset_name)}{': ' if nobody else ''}{named}"
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()

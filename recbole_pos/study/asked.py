@@ -111,7 +111,7 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: for what is wrong with it.
     """
-    config = row_config(options)
+    config = row_config(options, strict=True)
     for key in ("init_from", "update_from"):
         if config.plain.get(key):
             raise UsageError(

@@ -33,13 +33,16 @@ QUIET = {"show_progress": False, "tensorboard": False}
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
 
 
-def row_config(options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> PosConfig:
+def row_config(
+    options: Mapping[str, Any], more: Mapping[str, Any] | None = None, strict: bool = False
+) -> PosConfig:
     """The configuration of a row.
 
     Args:
         options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
             schemes that are added to those of the row that it is attached to.
         more: options that win.
+        strict: whether an option that changes nothing is an error.
 
     Raises:
         UsageError: for whatever is wrong with them.
@@ -48,11 +51,11 @@ def row_config(options: Mapping[str, Any], more: Mapping[str, Any] | None = None
     model, dataset = given.pop("model", None), given.pop("dataset", None)
     files = list(given.pop("config_files", ()))
     if attach := given.pop("attach", None):
-        before = PosConfig(model, dataset, files, given)
+        before = PosConfig(model, dataset, files, given, strict=False)
         if "position" not in before.plain:
             raise UsageError(f"attach: {before['model']} takes no position schemes")
         given["position"] = attached(before.plain["position"], attach)
-    return PosConfig(model, dataset, files, {**given, **QUIET})
+    return PosConfig(model, dataset, files, {**given, **QUIET}, strict=strict)
 
 
 def attached(position: Any, schemes: list[str]) -> list[str]:

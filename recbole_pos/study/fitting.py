@@ -71,7 +71,7 @@ def fit(
             given = {**plain, "gpu_id": gpu_of_ray(on_gpu)}
             if plain.get("init_from"):
                 given["init_from"] = str(run_of(plain["init_from"]).path)
-            config = PosConfig(None, None, None, given)
+            config = PosConfig(None, None, None, given, strict=False)
             for key in ("gpu_id", "init_from"):
                 config.plain[key] = plain.get(key)  # of the run, for its folder
             going_on = folder if folder.checkpoint.is_file() else None

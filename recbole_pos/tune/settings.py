@@ -134,8 +134,9 @@ def read_settings(
                 f"--{name}: {shown(value)} is not one of {', '.join(known)}{suggest(value, known)}"
             )
     given = {**(config_dict or {}), **({"valid_metric": told.metric} if told.metric else {})}
-    first = PosConfig(model, dataset, config_file_list, given)
+    first = PosConfig(model, dataset, config_file_list, given, strict=False)
     found = read_space(space_file(space, first["model"]))
+    first.require_read({*found.names, *found.fixed})
     fixed = {**first.external_config_dict}
     overruled = [name for name in found.names if name in fixed]
     of_space = found.fixed

@@ -121,7 +121,8 @@ def _member(
     logging.getLogger().setLevel(logging.WARNING)
     with _together(member, on_gpu):
         unpack(packed)
-        config = PosConfig(None, None, None, {**options, "gpu_id": gpu_of_ray(on_gpu)})
+        given = {**options, "gpu_id": gpu_of_ray(on_gpu)}
+        config = PosConfig(None, None, None, given, strict=False)
         shared = ray.get(data[0])
         made = prepare(config, fresh=state is None, dataset=shared.dataset(config))
         with tempfile.TemporaryDirectory(prefix="recbole-pos-member-") as name:

@@ -47,7 +47,7 @@ QUIET = {"show_progress": False, "tensorboard": False}
 
 def trial_config(model: str, dataset: str, base: dict[str, Any], options: dict[str, Any]) -> Any:
     """The configuration of a trial."""
-    return PosConfig(model, dataset, None, {**base, **options})
+    return PosConfig(model, dataset, None, {**base, **options}, strict=False)
 
 
 def run_trial(

@@ -1,0 +1,252 @@
+"""Under which conditions an option is read: a value that changes nothing is an error.
+
+The table in ``options.py`` gives an option its conditions. Models of other packages may read any
+option about the data, so conditions that name readers do not count for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recbole_pos.config.option import Condition
+from recbole_pos.data.location import atomic_file
+from recbole_pos.errors import UsageError
+from recbole_pos.model.models import ADDED
+from recbole_pos.values import Options, nearest, shown
+
+if TYPE_CHECKING:
+    from recbole_pos.data.protocols import Fields
+
+_UNTRAINED = ("SPop", "SessionKNN")  # beside RecBole's traditional models
+_LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
+
+
+def under(key: str, *values: Any, without: bool = False) -> Condition:
+    """Read where another option has one of some values.
+
+    Args:
+        key: the other option, within a mapping by a dot. One that the model does not have is no
+            reason.
+        values: of it; any that is not empty, 0 or False when there are none.
+        without: whether the option is read where the other one is empty instead.
+    """
+
+    def condition(config: Options, value: Any) -> str | None:
+        found = inner(config, key)
+        if found is _ABSENT or (found in values if values else bool(found) != without):
+            return None
+        wanted = " or ".join(_yaml(value) for value in values)
+        need = f"under {key}: {wanted}" if values else f"{'without' if without else 'with'} {key}"
+        return f"is only read {need}, not {_yaml(found)}"
+
+    return condition
+
+
+def either(*conditions: Condition) -> Condition:
+    """Read where one of the conditions holds; the message is that of the last."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        wrong = [one(config, value) for one in conditions]
+        return None if None in wrong else wrong[-1]
+
+    return condition
+
+
+_ABSENT = object()
+
+
+def inner(config: Options, key: str) -> Any:
+    """The value of an option, of one within a mapping by a dot; ``_ABSENT`` where there is none."""
+    name, _, part = key.partition(".")
+    if name not in config:
+        return _ABSENT
+    return (config[name] or {}).get(part) if part else config[name]
+
+
+def _yaml(value: Any) -> str:
+    plain = {None: "empty", True: "true", False: "false"}
+    return plain[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def sequential(config: Options, value: Any) -> str | None:
+    """Read by models of histories."""
+    if config["MODEL_TYPE"].name == "SEQUENTIAL" or config["model"] in ADDED:
+        return None
+    return f"is only read by models of histories, and {config['model']} knows users by their ids"
+
+
+def histories(config: Options, value: Any) -> str | None:
+    """Read by models of more than the last item."""
+    if config["model"] in _LAST_ITEM:
+        return f"is not read by {config['model']}, which knows the last item of a history only"
+    return sequential(config, value)
+
+
+def trained(config: Options, value: Any) -> str | None:
+    """Read by models that learn by gradients."""
+    if config["MODEL_TYPE"].name == "TRADITIONAL" or config["model"] in _UNTRAINED:
+        return f"is only read in training by gradients, and {config['model']} counts"
+    return None
+
+
+def unused_by(model: str) -> Condition:
+    """Read by all models but one of RecBole's, whose code asks for it and does nothing with it."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        if config["model"] == model:
+            return f"is an option of RecBole's {model} that its computation does not use"
+        return None
+
+    return condition
+
+
+def custom(instead: str = "") -> Condition:
+    """Read by models of other packages alone.
+
+    Args:
+        instead: what has the effect that is looked for.
+    """
+
+    def condition(config: Options, value: Any) -> str | None:
+        if config["model"] in ADDED:
+            return None
+        text = f"is not read by {config['model']}, nor by any model of RecBole's that runs here"
+        return f"{text}; {instead}" if instead else text
+
+    return condition
+
+
+def labelled(config: Options, value: Any) -> str | None:
+    """As above, of what makes labels of a field; its own values say what has the effect."""
+    kept = {field: f"[{least},inf)" for field, least in value.items()}
+    what = (
+        f"items are ranked, and no label is read; val_interval: {kept} keeps only what is rated so"
+    )
+    return custom(what)(config, value)
+
+
+def never(why: str) -> Condition:
+    """Never read."""
+    return lambda config, value: why
+
+
+def several_targets(config: Options, value: Any) -> str | None:
+    """Read where a user has more than one held-out event."""
+    from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy
+
+    kind, _ = split_kind(config["eval_args"])
+    return "chooses among one event a phase under split: LS" if kind == "LS" else None
+
+
+def files(parquet: bool) -> Condition:
+    """Read of parquet files, or of text."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        folder, name = Path(str(config["data_path"])) / config["dataset"], config["dataset"]
+        found = [atomic_file(folder, name, table) for table in ("inter", "user", "item")]
+        found = [file for file in found if file.is_file()]
+        if not found or any((file.suffix == ".parquet") == parquet for file in found):
+            return None
+        kind, other = ("parquet", "text") if parquet else ("text", "parquet")
+        return f"is only read of {kind} files, and those of {name} are {other}"
+
+    return condition
+
+
+def tables(config: Options, value: Any) -> str | None:
+    """Read where attributes of users or items are loaded."""
+    load_col = config["load_col"]
+    if load_col is None or load_col.keys() & {"user", "item"}:
+        return None
+    return "is about the tables of users and items, of which load_col names none"
+
+
+def of_tables(config: Options, value: Any) -> str | None:
+    """Read of the tables that are loaded."""
+    more = config["additional_feat_suffix"] or []
+    known = ["inter", "user", "item", *([more] if isinstance(more, str) else more)]
+    loaded = config["load_col"] or known
+    for table in value:
+        if table not in known:
+            return f"names a table that is not read, {shown(table)}{nearest(table, known)}"
+        if table not in loaded:
+            return f"names {table}, of which load_col loads no field"
+    return None
+
+
+def fields_read(config: Options) -> set[str]:
+    """Fields that a model of the plugin's or RecBole's reads, beside ids and times."""
+    names: set[str] = set()
+    for key in ("selected_features", "difsr_fields", "relations", "new_items"):
+        given = config[key] if key in config else None
+        for entry in [given] if isinstance(given, str) else given or ():
+            both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
+            names.update(name for name in both if isinstance(name, str))
+    return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
+
+
+def of_fields(config: Options, value: Any) -> str | None:
+    """Read where the model reads the fields that the option names."""
+    read = fields_read(config)
+    given = value if isinstance(value, (list, tuple, Mapping)) else [value]
+    unread = [name for name in given if name not in read]
+    if config["model"] in ADDED or not unread:
+        return None
+    what = f"reads {', '.join(sorted(read))}" if read else "reads ids and times alone"
+    return f"names {shown(unread[0])}, which {config['model']} does not read: it {what}"
+
+
+def of_numbers(config: Options, value: Any) -> str | None:
+    """As above, of whatever fields are numbers; of which types fields are, their files say."""
+    if not value or config["model"] in ADDED or fields_read(config):
+        return None
+    return f"changes numbers of attributes, and {config['model']} reads ids and times alone"
+
+
+def embedded(config: Options, value: Any) -> str | None:
+    """Read of fields that RecBole's models embed."""
+    if config["model"] in ADDED:
+        return None
+    chosen = config["selected_features"] if "selected_features" in config else None
+    if chosen is None:
+        return (
+            f"is only read with selected_features, which {config['model']} does not have"
+            if value
+            else None
+        )
+    unread = [name for name in value if name not in chosen]
+    return f"names {shown(unread[0])}, which selected_features does not" if unread else None
+
+
+def check_types(config: Options, default: Options, dataset: Fields) -> None:
+    """Refuse options that change nothing for the types of the fields that a model reads.
+
+    Args:
+        config: of the run.
+        default: values that may be given where they are not read.
+        dataset: after ``build``.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if config["model"] in ADDED:
+        return
+    from recbole_pos.data.attributes import table_of
+
+    names = [name for name in fields_read(config) if name in dataset.field2type]
+    types = {dataset.field2type[name].value for name in names}
+    users = any(table_of(name, dataset) == "user" for name in names)
+    needs = {
+        "normalize_all": (any("float" in kind for kind in types), "numbers"),
+        "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
+        "user_layers": (users, "attributes of users"),
+        "user_update": (users, "attributes of users"),
+    }
+    for key, (read, what) in needs.items():
+        if not read and key in config and config[key] and config[key] != default[key]:
+            raise UsageError(
+                f"{key} is only read of {what}, and {config['model']} reads {', '.join(names)}; "
+                "leave it out"
+            )
