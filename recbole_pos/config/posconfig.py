@@ -44,7 +44,7 @@ from recbole_pos.model.models import (
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import is_whole, nearest, shown, suggest
-from recbole_pos.yaml_files import PackagedLoader, read_yaml
+from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 # Keys that name a run and have no default.
@@ -276,12 +276,14 @@ class PosConfig(Config):
             for key, value in plain.items()
             if key not in searched
         }
-        # nobody chose every option of a file that has them all: a run has written it
         usual = self.internal_config_dict
+        # a file that has most options is written by a run: the user did not choose them
         of_runs = [
             str(file) for file, given in self.files if len(usual.keys() & given) > len(usual) / 2
         ]
         self.strict = self.strict and not of_runs
+        # presets serve the baselines of their paper, too
+        of_runs += [str(file) for file, _ in self.files if Path(file).is_relative_to(ROOT)]
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
             if key not in self.free and where not in of_runs:

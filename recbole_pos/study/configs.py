@@ -27,6 +27,7 @@ INDIFFERENT = (
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
+    **{"rm_copies": False, "request_time": "none"},
 }
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
