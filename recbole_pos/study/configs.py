@@ -26,6 +26,7 @@ INDIFFERENT = (
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
+    "benchmark_filename": None,
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
     **{"rm_copies": False, "request_time": "none"},
 }
