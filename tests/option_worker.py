@@ -82,8 +82,10 @@ class _Trials:
 
         try:
             loss = self._train(model, {**options, "data_path": self.data_path}, changed)
-        except (UsageError, TrainingError) as error:
-            return type(error).__name__, str(error)
+        except UsageError as error:
+            return "UsageError", str(error)
+        except TrainingError as error:
+            return "TrainingError", str(error)
         except Exception:  # also MemoryError
             return "failed", traceback.format_exc()
         return ("trained", "") if math.isfinite(loss) else ("failed", f"loss {loss}")

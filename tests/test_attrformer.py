@@ -57,7 +57,8 @@ def test_every_layer_equals_the_equations(
     folder: Path, double, user_layers: str, update: str
 ) -> None:
     """Equations 2 to 9 and section 3.1.3 with attributes of every kind, layer by layer."""
-    made = open_shop(folder, user_layers=user_layers, user_update=update, position=["nope"])
+    read = {} if user_layers == "none" else {"user_update": update}
+    made = open_shop(folder, user_layers=user_layers, **read, position=["nope"])
     model, rows = shaken(made), all_windows(made)
     order, heads, users = find(model, rows)
     assert all(len(edges.value) for edges in [*heads, users])
@@ -205,10 +206,12 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     made_tables = {name: table.astype(object) for name, table in tables().items()}
     for column in ("brand:token", "tags:token_seq", "price:float", "weight:float"):
         made_tables["item"][column] = ""
-    made_tables["item"].loc[0, ["price:float", "weight:float"]] = 1.0  # RecBole wants a number
+    made_tables["item"].loc[0, ["price:float", "weight:float"]] = 1.0  # of an item that leaves
+    made_tables["item"].loc[0, ["brand:token", "tags:token_seq"]] = "other"
     for column in ("country:token", "age:float"):
         made_tables["user"][column] = ""
     made_tables["user"].loc[2, "age:float"] = 30.0
+    made_tables["user"].loc[2, "country:token"] = "NO"
     made_tables["inter"] = made_tables["inter"][
         (made_tables["inter"]["item_id:token"] != made_tables["item"]["item_id:token"][0])
         & (made_tables["inter"]["user_id:token"] != "u2")

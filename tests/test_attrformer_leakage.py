@@ -305,5 +305,6 @@ def test_runs_repeat_and_differ_by_seed(folder: Path) -> None:
 
     torch.set_default_dtype(torch.float32)
     assert losses(1) == losses(1) != losses(2)
-    banks = [open_shop(folder, seed=s, bank_size=5).model.bank_users.tolist() for s in (1, 1, 2)]
+    bank = {"inference_relations": "training_bank", "bank_size": 5}
+    banks = [open_shop(folder, seed=s, **bank).model.bank_users.tolist() for s in (1, 1, 2)]
     assert banks[0] == banks[1] != banks[2] and len(banks[0]) == 5

@@ -224,7 +224,8 @@ def test_targets_of_windows_with_context(folder: Path) -> None:
 
 
 def test_the_bank_is_of_users_with_training_events(folder: Path) -> None:
-    made = open_shop(folder, bank_size=10**6, eval_args={"split": {"GT": [0.3, 0.6]}})
+    bank = {"inference_relations": "training_bank", "bank_size": 10**6}
+    made = open_shop(folder, **bank, eval_args={"split": {"GT": [0.3, 0.6]}})
     lookup = made.model.lookup
     having = np.flatnonzero(lookup.train_end > lookup.offsets[:-1])
     assert len(having) < (np.diff(lookup.offsets) > 0).sum()

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from shop import LOAD, shop_options, tables, write
+from shop import shop_options, tables, write
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
@@ -89,23 +89,12 @@ def all_of(dataset: Any) -> dict[str, Any]:
     return facts({**found, **tables, **log, **rest})
 
 
-VECTORS = {
-    "additional_feat_suffix": ["ent"],
-    "load_col": {**LOAD, "ent": ["ent_id", "vector"]},
-    "alias_of_item_id": ["ent_id"],
-    "preload_weight": {"ent_id": "vector"},
-}
-PRICES = {"discretization": {"price": {"method": "LD"}}, "numerical_features": ["price"]}
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"normalize_all": True, "rm_dup_inter": "first"},
         {"unused_col": {"item": ["weight"]}, "relations": ["brand"]},
-        VECTORS,
-        {"model": "BPR", **PRICES},
     ],
     ids=str,
 )

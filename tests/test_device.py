@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, small
 from elsewhere import ELSEWHERE, Far, elsewhere, no_reads
 from shop import RELATIONS, shop_options, tables, write
 
@@ -34,7 +34,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("TORoPE", {"fusion": fusion}) for fusion in rule("fusion").choices if fusion != "effective"),
     *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
     ("AttrFormer", {"cross_sequence": "time_respecting"}),
-    ("AttrFormer", {"relations": ["time", "position"], "user_layers": "all"}),
+    ("AttrFormer", {"relations": ["time", "position"]}),
     ("KernelAttention", {"kernel_u": "full", "kernel_l": "identity"}),
     ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
     ("PosSASRec", {"block": "hstu"}),
@@ -54,10 +54,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def there(model: str, folder: Path, **options: Any) -> Experiment:
     """A model elsewhere, with its data here."""
-    given = {**SMALL, "data_path": str(folder), **options}
-    if model not in MODELS:
-        del given["hidden_size"], given["inner_size"]
-    config = PosConfig(model, "tiny", None, given)
+    config = small(model, data_path=str(folder), **options)
     config["device"] = ELSEWHERE
     experiment = prepare(config)
     assert all(isinstance(p.data, Far) for p in experiment.model.parameters())

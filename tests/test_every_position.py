@@ -34,6 +34,8 @@ def made(shop: Path) -> Callable[..., Experiment]:  # noqa: F811
             "train_batch_size": 16,
             **options,
         }
+        if model == "FPMC":  # reads the last item only
+            del given["MAX_ITEM_LIST_LENGTH"]
         if model in WITH_FEATURES:
             given["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": "*"}
             given["selected_features"] = ["class"]

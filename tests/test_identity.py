@@ -70,7 +70,7 @@ def test_how_a_trained_model_learns_on_and_is_asked_may_change(
 ) -> None:
     """Losses, batches and neighbours of predictions are no part of what the weights compute."""
     changes = {"prior_weight": 0.5, "future_weights": [1.0], "length_pool": 2, "bank_size": 4}
-    changes |= {"inference_relations": "own", "epochs": 1}
+    changes |= {"inference_relations": "training_bank", "epochs": 1}
     made = recbole_pos.attach(trained[1], "cape", changes, tmp_path / "run", verbose=False)
     assert made.epochs == 1
     with pytest.raises(UsageError, match="was trained with top_k"):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import CROSS_ENTROPY, SMALL, make_log, write_atomic
+from conftest import CROSS_ENTROPY, SMALL, make_log, small, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -24,10 +24,9 @@ HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
 def train(folder: Path, model: str, **more: Any) -> Path:
     """A run and its data, both moved away from where it was trained."""
     write_atomic(make_log(), folder / "before")
-    given = {**SMALL, "data_path": str(folder / "before"), "epochs": 1, **more}
-    if model not in recbole_pos.model.models.MODELS:
-        del given["hidden_size"], given["inner_size"]
+    given = {"data_path": str(folder / "before"), "epochs": 1, **more}
     given |= CROSS_ENTROPY.get(model, {})
+    given |= {key: value for key, value in small(model, **given).plain.items() if key in SMALL}
     recbole_pos.run(model, "tiny", None, given, run_dir=folder / "run", verbose=False)
     (folder / "before").rename(folder / "now")
     return (folder / "run").rename(folder / "moved")

@@ -187,7 +187,7 @@ def test_options_that_do_not_fit(tiny: Path, tmp_path: Path, capsys) -> None:
         (["--address", "local", "--processes", "0", *out], "expected 1 or more, found 0"),
         (["--address", "local", "-k", "0", *out], "k: expected 1 to"),
         (["--address", "local", "--histories", str(tmp_path / "h.jsonl"), *out], "parquet is read"),
-        (["--address", "localhost:1", *out], "no Ray cluster answers at localhost:1"),
+        (["--address", "localhost:1", *out], "no Ray cluster answers at 'localhost:1'"),
     ):
         assert main(["recommend", str(run_dir), *options]) == 2
         assert told in capsys.readouterr().err

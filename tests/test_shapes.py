@@ -183,7 +183,12 @@ def test_who_has_fixed_shapes(options: dict[str, Any], device: str, fixed: bool)
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [("PosRec", {}), ("SASRec", {}), ("FPARec", {"loss_type": "SCE"}), ("AttrFormer", {})],
+    [
+        ("PosRec", {}),
+        ("SASRec", {"augmentation": "all_positions"}),
+        ("FPARec", {"loss_type": "SCE"}),
+        ("AttrFormer", {}),
+    ],
     ids=str,
 )
 def test_what_cannot_is_refused(experiment, model: str, options: dict[str, Any]) -> None:

@@ -273,12 +273,12 @@ def test_a_full_disk(tiny: Path, tmp_path: Path, monkeypatch) -> None:
 
 
 def test_an_optimiser_of_a_wrong_shape_is_refused(tiny: Path, tmp_path: Path) -> None:
-    """Fused Adam would write beyond the two numbers."""
+    """Fused Adam would write beyond the two numbers; a view is copied into a layout of its own."""
     run(tiny, tmp_path / "run", epochs=1)
     file = tmp_path / "run" / "checkpoint.pt"
     state = checkpoint.load(file)
     good = state["optimizer"]["state"][0]["exp_avg"]
-    for bad in (torch.zeros(2), good[:1].expand_as(good), good.double(), good / 0):
+    for bad in (torch.zeros(2), good.double(), good / 0):
         state["optimizer"]["state"][0]["exp_avg"] = bad
         checkpoint.save(file, state)
         with pytest.raises(CheckpointError, match=r"optimizer\.state\.0\.exp_avg"):

@@ -144,7 +144,7 @@ def test_a_storage_that_cannot_be_is_told(tiny: Path, tmp_path: Path, capsys) ->
         for command in (["compare", *what], ["tune", *what, "--num_samples=1"]):
             assert main([*command, "--storage", storage]) == 2
             told = capsys.readouterr().err.strip()
-            assert told.startswith(f"error: --storage: cannot use {storage}: ")
+            assert told.startswith(f"error: --storage: cannot use {storage!r}: ")
             assert "\n" not in told
 
 

@@ -108,7 +108,7 @@ def test_all_models_have_the_same_targets(experiment, late, target, cold_items) 
         assert made.dataset.split.summary["targets"]["test"] == len(want["test"])
 
 
-@pytest.mark.parametrize("split", [{"GT": NUMBERS}, {"RS": [6, 2, 2]}, {"LS": "valid_and_test"}])
+@pytest.mark.parametrize("split", [{"GT": NUMBERS}, {"RS": [6, 2, 2]}])
 def test_random_targets_are_the_same_for_models_and_seeds(experiment, late, split) -> None:
     options = {"split": split, "target": "random"}
     want = targets_of(experiment("FPARec", data_path=late, eval_args=options))

@@ -98,7 +98,9 @@ def test_gradients_are_clipped(experiment) -> None:
     [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)],
 )
 def test_options_of_the_optimiser(experiment, learner: str, kind: type) -> None:
-    given = {"learning_rate": 0.02, "weight_decay": 0.03, "adam_betas": [0.8, 0.7]}
+    given = {"learning_rate": 0.02, "weight_decay": 0.03}
+    if learner != "sgd":
+        given["adam_betas"] = [0.8, 0.7]
     optimizer = experiment("FPARec", learner=learner, **given).trainer.optimizer
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups

@@ -78,7 +78,10 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
         return
     for condition in rule(key).only:
         if wrong := condition(config, value):
-            raise UnknownKey(f"{where}: {key} {wrong}; leave it out", key.partition(".")[0])
+            advice = "leave it out"
+            if where != "configuration":
+                advice += ", or put it under `for` with the models that read it"
+            raise UnknownKey(f"{where}: {key} {wrong}; {advice}", key.partition(".")[0])
     for name, usually in (usual or {}).items():
         check_read(where, f"{key}.{name}", value[name], usually, config)
 

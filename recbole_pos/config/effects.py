@@ -14,7 +14,7 @@ from recbole_pos.config.option import Condition
 from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
-from recbole_pos.values import Options, nearest, shown
+from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
     from recbole_pos.data.protocols import Fields
@@ -247,6 +247,6 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     for key, (read, what) in needs.items():
         if not read and key in config and config[key] and config[key] != default[key]:
             raise UsageError(
-                f"{key} is only read of {what}, and {config['model']} reads {', '.join(names)}; "
-                "leave it out"
+                f"{key} is only read of {what}, and {config['model']} reads "
+                f"{listed(names) or 'no field'}; leave it out"
             )

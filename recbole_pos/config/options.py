@@ -387,8 +387,8 @@ _TABLE = (
         only=(under("user_layers", "odd", "even", "all"),),
     ),
     Option("chunking"),
-    Option("prior_weight", 0, _WEIGHT, role=TRAINING, only=(under("loss_type", "CE"),)),
-    Option("future_weights", 0, _WEIGHT, role=TRAINING, only=(under("loss_type", "CE"),)),
+    Option("prior_weight", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
+    Option("future_weights", 0, _WEIGHT, role=TRAINING),
     # without effect here
     Option("save_dataset", role=IGNORED, why=_PICKLES),
     Option("dataset_save_path", role=IGNORED, why=_PICKLES),

@@ -25,7 +25,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tables import place_of, without_working_directory
-from recbole_pos.values import near, shown
+from recbole_pos.values import near, short, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _allowed: set[str] = set()
@@ -125,19 +125,19 @@ def _missing(where: str, name: str) -> UsageError:
     register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return UsageError(
-            f"{where}: plugins: there is no module {name!r}, neither installed nor in "
+            f"{where}: plugins: there is no module {shown(name)}, neither installed nor in "
             f"{os.getcwd()}; start in the folder that has it. In Python, {register}"
         )
     return UsageError(
-        f"{where}: plugins: module {name!r} is not installed, and a file that names it does not "
-        f"make the working directory be searched. If you trust its code, add --plugins {name}; "
-        f"in Python, import it first, or {register}"
+        f"{where}: plugins: module {shown(name)} is not installed, and a file that names it does "
+        "not make the working directory be searched. If you trust its code, add --plugins "
+        f"{short(name)}; in Python, import it first, or {register}"
     )
 
 
 def _failed(where: str, name: str, error: Exception) -> UsageError:
     return UsageError(
-        f"{where}: plugins: {name} cannot be imported: {type(error).__name__}: {error}"
+        f"{where}: plugins: {short(name)} cannot be imported: {type(error).__name__}: {error}"
     )
 
 

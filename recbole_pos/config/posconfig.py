@@ -283,7 +283,7 @@ class PosConfig(Config):
         ]
         self.strict = self.strict and not of_runs
         # presets serve the baselines of their paper, too
-        of_runs += [str(file) for file, _ in self.files if Path(file).is_relative_to(ROOT)]
+        of_runs += [str(f) for f, _ in self.files if preset_or_file(f).is_relative_to(ROOT)]
         for key, value in self.external_config_dict.items():
             where = self.sources.get(key, "configuration")
             if key not in self.free and where not in of_runs:

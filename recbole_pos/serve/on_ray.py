@@ -148,7 +148,7 @@ class _Part:
             self.trained = Recommender.load(
                 run_dir, asked.get("data_path"), asked.get("histories_only", False)
             )
-            self.k, self.exclude_seen, self.at = asked["k"], asked["exclude_seen"], asked["at"]
+            self.k, self.exclude_seen, self.at = asked["k"], asked["exclude_seen"], asked.get("at")
             self.choice = self.trained.choice(asked["allowed"], asked["excluded"])
             if not self.place.is_dir():
                 self.error = f"{host} does not find the folder of --out, {self.place.parent}"

@@ -186,5 +186,5 @@ def _moments(values: pa.Array, name: str, unit: float | None) -> np.ndarray:
         moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise UsageError(f"histories: {name}: expected numbers, found {kind}")
+        raise UsageError(f"histories: {name}: expected lists of numbers, found {kind}")
     return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
