@@ -19,6 +19,7 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.experiment.result import KNOWS_WHEN
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.schemes import SCHEMES
@@ -255,3 +256,18 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     with pytest.raises(UsageError) as caught:
         none.recommend(histories=[history], at=start + 1e7)
     assert str(caught.value).startswith("at:")
+    folders = [str(tmp_path / name) for name in ("target", "none")]
+    recbole_pos.compare(folders, run_dir=tmp_path / "both", verbose=False)
+    assert KNOWS_WHEN in (tmp_path / "both" / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:
+    """Unless that is what is compared."""
+    knows = {"model": "PosSASRec", "position": ["hstu"], "request_time": "target"}
+    rows = {"knows": knows, "twin": {**knows, "request_time": "none"}, "other": {"model": "FPARec"}}
+    study = {"dataset": "tiny", "base": {"data_path": str(tiny)}, "rows": rows}
+    recbole_pos.compare(study, dry_run=True, verbose=False)
+    del rows["twin"]
+    with pytest.raises(UsageError) as caught:
+        recbole_pos.compare(study, dry_run=True, verbose=False)
+    assert str(caught.value).startswith("request_time: knows")

@@ -15,6 +15,12 @@ from recbole_pos.values import shown
 Experiment = Any  # that of build.py, which must not be imported here: it knows this file
 
 
+KNOWS_WHEN = (
+    "request_time: target: the model knew the time of what it predicts, which makes metrics higher "
+    "than those of models that do not"
+)
+
+
 @dataclass
 class Result:
     """What a run found; also the content of ``result.json``.
@@ -44,12 +50,12 @@ class Result:
     valid_targets: int
     test_targets: int
     split: dict[str, Any]
-    warnings: list[str]
     peak_rss_mb: float | None
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     request_time: str = "none"
+    warnings: list[str] = field(default_factory=list)
     # for pydantic, which reads the file again
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
 
@@ -159,7 +165,10 @@ def make_result(
         valid_targets=_targets(experiment.loaders["valid"]),
         test_targets=_targets(experiment.loaders["test"]),
         split=experiment.dataset.split.summary,
-        warnings=warnings_about(experiment.dataset.split.summary),
+        warnings=[
+            *warnings_about(experiment.dataset.split.summary),
+            *([KNOWS_WHEN] if config["request_time"] == "target" else []),
+        ],
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
         versions=versions(),

@@ -13,10 +13,10 @@ import pyarrow as pa
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import report, schema
-from recbole_pos.study.configs import QUIET
+from recbole_pos.study.configs import QUIET, require_twins
 from recbole_pos.study.expand import Fit, fits
 from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
@@ -123,6 +123,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dic
         "commit": known.get("commit", ""),
         "digest": known.get("digest", ""),
         "known_from": known.get(KNOWN_FROM, ""),
+        "request_time": known.get("request_time", "none"),
         "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
     }
 
@@ -229,11 +230,17 @@ def _results(
         curve_metric=plan.metrics[0],
         commands=(command,),
         ties=TieCount(**facts["ties"]) if facts and facts.get("ties") else None,
-        warnings=tuple((facts or {}).get("warnings") or ()),
+        warnings=(*((facts or {}).get("warnings") or ()), *_knows_when(lines)),
         data=(facts or {}).get("data", {}),
         versions=(facts or {}).get("versions", {}),
         **more,
     )
+
+
+def _knows_when(lines: list[dict[str, Any]]) -> list[str]:
+    """What must stand beside metrics of models that knew the time of what they predict."""
+    rows = dict.fromkeys(x["row"] for x in lines if x.get("request_time") == "target")
+    return [f"{', '.join(rows)}: {KNOWS_WHEN}"] if rows else []
 
 
 def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
@@ -258,6 +265,7 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
             )
     configs = [read_yaml(RunFolder(path).require().config) for path in paths]
     names = _names(configs)
+    require_twins(dict(zip(names, configs, strict=True)))
     metric = str(configs[0].get("valid_metric", "ndcg@10")).lower()
     for path, config, name in zip(paths, configs, names, strict=True):
         run = RunFolder(path)
@@ -293,7 +301,8 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
     made = read_result(RunFolder(paths[0]))  # all have the same data
-    facts = {"versions": made.versions, "warnings": made.warnings}
+    warnings = [text for text in made.warnings if text != KNOWS_WHEN]
+    facts = {"versions": made.versions, "warnings": warnings}
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 

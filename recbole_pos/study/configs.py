@@ -102,6 +102,31 @@ def sources(config: PosConfig) -> list[str]:
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
+def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a table in which some models know the time of the request and others do not.
+
+    Unless each that does has a twin that differs in nothing else: then that is what is compared.
+
+    Args:
+        configs: complete configurations by name.
+
+    Raises:
+        UsageError: naming one without a twin.
+    """
+    twins: dict[str, dict[str, str]] = {}
+    for name, config in configs.items():
+        left_out = (*INDIFFERENT, *QUIET, "seed", "request_time")
+        rest = {key: value for key, value in config.items() if key not in left_out}
+        twins.setdefault(digest(rest), {})[config.get("request_time", "none")] = name
+    knowing = [both["target"] for both in twins.values() if set(both) == {"target"}]
+    if knowing and any("none" in both for both in twins.values()):
+        raise UsageError(
+            f"request_time: {knowing[0]} knows the time of what it predicts and others do not, so "
+            "their metrics are not comparable; compare it with one that differs in request_time "
+            "only, or give all the same"
+        )
+
+
 def data_key(config: PosConfig) -> str:
     """Equal for configurations that read the same data in the same way."""
     about = {

@@ -26,7 +26,7 @@ from recbole_pos.study.asked import (
     run_folders,
 )
 from recbole_pos.study.collect import of_runs, results_of, write_results
-from recbole_pos.study.configs import data_key
+from recbole_pos.study.configs import data_key, require_twins
 from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.fitting import fit
 from recbole_pos.study.folder import StudyFolder, commit
@@ -122,6 +122,7 @@ def compare(
         return _finish(plan, folder, told, screen)
     configs = check_plan(plan, complete)
     require_metrics(plan, configs)
+    require_twins(configs)
     for config in configs.values():
         require_dataset(plan.dataset, Path(config["data_path"]), [], config)
     if not told.report:
