@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeGuard
 
 from recbole_pos.errors import UsageError
 
 _FEW = 12  # names that a message can list
-_MANY = 30  # names, of which it lists the first
+_NUMBER = re.compile(r"[+-]\d[\d.,]*")
 _SHOWN = 200  # characters of a value in a message
 _NODES = 100  # parts of it
 # Units of time that options may name.
@@ -93,6 +94,14 @@ def _brief(value: Any, left: list[int]) -> str:
 def short(text: str) -> str:
     """A text as a message has it: whole, unless it would fill the screen."""
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
+
+
+def no_formula(value: Any) -> Any:
+    """A cell of a csv file for people: text that a spreadsheet would take for a formula gets a
+    ``'`` before it; numbers stay."""
+    if not (isinstance(value, str) and value[:1] in tuple("=+-@\t\r")):
+        return value
+    return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
 def listed(names: Iterable[Any]) -> str:

@@ -119,7 +119,8 @@ class RunFolder:
     @property
     def only_begun(self) -> bool:
         """Whether a run was stopped here before an epoch was kept."""
-        return self.config.is_file() and not (self.checkpoint.exists() or self.result.exists())
+        kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
+        return os.path.isfile(self.config) and not any(kept)
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""

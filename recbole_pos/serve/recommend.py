@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recbole_pos.data.grown import Growth
@@ -25,7 +22,7 @@ from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import Histories, lines_of
 from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
-from recbole_pos.values import shown
+from recbole_pos.values import no_formula, shown
 
 _FEW = 30  # recommendations that are shown, too
 _KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
@@ -119,19 +116,20 @@ def write_recommendations(
         asked = trained.of_users(users) if histories is None else _read(trained, histories)
         asked = trained.requested(asked, moment_of(at))
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
-        quoting = csv.QUOTE_MINIMAL
-        if _formulas([*trained.items, *asked.ids]) and file.suffix != ".parquet":
-            quoting = csv.QUOTE_NONNUMERIC
+        formulas = file.suffix != ".parquet" and any(
+            no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
+        )
+        if formulas:
             screen.line(
-                "some names begin with =, +, - or @, which a spreadsheet takes for formulas: "
-                "import their columns as text"
+                "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
+                "would take them for formulas; parquet has them as they are"
             )
         if not len(asked):
-            write(pd.DataFrame(columns=["id", *COLUMNS]), quoting)
+            write(pd.DataFrame(columns=["id", *COLUMNS]))
         with screen.task("recommending", len(asked)) as task:
             for part, again in trained.parts(asked, k, exclude_seen, choice):
                 table = part.astype({"id": str}) if histories is not None else named(part, trained)
-                write(table, quoting)
+                write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
                 task.advance(counts.add(part, again))
     if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
         screen.line(table.to_string(index=False))
@@ -213,13 +211,6 @@ def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def _formulas(names: list[Any]) -> bool:
-    """Whether a spreadsheet would take some for formulas. They are quoted then and not changed,
-    since programs read them back."""
-    found = pc.match_substring_regex(pa.array(list(map(str, names)), pa.string()), r"^[=+\-@\t\r]")
-    return bool(pc.any(found).as_py())
-
-
 def tell_growth(growth: Growth, screen: Screen) -> None:
     if growth.users or growth.events:
         screen.line(
@@ -253,17 +244,17 @@ def read_names(file: str | Path) -> list[str]:
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame, Any], None]]:
+def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """What appends a table to a csv or parquet file, whole at the end."""
     parquet = file.suffix == ".parquet"
     with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         begun = False
 
-        def write(table: pd.DataFrame, quoting: Any) -> None:
+        def write(table: pd.DataFrame) -> None:
             nonlocal writer, begun
             if not parquet:
-                table.to_csv(unfinished, header=not begun, index=False, quoting=quoting)
+                table.to_csv(unfinished, header=not begun, index=False)
                 begun = True
                 return
             schema = pa.schema(zip(table, _KINDS, strict=True))

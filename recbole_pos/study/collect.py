@@ -28,7 +28,7 @@ from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
-from recbole_pos.values import short
+from recbole_pos.values import no_formula, short
 from recbole_pos.yaml_files import read_yaml
 
 _DECIMALS = 6  # of metrics in files, unless metric_decimal_place says otherwise
@@ -355,8 +355,4 @@ def write_results(results: Results, folder: Path) -> Written:
 
 def _csv(frame: pd.DataFrame) -> str:
     """A table as text for spreadsheets: no cell begins as a formula does."""
-    return frame.apply(lambda column: column.map(_no_formula)).to_csv(index=False)
-
-
-def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+    return frame.apply(lambda column: column.map(no_formula)).to_csv(index=False)
