@@ -246,13 +246,13 @@ def test_numbers_are_written_for_people(shown, text):
 def test_findings_say_no_more_than_the_intervals(results, found):
     said = " ".join(findings(results, found))
     assert "Highest NDCG@10: Kernel" in said
-    assert re.search(r"Of 6 rows compared with NoPE, \d can be told from it after correct", said)
+    assert re.search(r"\d of 6 configurations differ significantly from NoPE", said)
     assert f"No statement is made of {LONELY}" in said
     assert "2 of 24 runs are not finished" in said
     assert re.search(r"smallest true difference such a study sees .* is 0\.\d{4} to 0\.\d{4}", said)
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
     said = " ".join(findings(results, none))
-    assert "No row can be told from NoPE after correction, of 6 compared." in said
+    assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in said
     assert "smaller ones may be there" in said
 
 

@@ -102,7 +102,7 @@ def draw_differences(found: Comparison) -> Chart | None:
             f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
             for line in pairs.to_dict("records")
         )
-        note = "Filled: told from zero after correction over the table."
+        note = "Filled: significant after Holm's correction over the table."
         if (pairs["seed_noise"] != "own").any():
             note += " Dotted: a side has one seed."
         return _chart(figure, title, f"Intervals of differences in {main}: {said}", note)

@@ -31,24 +31,20 @@ def findings(results: Results, found: Comparison) -> list[str]:
     ]
     if clear:
         said.append(
-            f"Of {len(pairs)} rows compared with {table.reference}, {len(clear)} can be told from "
-            f"it after correction: {listed(clear)}."
+            f"{len(clear)} of {len(pairs)} configurations differ significantly from "
+            f"{table.reference} (Holm-corrected): {listed(clear)}."
         )
     else:
         said.append(
-            f"No row can be told from {table.reference} after correction, of {len(pairs)} compared."
+            f"None of {len(pairs)} configurations differs significantly from {table.reference} "
+            "(Holm-corrected)."
         )
     seen = pairs["detectable"].dropna()
     if len(seen) and len(clear) < len(pairs):
         smallest, largest = number(seen.min()), number(seen.max())
-        reach = smallest if smallest == largest else f"{smallest} to {largest}, by row"
-        said.append(
-            f"The smallest true difference such a study sees in four of five cases is {reach}: "
-            "smaller ones may be there."
-        )
+        reach = smallest if smallest == largest else f"{smallest} to {largest}, by configuration"
+        said.append(f"Minimum detectable difference (80% power): {reach}; smaller ones may exist.")
     lonely = pairs[~((pairs["seeds"] > 1) & (pairs["reference_seeds"] > 1))]
     if len(lonely):
-        said.append(
-            f"No statement is made of {listed(lonely['row'])}: that needs two seeds on both sides."
-        )
+        said.append(f"No statement on {listed(lonely['row'])}: it needs two seeds on both sides.")
     return said

@@ -89,14 +89,14 @@ def differences_table(found: Comparison) -> Shown | None:
         )
     main = metric_name(found.table.metrics[0])
     columns = (
-        *("row", "seeds of both", "difference", "95% interval", "p", "p after Holm"),
-        "smallest to be seen",
+        *("row", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
+        "minimum detectable difference",
     )
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
         "flips of units. Holm's correction is for all lines of this table; * is below 0.05.",
-        "Smallest to be seen: the true difference that four of five such studies would tell from "
-        "zero. Where none is told, smaller ones may still be there.",
+        "Minimum detectable difference: the true difference that 80% of such studies would find "
+        "different from 0. Smaller ones may exist where none is significant.",
         *_marks(pairs),
     )
     title = f"{found.table.title}: {main} less that of {found.table.reference}"
@@ -242,7 +242,11 @@ def _cost(results: Results, rows: Sequence[str]) -> list[tuple]:
     """Columns of what a row costs: name, row -> median over seeds, how it is written."""
     found = []
     writes = {"epochs": lambda v: "" if math.isnan(v) else f"{v:g}", "seconds": span}
-    for column, name in (("epochs", "epochs"), ("seconds", "training"), ("parameters", "weights")):
+    for column, name in (
+        ("epochs", "epochs"),
+        ("seconds", "training"),
+        ("parameters", "parameters"),
+    ):
         if column not in results.runs.columns or results.done[column].isna().all():
             continue
         middle = results.done.groupby("row")[column].median()
