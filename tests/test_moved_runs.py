@@ -108,6 +108,7 @@ def test_a_server_answers_histories_without_data(here: Path) -> None:
         ("SASRec", {}, True),
         ("Pop", {}, True),
         ("FPARec", {}, True),
+        ("TORoPE", {"n_heads": 2}, True),
         ("AttrFormer", {"relations": ["time"]}, False),
         ("SessionKNN", {}, False),
     ],
@@ -119,7 +120,8 @@ def test_models_that_read_more_say_why(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RunWarning)
         if can:
-            found = recbole_pos.Recommender.load(run).recommend(histories=HISTORIES[:1], k=3)
+            history = {"items": ["i1", "i2"], "times": [1.5e9, 1.6e9]}
+            found = recbole_pos.Recommender.load(run).recommend(histories=[history], k=3)
             assert len(found) == 3
         else:
             with pytest.raises(UsageError, match="interactions.*data_path"):

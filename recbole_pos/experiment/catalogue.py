@@ -50,6 +50,8 @@ class Catalogue:
         popularity: [items] int64 training events of each item, by id.
     """
 
+    has_log = False  # what a model would check before it is trained
+
     def __init__(self, config: Options, known: Known) -> None:
         self.config, self.dataset_name = config, config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]

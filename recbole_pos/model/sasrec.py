@@ -68,7 +68,7 @@ class PosSASRec(PosRecommender):
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
-        if self.needs_time:
+        if self.needs_time and getattr(type(dataset), "has_log", True):  # not from a run only
             fastest = shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
