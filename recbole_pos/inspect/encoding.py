@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +17,8 @@ from torch import nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.inspect.figures import draw_encoding
 from recbole_pos.inspect.periods import spans
+from recbole_pos.inspect.pictures import new_figure, set_title, whole_numbers, write
 from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
@@ -187,6 +189,49 @@ def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
     """[length, d], the oldest event first."""
     position = torch.arange(length)
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
+
+
+def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
+    """Vectors of sessions, and below them their dot products, in one session and between two.
+
+    Args:
+        vectors: [length, d] by length, the oldest event first.
+        title: of the picture.
+        file: to write.
+    """
+    vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
+    lengths = list(vectors)
+    pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
+    products = {(a, b): vectors[a] @ vectors[b].T for a, b in pairs}
+    columns = min(len(pairs), 4)
+    rows = -(-len(pairs) // columns)
+    figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+    upper, lower = halves
+    panels = upper.subplots(1, len(lengths), squeeze=False)[0]
+    top = max(np.abs(rows).max() for rows in vectors.values())
+    for panel, (length, values) in zip(panels, vectors.items(), strict=True):
+        style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top, "aspect": "auto"}
+        image = panel.imshow(values, interpolation="nearest", **style)
+        panel.set(xlabel="column of the encoding", ylabel="event (0: oldest)")
+        panel.set_title(f"{length} events", fontsize=10)
+        whole_numbers(panel.xaxis)
+        whole_numbers(panel.yaxis)
+    upper.colorbar(image, ax=panels, label="value")
+    panels = lower.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat[len(pairs) :]:
+        panel.set_visible(False)
+    low, high = (pick(p for m in products.values() for p in m.flat) for pick in (min, max))
+    for panel, ((a, b), product) in zip(panels.flat, products.items(), strict=False):
+        style = {"cmap": "viridis", "vmin": low, "vmax": high, "aspect": "auto"}
+        image = panel.imshow(product, interpolation="nearest", **style)
+        panel.set(xlabel=f"event of {b}", ylabel=f"event of {a}")
+        panel.set_title("within one history" if a == b else "between two", fontsize=10)
+        whole_numbers(panel.xaxis)
+        whole_numbers(panel.yaxis)
+    lower.colorbar(image, ax=panels, label="dot product")
+    set_title(figure, title)
+    return write(figure, file)
 
 
 def show(reports: list[EncodingReport], longest: int, console: Console) -> None:

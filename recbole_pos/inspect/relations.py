@@ -16,8 +16,17 @@ from rich.table import Table
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.figures import draw_relations
-from recbole_pos.inspect.found import RelationUse
+from recbole_pos.inspect.pictures import (
+    BLUE,
+    GREEN,
+    PINK,
+    VERMILION,
+    color_scale,
+    new_figure,
+    set_title,
+    shorten,
+    write,
+)
 from recbole_pos.inspect.trained import open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -25,6 +34,8 @@ from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
 from recbole_pos.relations.lookup import Rows
+
+LAYERS = (BLUE, VERMILION, GREEN, PINK)
 
 MEANING = {
     "known": "share of the events that can be related by the attribute",
@@ -35,6 +46,29 @@ MEANING = {
     "gate": "weight of Norm(R^U) H, the states of like users and the own (AttrFormer, section "
     "3.1.3)",
 }
+
+
+@dataclass(frozen=True)
+class RelationUse:
+    """What one attribute does in the batches looked at; see ``MEANING``.
+
+    Attributes:
+        field: of the relation; for users all their fields, which act as one.
+        source: item, behaviour or user.
+        known, read, others: as in ``MEANING``; others is NaN where nothing is read.
+        adds: one number a layer; of users, NaN in layers that do not aggregate.
+        heads: [layers, M'] W^R of equation 8; none for users.
+        gate: one number a layer, of users alone; NaN where there is no gate.
+    """
+
+    field: str
+    source: str
+    known: float
+    read: float
+    others: float
+    adds: list[float]
+    heads: list[list[float]]
+    gate: list[float]
 
 
 @dataclass(frozen=True)
@@ -207,6 +241,54 @@ def _squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor)
     state = TransformerLayer.forward(layer, x, ctx)
     parts += [out - state, MultiHeadAttention.attention(attention, normed, ctx), state]
     return np.array([float(part.double().square().sum()) for part in parts])
+
+
+def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
+    """What relations add, layer by layer, and beside it W^R of every layer.
+
+    Args:
+        uses: of ``inspect/relations.py``.
+        title: of the picture.
+        file: to write.
+    """
+    names = [shorten(use.field) + "\n(users; state = 1)" * (use.source == "user") for use in uses]
+    heads = [use for use in uses if use.heads]
+    layers = len(uses[0].adds)
+    maps = layers if heads else 0
+    widths = [3.4 + 0.09 * max(map(len, names))]
+    widths += [max(1.2, 0.6 + 0.14 * len(w)) for use in heads[:1] for w in use.heads]
+    figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
+    panels = figure.subplots(1, 1 + maps, squeeze=False, width_ratios=widths)[0]
+    place = np.arange(len(uses))
+    for layer in range(layers):
+        adds = [use.adds[layer] for use in uses]
+        shift = 0.8 * ((layer + 0.5) / layers - 0.5)
+        color, light = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
+        style = {"color": color, "alpha": light, "label": f"layer {layer + 1}"}
+        panels[0].barh(place + shift, adds, 0.8 / layers, **style)
+    panels[0].set(
+        yticks=place,
+        ylim=(len(uses) - 0.5, -0.5),
+        xlim=(0, None),
+        xlabel="adds (self-attention = 1)",
+    )
+    panels[0].set_yticklabels(names, parse_math=False)
+    panels[0].grid(axis="x", alpha=0.3)
+    if layers > 1:
+        figure.legend(loc="outside lower center", ncols=min(layers, 8), frameon=False)
+    weights = [np.array([use.heads[layer] for use in heads]) for layer in range(maps)]
+    style = {**color_scale(weights), "aspect": "auto"} if maps else {}
+    for layer, (panel, weight) in enumerate(zip(panels[1:], weights, strict=True), 1):
+        image = panel.imshow(weight, interpolation="nearest", **style)
+        panel.set_facecolor("0.92")  # of users, who have none
+        ticks = np.arange(weight.shape[1])
+        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head")
+        panel.set_title(f"$W^R$, layer {layer}", fontsize=10)
+        panel.set(ylim=(len(uses) - 0.5, -0.5), yticks=[])
+    if maps:
+        figure.colorbar(image, ax=list(panels[1:]), label="weight")
+    set_title(figure, title, "what each relation adds" + ", and its weights by head" * bool(maps))
+    return write(figure, file)
 
 
 def _finite(content: Any) -> Any:
