@@ -31,7 +31,8 @@ from recbole_pos.inspect.pictures import (
     set_title,
     write,
 )
-from recbole_pos.inspect.trained import full_name, load_trained, require_finite
+from recbole_pos.inspect.trained import name_of, open_run, require_finite
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 
 MEANING = {
@@ -47,8 +48,9 @@ COLORS = {"all queries": BLUE, "last query": VERMILION}
 
 @dataclass(frozen=True)
 class AttentionReport:
-    """What was found; ``content`` is that of attention.json."""
+    """What was found: of whom, the content of attention.json, and files."""
 
+    headline: str
     content: dict[str, Any]
     measured: Measured
     periods: list[Periods]
@@ -82,8 +84,13 @@ def inspect_attention(
     for name, value, least in limits:
         if value < least:
             raise UsageError(f"--{name}: {value} is below {least}")
-    folder, experiment = load_trained(path, data_path)
-    model = experiment.model
+    folder, experiment = open_run(path, data_path)
+    model, config = experiment.model, experiment.config
+    if not isinstance(model, PosRecommender):
+        raise UsageError(
+            f"{config['model']} has RecBole's layers; only attention of the plugin's own can be "
+            "inspected"
+        )
     if not attention_layers(model):
         raise UsageError(f"{type(model).__name__} has no causal attention layers")
     phase = next((p for p in ("test", "valid") if experiment.loaders[p]), None)
@@ -94,16 +101,10 @@ def inspect_attention(
     require_finite(measured.layers, "attention")
     periods = learned_periods(model)
     content = {
-        "checkpoint": str(path),
-        "model": experiment.config["model"],
-        "dataset": experiment.config["dataset"],
-        "position": scheme_names(experiment.config["position"]),
-        "phase": phase,
-        "users": len(sample.rows),
-        "users_asked": users,
+        **{"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]},
+        **{"position": scheme_names(config["position"]), "phase": phase, "seed": seed},
+        **{"users": len(sample.rows), "users_asked": users, "min_events": min_events},
         "users_with_min_events": sample.qualified,
-        "min_events": min_events,
-        "seed": seed,
         "events_per_history": float(sample.lengths.mean()),
         "measures": {name: MEANING[name] for name in MEASURES[: measured.uniform.shape[1]]},
         "rows_rescaled": measured.rescaled,
@@ -133,10 +134,15 @@ def inspect_attention(
     file = folder.path / "attention.json"
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     picture = folder.path / "attention_distance.png"
-    files = [file, draw_measures(measured, headline(content), picture)]
+    fewer, name = len(sample.rows) < users, name_of(experiment)
+    headline = (
+        f"{name}: {'all ' if fewer else ''}{len(sample.rows):,} {phase} users with at least "
+        f"{min_events} events, {sample.lengths.mean():.1f} on average"
+    )
+    files = [file, draw_measures(measured, headline, picture)]
     if any(group.hours for group in periods):
-        files.append(draw_periods(periods, _name(content), folder.path / "periods.png"))
-    return AttentionReport(content, measured, periods, files)
+        files.append(draw_periods(periods, name, folder.path / "periods.png"))
+    return AttentionReport(headline, content, measured, periods, files)
 
 
 def measures_table(report: AttentionReport) -> Table:
@@ -268,7 +274,7 @@ def show(report: AttentionReport, console: Console) -> None:
     def line(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    line(headline(report.content))
+    line(report.headline)
     console.print(measures_table(report))
     for name, meaning in report.content["measures"].items():
         line(f"{name}: {meaning}")
@@ -279,20 +285,6 @@ def show(report: AttentionReport, console: Console) -> None:
         console.print(periods_table([p for p in report.periods if (p.layer, p.scheme) == key]))
     for file in report.files:
         line(str(file))
-
-
-def headline(content: dict[str, Any]) -> str:
-    """What was measured, on whom."""
-    fewer = content["users"] < content["users_asked"]
-    return (
-        f"{_name(content)}: {'all ' if fewer else ''}{content['users']:,} {content['phase']} users "
-        f"with at least {content['min_events']} events, {content['events_per_history']:.1f} on "
-        "average"
-    )
-
-
-def _name(content: dict[str, Any]) -> str:
-    return full_name(content["model"], content["position"], content["dataset"])
 
 
 def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:
