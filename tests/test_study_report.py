@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from study_example import example
 
-from recbole_pos.study.components import estimate
+from recbole_pos.study.statistics import estimate
 from recbole_pos.study.findings import findings
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
