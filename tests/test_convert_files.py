@@ -255,6 +255,19 @@ def test_partitions_are_columns(tmp_path: Path) -> None:
     users = (tmp_path / "shop" / "shop.user").read_text()
     assert "0\tNO\n" in users and "1\tFør\n" in users and "2\t\n" in users
     assert {"year", "country"} <= {column["column"] for column in report(tmp_path)["columns"]}
+    assert not report(tmp_path)["notes"]
+    folder = tmp_path / "log" / "year=2024" / "user=7"  # the files have a user
+    folder.mkdir()
+    rows = pd.DataFrame({"user": [8], "item": [1], "time": [NOW]})
+    rows.to_parquet(folder / "part-0.parquet")
+    again = ["convert", str(tmp_path / "log"), "--name=two", f"--data_path={tmp_path}"]
+    assert main(again) == 0
+    assert (
+        "user"
+        in recbole_pos.convert(
+            tmp_path / "log", name="two", data_path=tmp_path, overwrite=True, verbose=False
+        ).notes[0]
+    )
 
 
 GOOD = json.dumps({"user": 1, "item": "a", "time": NOW})
