@@ -26,9 +26,9 @@ from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import VERMILION, new_figure, write
 from recbole_pos.inspect.plot import draw_curves
 from recbole_pos.inspect.relations import RelationUse
-from recbole_pos.tune.outcome import Trial
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune.plot import draw
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.tune.record import Trial
 
 SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8

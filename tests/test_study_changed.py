@@ -12,11 +12,11 @@ from test_study_preview import finish, plan
 from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
 from recbole_pos.study.collect import results_of
-from recbole_pos.study.driver import facts_of
-from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.comparing import facts_of
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.tables import search_table
 from recbole_pos.study.typed_code import code_of
 from recbole_pos.study.work import Work

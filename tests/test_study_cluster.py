@@ -13,13 +13,13 @@ import pytest
 import ray
 from conftest import wait
 from ray.cluster_utils import Cluster
+from recbole_pos.study.fitting import _runs
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.study.fitting import _runs
-from recbole_pos.tune.storage import Mirror
+from recbole_pos.runs.storage import Mirror
 
 LAST = 10
 BASE = {

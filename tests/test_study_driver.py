@@ -16,6 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 from conftest import make_log, wait, write_atomic
+from recbole_pos.study.progress import StudyProgress
 from small_study import BASE, SMALL, study
 
 import recbole_pos
@@ -23,10 +24,9 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
+from recbole_pos.study.comparing import Compared
 from recbole_pos.study.configs import row_config, run_digest
-from recbole_pos.study.driver import Compared
-from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.progress import StudyProgress
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 

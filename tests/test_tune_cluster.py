@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recbole_pos.cli.main import main
-from recbole_pos.tune.cluster import _no_stacks
+from recbole_pos.runs.cluster import _no_stacks
 
 
 @pytest.mark.parametrize("how", ["given", "auto"])

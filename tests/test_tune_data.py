@@ -10,7 +10,7 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.experiment.build import prepare
-from recbole_pos.tune.data import SharedData
+from recbole_pos.runs.shared_data import SharedData
 
 
 @pytest.mark.parametrize(

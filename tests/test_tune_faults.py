@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.tune import search
-from recbole_pos.tune.outcome import Record
+from recbole_pos.tune.record import Record
 from recbole_pos.tune.settings import SearchFolder
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"

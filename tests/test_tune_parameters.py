@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.runs.space import Parameter, Space
 
 
 def test_conditions_of_conditions_hold_together() -> None:

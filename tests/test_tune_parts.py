@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import shop
+from recbole_pos.tune.trial import EARLIER, FAILURE, INFRASTRUCTURE, reason
 
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
+from recbole_pos.runs.searchers import BEST
+from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.tune import search
-from recbole_pos.tune.data import SharedData
-from recbole_pos.tune.outcome import Record, best_of, write_trials
-from recbole_pos.tune.progress import Progress
-from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.trial import EARLIER, FAILURE, INFRASTRUCTURE, reason
+from recbole_pos.tune.record import Record, best_of, write_trials
+from recbole_pos.tune.trials import Progress
 
 
 def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:

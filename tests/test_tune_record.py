@@ -13,11 +13,11 @@ from ray.tune.schedulers import FIFOScheduler
 
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
+from recbole_pos.runs.searchers import BEST, SEARCHERS
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune import search
-from recbole_pos.tune.outcome import Record, adopt
-from recbole_pos.tune.searchers import BEST, SEARCHERS
+from recbole_pos.tune.record import Record, adopt
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tune.space import Parameter, Space
 
 SPACE = Space(
     [

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from recbole_pos.cli.main import main
-from recbole_pos.tune.outcome import Record
+from recbole_pos.tune.record import Record
 
 SPACE = "learning_rate: {loguniform: [1e-4, 1e-1]}\nn_layers: {choice: [1, 2]}\n"
 FAST = ("--hidden_size=16", "--inner_size=16", "--MAX_ITEM_LIST_LENGTH=12", "--epochs=3")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from test_tune_space import ALL_KINDS, settings, write
 
-from recbole_pos.tune.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
+from recbole_pos.runs.searchers import BEST, GridSearcher, OptunaSearcher, RandomSearcher
 
 
 def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:

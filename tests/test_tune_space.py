@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import shop
+from recbole_pos.tune.driver import _prepare
 
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.time_rotary import _share
-from recbole_pos.tune.driver import _prepare
-from recbole_pos.tune.files import read_space, space_file
+from recbole_pos.runs.space import Space
+from recbole_pos.runs.space_files import read_space, space_file
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tune.space import Space
 from recbole_pos.yaml_files import ROOT, parse_scalar
 
 OTHERS = {

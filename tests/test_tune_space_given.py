@@ -9,7 +9,7 @@ import pytest
 
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.files import space_of
+from recbole_pos.runs.space_files import space_of
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
 
 

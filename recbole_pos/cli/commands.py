@@ -178,7 +178,7 @@ def _add_compare(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def _compare(args: argparse.Namespace, options: list[str]) -> int:
     from recbole_pos.errors import UsageError
-    from recbole_pos.study.driver import compare
+    from recbole_pos.study.comparing import compare
 
     if bool(args.what) == bool(args.model):
         raise UsageError(
