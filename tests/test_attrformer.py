@@ -22,8 +22,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers import chunks
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
+from recbole_pos.layers.losses import dirichlet_prior, full_cross_entropy, posterior_loss
 from recbole_pos.layers.relations import SparseProduct
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}

@@ -17,9 +17,8 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.model.every_position import every_state
 from recbole_pos.model.models import BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
-from recbole_pos.model.training import adapter
+from recbole_pos.model.training import adapter, every_state
 
 
 @pytest.fixture

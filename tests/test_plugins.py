@@ -19,7 +19,7 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
 from recbole_pos.model.models import ADDED, name_of
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.model.training import Rows, adapter
+from recbole_pos.model.training import RecBoleAdapter, adapter
 from recbole_pos.position.schemes import SCHEMES
 
 # --- in this process ---
@@ -299,7 +299,7 @@ def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, min
     theirs = type("SASRec", (mine.Markov,), {})
     recbole_pos.register_model(theirs, name="OtherSASRec")
     made = prepare(PosConfig(theirs, "tiny", None, options(tiny)))
-    assert type(adapter(made.config, made.model)) is Rows
+    assert type(adapter(made.config, made.model)) is RecBoleAdapter
 
 
 def test_states_of_another_shape_are_named(tiny: Path) -> None:

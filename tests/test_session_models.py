@@ -18,8 +18,7 @@ from steps import learn
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
-from recbole_pos.model.session_baselines import nearest_items
-from recbole_pos.model.session_pop import exact_float
+from recbole_pos.model.session_baselines import exact_float, nearest_items
 
 
 @pytest.fixture(scope="module")

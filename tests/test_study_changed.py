@@ -231,20 +231,6 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     assert found.seeds == (7,)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"tables": []}, "tables: expected a list"),
-        ({"unit": "basket"}, "'basket' is none of user, session"),
-        ({"rows": {"A, trial 0": ROWS["NoPE"]}}, "is no name for a row"),
-        ({"rows": {"A\nB": ROWS["NoPE"]}}, "is no name for a row"),
-    ],
-)
-def test_what_no_study_can_have(tiny: Path, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        plan(tiny, **wrong)
-
-
 def typed(text: str) -> type:
     """A class as a shell has it."""
     names: dict[str, Any] = {"__name__": "__main__"}

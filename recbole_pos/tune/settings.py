@@ -298,7 +298,7 @@ class SearchFolder:
                 )
             if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
                 raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-            folders.make_folder(folder.runs)
+            folders.make_folder(folder.path)
             if settings.storage is not None:
                 settings.storage = place_of(settings.storage, folder.path)
                 if names_in(settings.storage):
@@ -311,6 +311,7 @@ class SearchFolder:
 
     def write(self, settings: Settings) -> None:
         """Keep the settings, for ``--resume``."""
+        folders.make_folder(self.runs)
         write_json(asdict(settings), self.settings)
 
     @contextmanager
