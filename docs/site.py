@@ -21,7 +21,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the files that are not under docs/."""
     names = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md")
     beside = [ROOT / name for name in (*names, "LICENSE")]
-    kept = ("*.*", "*/*.html", "*/*.png")  # of reports, what pages link to
+    kept = ("*.*", "*/*.html", "*/*.png", "tables/**/*.*")  # of reports, what pages link to
     results = [path for one in kept for path in sorted((ROOT / "results").glob(one))]
     for path in [*beside, *results]:
         source = path.relative_to(ROOT).as_posix()

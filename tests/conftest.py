@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SLOW = (
     *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
     *("test_pages",),
-    *("test_recommend_ray", "test_export_programs", "test_plugins", "test_export.py"),
+    *("test_recommend_ray", "test_export_programs", "test_export.py"),
     *("test_fuzz_checkpoints", "test_stops", "test_parallel", "test_pictures"),
     *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
     *("test_recommend.py", "test_compat", "test_serve_fuzz", "test_successive"),

@@ -14,18 +14,12 @@ from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.distance import Measured
-from recbole_pos.inspect.encoding import agreement
-from recbole_pos.inspect.figures import (
-    draw_encoding,
-    draw_measures,
-    draw_periods,
-    draw_relations,
-)
-from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel, draw_triangles
+from recbole_pos.inspect.encoding import agreement, draw_encoding
 from recbole_pos.inspect.periods import Periods
-from recbole_pos.inspect.pictures import VERMILION, new_figure, write
-from recbole_pos.inspect.plot import draw_curves
-from recbole_pos.inspect.relations import RelationUse
+from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, write
+from recbole_pos.inspect.plot import draw_attention, draw_curves, draw_kernel
+from recbole_pos.inspect.relations import RelationUse, draw_relations
+from recbole_pos.inspect.report import draw_measures, draw_periods
 from recbole_pos.tune.outcome import Trial
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.space import Parameter, Space
