@@ -90,9 +90,9 @@ SLOW = (
     *("test_cache", "test_ranks", "test_tune", "test_checkpoint_damages", "test_presets"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
-    *("test_fuzz", "test_graph.py", "test_every_position", "test_fgnn", "test_splits_time"),
-    *("test_sessions", "test_filtering", "test_study_preview", "test_identity", "test_sce.py"),
-    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes", "test_row_gradients"),
+    *("test_fuzz", "test_splits_time"),
+    *("test_sessions", "test_filtering", "test_study_preview", "test_identity"),
+    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes"),
 )
 
 
