@@ -31,7 +31,8 @@ def attach(
     Examples:
         >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
         >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
-        >>> tuned = recbole_pos.attach("first", "kernel", config_dict={"epochs": 1}, run_dir="tuned")
+        >>> one = {"epochs": 1}
+        >>> tuned = recbole_pos.attach("first", "kernel", config_dict=one, run_dir="tuned")
         >>> tuned.parameters < first.parameters  # only the kernel's are trained
         True
 
