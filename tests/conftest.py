@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SLOW = (
     *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
     *("test_pages",),
-    *("test_recommend_ray", "test_export_programs", "test_plugins", "test_export.py"),
+    *("test_recommend_ray", "test_export_programs", "test_export.py"),
     *("test_fuzz_checkpoints", "test_stops", "test_parallel", "test_pictures"),
     *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
     *("test_recommend.py", "test_compat", "test_serve_fuzz", "test_successive"),
@@ -90,9 +90,9 @@ SLOW = (
     *("test_cache", "test_ranks", "test_tune", "test_checkpoint_damages", "test_presets"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
-    *("test_fuzz", "test_graph.py", "test_every_position", "test_fgnn", "test_splits_time"),
-    *("test_sessions", "test_filtering", "test_study_preview", "test_identity", "test_sce.py"),
-    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes", "test_row_gradients"),
+    *("test_fuzz", "test_splits_time"),
+    *("test_sessions", "test_filtering", "test_study_preview", "test_identity"),
+    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes"),
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recbole_pos
-from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.tables import TextTable
 
 CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8"}
 
@@ -98,7 +98,7 @@ def test_kept_and_dropped_are_read_and_what_is_kept_comes_back(
     assert told.kept + sum(d["lines"] for d in told.dropped.values()) == told.read
     lost = {int(place.split(":")[1]) - 1 for d in told.dropped.values() for place in d["first"]}
     kept = frame.drop(index=list(lost))
-    file = AtomicFile(tmp_path / "shop" / "shop.inter", CONFIG)
+    file = TextTable(tmp_path / "shop" / "shop.inter", CONFIG)
     back = file.read(file.columns)
     assert back["user_id"].tolist() == kept["u"].tolist()
     assert back["item_id"].tolist() == kept["i"].tolist()

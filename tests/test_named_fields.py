@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import recbole_pos
-from recbole_pos.cli.arguments import parse_overrides
+from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loading import NAMING_FIELDS
 from recbole_pos.errors import UsageError
