@@ -17,13 +17,13 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
+from recbole_pos.runs.storage import Mirror, place_of
 from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.source import Source
-from recbole_pos.tune.storage import Mirror, place_of
 
 FIT = "fit.json"  # in a run's folder: of which fit it is
 KNOWN_FROM = "known_from"  # in it: the file of a packed study that the run was taken from
@@ -59,7 +59,7 @@ class StudyFolder:
         """Let trainings keep their runs on a storage: the one that is given, or as before.
 
         Raises:
-            UsageError: as :func:`recbole_pos.tune.storage.place_of`.
+            UsageError: as :func:`recbole_pos.runs.storage.place_of`.
         """
         kept = self._plan().get("storage")
         self.storage = place_of(given, self.path, make) if given else kept
