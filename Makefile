@@ -107,7 +107,7 @@ bench-positions: $(VENV)/installed  ## cost of the position schemes; writes resu
 	$(BIN)/python benchmarks/positions.py $(ARGS)
 
 simulate: $(VENV)/installed  ## whether intervals of studies cover what they say: 16 cases of 1,000 studies
-	$(BIN)/python -m recbole_pos.study.simulation
+	$(BIN)/python tests/study_simulation.py
 
 results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; writes results/tuning.md
 	$(BIN)/python benchmarks/tuning.py $(ARGS)

@@ -18,7 +18,7 @@ from gpu_data import Size
 from gpu_timing import synchronise
 from torch import Tensor
 
-from recbole_pos.layers.biased_attention import biased_attention
+from recbole_pos.layers.attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
 
 HEAD = ["sequences", "bias", "kernel", "ms", "output off by", "gradients off by", "agrees"]

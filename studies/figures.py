@@ -5,8 +5,8 @@
 Tables are made again from runs; words are not, and would keep what no run says any more. So every
 figure of three digits after the point or more must be that of a table, rounded to as many digits:
 
-- under "Findings" of a page of results, of a table of this page or of one that the paragraph
-  links to;
+- under "Findings" of a page of results, of a table of this page, of the tables of studies that
+  the page links to (results/tables/), or of a page that the paragraph links to;
 - in results/README.md, of a table of any page (not the first column, which has the papers' own);
 - anywhere else, where a paragraph links to pages of results, of a table of these.
 
@@ -26,7 +26,7 @@ _FINDINGS = re.compile(r"^## Findings\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILI
 _PARAGRAPHS = re.compile(r"\n(?=- |\||\n)")
 _FIGURE = re.compile(r"(?<![\d.])\d*\.\d{3,}(?!\d)")
 _UNITS = re.compile(r"[+-](\d+)(?![\d.])")  # differences that a table has in units of 0.0001
-_LINK = re.compile(r"\]\(([\w./-]+\.md)[)#]")
+_LINK = re.compile(r"\]\(([\w./@-]+\.md)[)#]")
 
 
 def unfounded(page: Path) -> list[str]:
@@ -51,7 +51,14 @@ def _claims(page: Path) -> Iterator[tuple[str, list[Path]]]:
         linked = [(page.parent / name).resolve() for name in _LINK.findall(paragraph)]
         pages = [one for one in linked if one.parent.name == "results" and one.is_file()]
         if results or pages:
-            yield paragraph, [*pages, page] if results else pages
+            pages = [*pages, page] if results else pages
+            yield paragraph, [*pages, *(table for one in pages for table in _tables(one))]
+
+
+def _tables(page: Path) -> list[Path]:
+    """The pages of all tables of a study that a page of results links to."""
+    linked = [(page.parent / name).resolve() for name in _LINK.findall(page.read_text("utf-8"))]
+    return [one for one in linked if page.parent / "tables" in one.parents and one.is_file()]
 
 
 def _tabled(page: Path) -> set[float]:

@@ -1,13 +1,15 @@
-"""Fills the tables of results/*.md from the runs that are kept in results/runs/.
+"""Fill the tables of results/ from the runs that are kept in results/runs/.
 
     python studies/pages.py [--data_path FOLDER]... [--check] [PAGE ...]
 
-A table stands between ``<!-- begin STUDY :: TITLE -->`` and ``<!-- end -->``: the one with this
-title that ``recbole-pos compare studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes. With
-the title ``runs`` it is what they were made with, with ``trials`` all trials of the searches.
-Rows without a run are named below their table.
-STUDY@DATASET is the study with ``-d DATASET``. Nothing is trained. Data come from the folders
-given, from dataset/, or from the scripts that generate them; without them a table stays as it is.
+For each study with kept runs, results/tables/STUDY.md has all tables that ``recbole-pos compare
+studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes, with the trials of its searches, the
+conditions of its runs and the command; results/tables/STUDY.csv has the figures. In a page of
+results, ``<!-- begin STUDY :: TITLE -->`` to ``<!-- end -->`` is the short form of one of these
+tables: its main metric and the differences. STUDY@DATASET is the study with ``-d DATASET``.
+
+Nothing is trained. Data come from the folders given, from dataset/, or from the scripts that
+generate them; without them a table stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,14 +29,13 @@ import pandas as pd
 
 import recbole_pos
 from recbole_pos.study.collect import results_of
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.reading import read_plan
 from recbole_pos.study.shown import span
+from recbole_pos.study.study_folder import StudyFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
-RUNS_OF = "runs"  # the title of what a study was made with
-TRIALS_OF = "trials"  # and of all trials of its searches, by row, the best one first
+TABLES = RESULTS / "tables"
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _NOT_RUN = re.compile(r"^\| (.+?) \| 0 of \d+ \|.*\n", re.MULTILINE)
 _SHIPPED = "ml-100k"  # lies in recbole's wheel
@@ -71,6 +72,8 @@ class Studies:
         self.folders = [*folders, ROOT / "dataset", work / "data"]
         self.work = work
         self.made: dict[str, dict[str, str] | None] = {}
+        self.pages: dict[str, str] = {}  # study -> the page of all its tables
+        self.figures: dict[str, str] = {}  # study -> the same as csv
 
     def tables(self, name: str) -> dict[str, str] | None:
         """Title -> table; None without the data of the study.
@@ -83,17 +86,27 @@ class Studies:
         return self.made[name]
 
     def _tables(self, name: str) -> dict[str, str] | None:
-        found = self.compared(name)
-        if found is None:
+        compared = self.compared(name)
+        if compared is None:
             return None
-        out, runs, command = found
+        out, runs, command = compared
         parts = re.split(r"^## (.+)\n", (out / "table.md").read_text("utf-8"), flags=re.MULTILINE)
         texts = zip(parts[1::2], parts[2::2], strict=True)
         tables = {title: _only_table(text) for title, text in texts}
-        facts = json.loads((out / "facts.json").read_text("utf-8"))
         folder = StudyFolder(out)
-        tables[TRIALS_OF] = _trials(results_of(folder.read_plan(), folder).searches)
-        return {**tables, RUNS_OF: _conditions(runs, facts, command)}
+        plan = folder.read_plan()
+        facts = json.loads((out / "facts.json").read_text("utf-8"))
+        trials = results_of(plan, folder).searches
+        sections = {
+            **tables,
+            **({"Trials of the searches": _trials(trials)} if len(trials) else {}),
+        }
+        text = "\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
+        self.pages[name] = (
+            f"# {plan.title}: all tables\n\n{_conditions(runs, facts, command)}\n{text}"
+        )
+        self.figures[name] = pd.read_csv(out / "table.csv").to_csv(index=False, float_format="%.6g")
+        return tables
 
     def compared(self, name: str) -> tuple[Path, pd.DataFrame, list[object]] | None:
         """Compares the runs that are kept of a study; None without its data.
@@ -143,14 +156,53 @@ def _only_table(text: str) -> str:
 
 
 def _trials(searches: pd.DataFrame) -> str:
-    """A line a trial: options and validation, which is all that a trial has."""
-    lines = ["| row | trial | validation |", "| --- | --- | ---: |"]
-    if len(searches):
-        best = searches.dropna(subset="value").sort_values(
-            ["row", "value"], ascending=[True, False]
-        )
-        lines += [f"| {one.row} | {one.options} | {one.value:.4f} |" for one in best.itertuples()]
+    """Return a table with a line per trial: options and validation metric, the best one first."""
+    best = searches.dropna(subset="value").sort_values(["row", "value"], ascending=[True, False])
+    lines = ["| configuration | trial | validation |", "| --- | --- | ---: |"]
+    lines += [f"| {one.row} | {one.options} | {one.value:.4f} |" for one in best.itertuples()]
     return "\n".join(lines) + "\n"
+
+
+def _cells(table: str) -> list[list[str]]:
+    """Return the cells of a table in markdown, without the line below the header."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:1] + lines[2:]]
+
+
+def shorten(title: str, tables: dict[str, str]) -> str:
+    """Return the short form of a table: main metric, difference with its interval, MDD.
+
+    Args:
+        title: of a table of metrics.
+        tables: all tables of the study; "TITLE: METRIC less that of REFERENCE" has differences.
+    """
+    header, *rows = _cells(tables[title])
+    kept = [n for n, name in enumerate(header) if "@" in name and " - " not in name][:3]
+    head = ["configuration", "seeds"]
+    added: dict[str, list[str]] = {}
+    for other, table in tables.items():
+        found = re.fullmatch(rf"{re.escape(title)}: (\S+) less that of (.+)", other)
+        if found:
+            kept = [header.index(found[1])]
+            differences = _cells(table)
+            column = {name: n for n, name in enumerate(differences[0])}
+            for row in differences[1:]:
+                interval = f"{row[column['difference']]} {row[column['95% CI']]}"
+                added[row[0]] = [interval, row[column["minimum detectable difference"]]]
+            head = [
+                *head,
+                *(header[n] for n in kept),
+                f"difference from {found[2]} [95% CI]",
+                "MDD",
+            ]
+    if not added:
+        head += [header[n] for n in kept]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for row in rows:
+        empty = ["", ""] if added else []
+        lines.append([*row[:2], *(row[n] for n in kept), *added.get(row[0], empty)])
+    absent = tables[title].rpartition("|\n")[2]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + absent
 
 
 def _short(commit: str) -> str:
@@ -164,11 +216,11 @@ def _conditions(runs: pd.DataFrame, facts: dict, command: Sequence[object]) -> s
     done = runs[(runs["status"] == "done") & runs["seconds"].notna()]  # others are tested again
     commits = ", ".join(f"`{name}`" for name in dict.fromkeys(map(_short, done["commit"])))
     devices = "; ".join(dict.fromkeys(done["device"]))
-    log = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} events"
+    size = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} interactions"
     text = (
         f"{len(done)} trained and tested runs, {span(done['seconds'].sum())} of training in all "
-        f"({devices}); commit{'s' * (', ' in commits)} {commits}. Data: {log}; checksum of the log "
-        f"as it is read `{data['checksum'][:8]}…`. These tables again, without training:"
+        f"({devices}); commit{'s' * (', ' in commits)} {commits}. Data: {size}; checksum of the "
+        f"interactions as read `{data['checksum'][:8]}…`. The same tables without training:"
     )
     line = f"recbole-pos compare {' '.join(map(str, command))} --report"
     return f"{textwrap.fill(text, 120)}\n\n```sh\n{line}\n```\n"
@@ -189,9 +241,19 @@ def filled(path: Path, studies: Studies) -> Page:
             return found[0]
         if title not in tables:
             raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {list(tables)}")
-        return f"{begin}{tables[title]}{end}"
+        return f"{begin}{shorten(title, tables)}{end}"
 
     return Page(path, before, _TABLE.sub(table, before))
+
+
+def generated(studies: Studies) -> Iterator[Page]:
+    """Yield the pages of all tables and the csv files of every study with kept runs."""
+    for file in sorted(RUNS.rglob("*.tar.xz")):
+        name = str(file.relative_to(RUNS)).removesuffix(".tar.xz")
+        if studies.tables(name) is not None:
+            for text, ending in ((studies.pages[name], "md"), (studies.figures[name], "csv")):
+                path = TABLES / f"{name}.{ending}"
+                yield Page(path, path.read_text("utf-8") if path.is_file() else "", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,12 +265,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as work:
         studies = Studies(given.data_path, Path(work))
         pages = [filled(path, studies) for path in given.pages or sorted(RESULTS.glob("*.md"))]
+        if not given.pages:
+            pages += generated(studies)
         for name in (name for name, tables in studies.made.items() if tables is None):
             print(f"{name}: its data are not there (--data_path); its tables stay")
     changed = [page for page in pages if page.before != page.after]
     for page in changed:
         print(f"{page.path}: {'differs' if given.check else 'written'}")
         if not given.check:
+            page.path.parent.mkdir(parents=True, exist_ok=True)
             page.path.write_text(page.after, encoding="utf-8")
     return int(given.check and bool(changed))
 

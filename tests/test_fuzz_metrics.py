@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.metrics import read_metrics
-from recbole_pos.inspect.plot import draw_curves
+from recbole_pos.inspect.plot import draw_curves, read_metrics
 
 METRIC = "ndcg@10"
 

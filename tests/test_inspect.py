@@ -10,8 +10,7 @@ import torch
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect.attention import positional_weights
-from recbole_pos.inspect.kernel import attention_maps, kernel_factors
+from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
 from recbole_pos.layers.context import SequenceContext
 
 
@@ -83,16 +82,16 @@ def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
     for found in (whole, part):
         for sums in found.sums:
             np.testing.assert_allclose(sums, 1, rtol=1e-5)
-    assert whole.told == f"{whole.histories} histories of 12 events; every row sums to one"
+    assert whole.caption == f"{whole.histories} histories of 12 events; every row sums to one"
     for layer in whole.weights:
         np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
     rows = np.stack([layer.sum(-1) for layer in part.weights])
     assert rows.max() < 0.999
     sums = f"rows sum to {rows.min():.2f} to {rows.max():.2f}, the rest is on older events"
     start = f"newest 5 of up to 12 events of {part.histories} histories"
-    assert part.told == f"{start}; {sums}"
+    assert part.caption == f"{start}; {sums}"
     signed = experiment("PosSASRec", block="hstu")
-    told = attention_maps(signed.model.eval(), signed.loaders["test"], 5).told
+    told = attention_maps(signed.model.eval(), signed.loaders["test"], 5).caption
     assert told == f"{start}; rows of this attention do not sum to one"
 
 

@@ -13,12 +13,12 @@ from recbole_pos.cli.main import main
 from recbole_pos.inspect import encoding
 from recbole_pos.inspect.encoding import (
     agreement,
+    draw_encoding,
     encodings_in,
     fixed_encodings,
     inspect_encoding,
     session_vectors,
 )
-from recbole_pos.inspect.figures import draw_encoding
 from recbole_pos.inspect.plot import plot_run
 
 FAST = {"epochs": 1, "hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 12}

@@ -13,8 +13,8 @@ from absurd_options import NAMES
 from recbole.config import Config
 from recbole.data.interaction import Interaction
 
-from recbole_pos.cli.arguments import parse_overrides
 from recbole_pos.cli.main import main
+from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.checks import _check_kind
 from recbole_pos.config.option import IGNORED, Option
 from recbole_pos.config.options import OPTIONS, cores, of_role, rule

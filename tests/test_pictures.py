@@ -14,21 +14,15 @@ from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.distance import Measured
-from recbole_pos.inspect.encoding import agreement
-from recbole_pos.inspect.figures import (
-    draw_encoding,
-    draw_measures,
-    draw_periods,
-    draw_relations,
-)
-from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel, draw_triangles
+from recbole_pos.inspect.encoding import agreement, draw_encoding
 from recbole_pos.inspect.periods import Periods
-from recbole_pos.inspect.pictures import VERMILION, new_figure, write
-from recbole_pos.inspect.plot import draw_curves
-from recbole_pos.inspect.relations import RelationUse
-from recbole_pos.tune.outcome import Trial
+from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, write
+from recbole_pos.inspect.plot import draw_attention, draw_curves, draw_kernel
+from recbole_pos.inspect.relations import RelationUse, draw_relations
+from recbole_pos.inspect.report import draw_measures, draw_periods
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune.plot import draw
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.tune.record import Trial
 
 SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
@@ -94,7 +88,7 @@ def relations(fields: list[str], layers: int, heads: int, name: str) -> Callable
 def trial(number: int, score: float, options: dict, state: str = "finished") -> Trial:
     curve = {n: score * (1 - abs(n - 3) / 9) for n in range(1, 6)}
     best = max(curve, key=curve.get)
-    return Trial(number, options, [], state, score=curve[best], best_epoch=best, curve=curve)
+    return Trial(number, options, state, score=curve[best], best_epoch=best, curve=curve)
 
 
 def space(names: list[str]) -> Space:

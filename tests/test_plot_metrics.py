@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.inspect import plot
-from recbole_pos.inspect.metrics import HALF_A_LINE, best_epoch, read_metrics
+from recbole_pos.inspect.plot import HALF_A_LINE, best_epoch, read_metrics
 from recbole_pos.inspect.trained import open_run
 
 METRIC = "ndcg@10"

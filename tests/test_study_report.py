@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from study_example import example
 
-from recbole_pos.study.components import estimate
 from recbole_pos.study.findings import findings
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
 from recbole_pos.study.report import protocol
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
+from recbole_pos.study.statistics import estimate
 from recbole_pos.study.tables import (
     all_tables,
     bins_table,

@@ -2,85 +2,181 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.attributes import settle, table_of
-from recbole_pos.conversion.cells import Cells, encode, guess, typed, whole_ids
-from recbole_pos.conversion.events import Events, in_order
-from recbole_pos.conversion.naming import field_name
+from recbole_pos.conversion.cells import (
+    INNER,
+    Cells,
+    convert_cells,
+    encode,
+    guess,
+    whole_ids,
+)
+from recbole_pos.conversion.events import Events
 from recbole_pos.conversion.report import FIRST, Column, Lines, Report
 from recbole_pos.conversion.roles import by_name, require_column
 from recbole_pos.conversion.source import Source
-from recbole_pos.conversion.writing import Table
+from recbole_pos.conversion.writing import Table, flow
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, listed, shown
 
 TABLES = ("inter", "item", "user")
-_NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")
-_FLAGS = {"types": "type", "tables": "table"}
+# RecBole's own names, those that relations are made of, and names it makes of others
+_RESERVED = re.compile(r"label|item_length|time|position|.*_list")
+_NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
 _OWN = 0.9  # of the rows have a value of their own: such a token tells nothing of others
 _ENOUGH = 100  # rows before that is said
 _TOKENS = 1 << 30  # bytes of the array in which RecBole keeps the names of a field
+_FEW = 0.1  # of the contradictions that chance would make
+_PROBE = 1 << 20  # interactions that decide where a column goes
+_PAIRS = 20_000_000  # of values that a relation may have; AttrFormer refuses 50 million
+_HOUR, _DAY, _WEEK = 3600, 86400, 604800
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What somebody says of columns, by their names.
+class ColumnOverrides:
+    """What the user says of columns, by their names.
 
     Attributes:
-        types: of fields.
-        tables: inter, item or user.
-        rename: names of fields.
+        type, table, rename: types, tables and names of fields.
         decimal, thousands: separators of numbers.
     """
 
-    types: Mapping[str, str] = field(default_factory=dict)
-    tables: Mapping[str, str] = field(default_factory=dict)
+    type: Mapping[str, str] = field(default_factory=dict)
+    table: Mapping[str, str] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     decimal: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
 
+    def check(self, sources: list[Source]) -> None:
+        """Refuse overrides of columns that there are not, and impossible ones."""
+        columns = {name: column for source in sources for name, column in source.columns.items()}
+        for option, overrides in vars(self).items():
+            for name, value in overrides.items():
+                require_column(name, columns, option)
+                if option in ("decimal", "thousands") and (len(value) != 1 or value.isalnum()):
+                    raise UsageError(
+                        f"{option}: {name}={shown(value)}: a separator is one character, such as "
+                        ", or ."
+                    )
+                if option == "decimal" and value == self.thousands.get(name):
+                    raise UsageError(f"decimal: {name}: thousands has the same separator")
+                if option == "rename" and field_name(value, ()) != value:
+                    raise UsageError(
+                        f"rename: {name}={value}: a field is called by letters, digits and _, such "
+                        f"as {field_name(value, ())}"
+                    )
 
-class Things:
+
+def field_name(column: str, taken: Iterable[str]) -> str:
+    """Return a name of letters, digits and _; another one if it is taken or has a meaning."""
+    decomposed = unicodedata.normalize("NFKD", column)
+    plain = "".join(c for c in decomposed if not unicodedata.combining(c))
+    name = re.sub(r"\W+", "_", plain).strip("_") or "column"
+    if _RESERVED.fullmatch(name.lower()) or name[0].isdigit():
+        name = f"column_{name}"
+    taken, number, free = set(taken), 2, name
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free
+
+
+class EntityIndex:
     """The items, or the users, in the order in which they first occur.
 
     Attributes:
-        of: [events] which, from 0.
-        cells: [things] their names.
+        codes: [events] which, from 0.
+        cells: [entities] their names.
     """
 
     def __init__(self, cells: Cells) -> None:
-        codes = in_order(cells)
+        first = np.full(len(cells.values), len(cells.codes))
+        first[cells.codes[::-1]] = np.arange(len(cells.codes))[::-1]
+        order = np.argsort(first, kind="stable")[: int((first < len(cells.codes)).sum())]
         place = np.zeros(len(cells.values), dtype=np.int32)
-        place[codes] = np.arange(len(codes), dtype=np.int32)
-        self.of = place[cells.codes]
-        self.cells = replace(cells, codes=codes)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        self.codes, self.cells = place[cells.codes], replace(cells, codes=order, kind="token")
 
     def __len__(self) -> int:
         return len(self.cells.codes)
 
     def find(self, names: Cells) -> np.ndarray:
-        """[rows] which thing each cell is, -1 for none."""
+        """Return [rows] which entity each cell is, -1 for none."""
         known = self.cells.values.take(pa.array(self.cells.codes))
         places = pc.index_in(names.values, known).fill_null(-1).to_numpy()
         return np.where(names.codes > 0, places[names.codes], -1)
 
 
-class Builder:
-    """Makes the tables, and tells of every column.
+@dataclass(frozen=True)
+class ColumnAssignment:
+    """A column with one cell for each entity.
+
+    Attributes:
+        cells: [entities] the first value that is not missing.
+        contradicting: [events] bool, which say something else than that.
+        repeated: how many events have a value of an entity that had one before.
+    """
+
+    cells: Cells
+    contradicting: np.ndarray
+    repeated: int
+
+
+def assign(cells: Cells, entities: np.ndarray, number: int) -> ColumnAssignment:
+    """Take the first value of every entity.
 
     Args:
-        source: of the events.
+        cells: [events] a column.
+        entities: [events] of which entity, from 0.
+        number: how many there are.
+    """
+    rows = np.flatnonzero(cells.codes)
+    codes, places = cells.codes[rows], entities[rows]
+    first = np.zeros(number, dtype=cells.codes.dtype)
+    first[places[::-1]] = codes[::-1]  # of several the last one that is assigned stays: the first
+    contradicting = np.zeros(len(cells.codes), dtype=bool)
+    contradicting[rows] = codes != first[places]
+    repeated = len(rows) - int(np.count_nonzero(first))
+    return ColumnAssignment(replace(cells, codes=first), contradicting, repeated)
+
+
+def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
+    """Return where a column of the interactions belongs: item, user or inter.
+
+    It belongs to items (users) if it contradicts itself under a tenth as often as by chance; if no
+    item (user) has two values, nothing can contradict, and nothing is known.
+    """
+    cells = cells.take(np.arange(min(len(cells.codes), _PROBE)))
+    shares = {}
+    for table, index in entities.items():
+        assigned = assign(cells, index.codes[:_PROBE], len(index))
+        if not assigned.repeated:
+            continue
+        counts = np.bincount(cells.codes)[1:]
+        chance = 1 - float(((counts / counts.sum()) ** 2).sum())
+        share = int(assigned.contradicting.sum()) / assigned.repeated
+        if share <= _FEW * chance:
+            shares[table] = share / chance if share else 0.0
+    return min(shares, key=lambda table: shares[table], default="inter")
+
+
+class Builder:
+    """Makes the tables, and reports every column.
+
+    Args:
+        source: of the interactions.
         events: those that are kept.
         roles: columns of user, item and time.
-        wishes: what somebody says of columns.
-        report: that it is told to.
+        overrides: what the user says of columns.
+        report: what becomes of them.
     """
 
     def __init__(
@@ -88,227 +184,231 @@ class Builder:
         source: Source,
         events: Events,
         roles: Mapping[str, str],
-        wishes: Wishes,
+        overrides: ColumnOverrides,
         report: Report,
     ) -> None:
         self.source, self.events, self.roles = source, events, roles
-        self.wishes, self.report = wishes, report
+        self.overrides, self.report = overrides, report
         defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
-        self.fields = {
-            role: wishes.rename.get(roles[role], name) for role, name in defaults.items()
-        }
-        self.things = {"item": Things(events.item), "user": Things(events.user)}
-        inter: dict[str, Cells | np.ndarray] = {
-            self.fields["user"]: replace(events.user, kind="token"),
-            self.fields["item"]: replace(events.item, kind="token"),
-            self.fields["time"]: events.seconds,
-        }
-        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": inter}
-        for role, things in self.things.items():
-            self.tables[role] = {self.fields[role]: replace(things.cells, kind="token")}
+        self.fields = {r: overrides.rename.get(roles[r], name) for r, name in defaults.items()}
+        self.entities = {"item": EntityIndex(events.item), "user": EntityIndex(events.user)}
+        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": {}}
         for role in ("user", "item"):
-            cells = inter[self.fields[role]]
-            assert isinstance(cells, Cells)
-            self._tell(Column.of(roles[role], source, self.fields[role], "inter", cells))
-        told = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
-        told.different = len(np.unique(events.seconds))
-        told.notes = [*events.times.forms]
+            self._add(roles[role], source, "inter", getattr(events, role).as_kind("token"), role)
+        self.tables["inter"][self.fields["time"]] = events.seconds
+        for role, index in self.entities.items():
+            self.tables[role] = {self.fields[role]: index.cells}
+        time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
+        time.different = len(np.unique(events.seconds))
+        time.notes = [*events.forms]
         if roles["time"] in source.columns:
             when = source.columns[roles["time"]].slice(0, 1000).drop_null()
-            told.examples = [str(value) for value in when.slice(0, 3).to_pylist()]
-            told.notes.append("seconds since 1970, UTC")
-        self._tell(told)
-
-    def _tell(self, column: Column) -> None:
-        self.report.columns.append(column)
+            time.examples = [str(value) for value in when.slice(0, 3).to_pylist()]
+            time.notes.append("seconds since 1970, UTC")
+        report.columns.append(time)
 
     def add_file(self, source: Source, role: str) -> None:
-        """Attributes of items or users from a file of their own.
+        """Add attributes of items or users from a file of their own.
 
         Raises:
             UsageError: if no column names them.
         """
-        key = self._key(source, role)
+        key, index, notes = self._find_key(source, role), self.entities[role], self.report.notes
         names = encode(source.columns[key], key)
         whole = whole_ids(names)
-        places, as_whole = self.things[role].find(names), self.things[role].find(whole)
+        places, as_whole = index.find(names), index.find(whole)
         if (as_whole >= 0).sum() > (places >= 0).sum():
             names, places = whole, as_whole
-            self.report.notes.append(f"{source.path.name}, {key}: {whole.notes[-1]}")
+            notes.append(f"{source.path.name}, {key}: {whole.notes[-1]}")
         if not (places >= 0).any():
-            theirs = self.things[role].cells
             raise UsageError(
                 f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
                 f"{shown(names.values[min(names.different, 1)].as_py())}, {self.roles[role]} of "
-                f"the interactions {shown(theirs.values[int(theirs.codes[0])].as_py())}; write "
-                "both in one way"
+                f"the interactions {shown(index.cells.values[int(index.cells.codes[0])].as_py())}; "
+                "write both in one way"
             )
         dropped = {
             f"no {role} ({key})": np.flatnonzero(names.codes == 0),
             f"{role} without an event": np.flatnonzero((places < 0) & (names.codes > 0)),
         }
         dropped = {reason: rows for reason, rows in dropped.items() if len(rows)}
-        self.report.lines[f"{role}s"] = Lines.of(source, dropped)
+        self.report.lines[f"{role}s"] = Lines.count(source, dropped)
         rows = np.flatnonzero(places >= 0)
-        if without := len(self.things[role]) - len(np.unique(places[rows])):
-            self.report.notes.append(
-                f"{without:,} of {len(self.things[role]):,} {role}s with events have no line in "
+        if without := len(index) - len(np.unique(places[rows])):
+            notes.append(
+                f"{without:,} of {len(index):,} {role}s with events have no line in "
                 f"{source.path.name}: their attributes are empty"
             )
         for column in source.columns:
             if column != key and (cells := self._read(source, column)) is not None:
-                self._settle(column, source, role, cells.take(rows), places[rows], rows)
+                self._add_attribute(column, source, role, cells.take(rows), places[rows], rows)
 
-    def _key(self, source: Source, role: str) -> str:
+    def _find_key(self, source: Source, role: str) -> str:
         if self.roles[role] in source.columns:
             return self.roles[role]
-        found = by_name(role, list(source.columns))
+        found = by_name(role, source.columns)
         if len(found) != 1:
             found = [name for name in source.columns if name.lower() == "id"]
         if len(found) != 1:
             raise UsageError(
-                f"{source.path}: no column is called {shown(self.roles[role])} as in the "
-                f"events, so "
-                f"nobody knows which {role} a line is about; rename one of "
+                f"{source.path}: no column is called {shown(self.roles[role])} as in the events, "
+                f"so nobody knows which {role} a line is about; rename one of "
                 f"{listed(source.columns)}"
             )
         return found[0]
 
     def add_columns(self) -> None:
-        """All other columns of the events, each where it belongs."""
-        events, item, user = self.events, self.things["item"], self.things["user"]
+        """Add all other columns of the interactions, each where it belongs."""
+        rows = self.events.rows
         for column in self.source.columns:
             if column in self.roles.values():
                 continue
             cells = self._read(self.source, column)
             if cells is None:
                 continue
-            cells = cells.take(events.rows) if len(events.rows) < self.source.rows else cells
-            table = self.wishes.tables.get(column)
-            if table is None:
-                table = table_of(cells, item.of, len(item), user.of, len(user))
+            cells = cells.take(rows) if len(rows) < self.source.rows else cells
+            table = self.overrides.table.get(column) or choose_table(cells, self.entities)
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
-                name = self._name(column)
-                self.tables["inter"][name] = cells
-                self._tell(Column.of(column, self.source, name, "inter", cells))
+                self._add(column, self.source, table, cells)
             else:
-                of = self.things[table].of
-                self._settle(column, self.source, table, cells, of, events.rows)
+                codes = self.entities[table].codes
+                self._add_attribute(column, self.source, table, cells, codes, rows)
 
     def _read(self, source: Source, column: str) -> Cells | None:
-        """The cells of a column and their type; None if it is left out, which is told."""
-        if _NAMELESS.fullmatch(column):  # pandas' numbers of rows
-            note = "has no name"
-            self._tell(Column(column, source.path.name, notes=[note], loaded=False))
-            return None
+        """Return the cells of a column and their type; None if it is left out, which is noted."""
+        note = "has no name" if _NAMELESS.fullmatch(column) else ""
         try:
-            cells = encode(source.columns[column], column)
+            cells = None if note else encode(source.columns[column], column)
         except UsageError as error:
-            self._tell(Column(column, source.path.name, notes=[str(error)], loaded=False))
+            cells, note = None, str(error)
+        if cells is None:
+            self.report.columns.append(Column(column, source.path.name, notes=[note], loaded=False))
             return None
-        marks = self.wishes.decimal.get(column), self.wishes.thousands.get(column)
-        if kind := self.wishes.types.get(column, "float" if any(marks) else ""):
-            return typed(cells, kind, column, source.decimal_comma, *marks)
-        guessed = guess(cells, field_name(column, ()), source.decimal_comma)
-        notes = tuple(note.replace("COLUMN", column) for note in guessed.notes)
-        return replace(guessed, notes=notes)
+        marks = self.overrides.decimal.get(column), self.overrides.thousands.get(column)
+        if kind := self.overrides.type.get(column, "float" if any(marks) else ""):
+            return convert_cells(cells, kind, column, source.decimal_comma, *marks)
+        cells = guess(cells, field_name(column, ()), source.decimal_comma)
+        return replace(cells, notes=tuple(n.replace("COLUMN", column) for n in cells.notes))
 
-    def _settle(
+    def _add_attribute(
         self,
         column: str,
         source: Source,
         table: str,
         cells: Cells,
-        of: np.ndarray,
+        entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """A column of items or users: the first value of each, and what contradicts it."""
-        settled = settle(cells, of, len(self.things[table]))
-        name = self._name(column)
-        if lines := int(settled.contradicting.sum()):
-            first = source.places(rows[np.flatnonzero(settled.contradicting)[:FIRST]])
+        """Add a column of items or users: the first value of each, and what contradicts it."""
+        assigned = assign(cells, entities, len(self.entities[table]))
+        if source is self.source and (empty := int((cells.codes == 0).sum())):
+            note = f"{empty:,} of {len(cells.codes):,} interactions have none: those of the {table}"
+            assigned = replace(assigned, cells=assigned.cells.as_kind(cells.kind, note))
+        name = self._add(column, source, table, assigned.cells)
+        if lines := int(assigned.contradicting.sum()):
+            first = source.places(rows[np.flatnonzero(assigned.contradicting)[:FIRST]])
             self.report.contradictions[name] = {"table": table, "lines": lines, "first": first}
-        used = settled.cells
-        self.tables[table][name] = used
-        self._tell(Column.of(column, source, name, table, used))
 
-    def _name(self, column: str) -> str:
-        taken = {name for table in self.tables.values() for name in table}
-        wish = self.wishes.rename.get(column)
-        if wish is not None and wish in taken:
-            raise UsageError(f"rename: two fields would be called {shown(wish)}")
-        return wish if wish is not None else field_name(column, taken)
+    def _add(self, column: str, source: Source, table: str, cells: Cells, role: str = "") -> str:
+        taken = {name for columns in self.tables.values() for name in columns}
+        name = self.fields[role] if role else self.overrides.rename.get(column)
+        if name is not None and name in taken:
+            raise UsageError(f"rename: two fields would be called {shown(name)}")
+        name = name or field_name(column, taken)
+        self.tables[table][name] = cells
+        self.report.columns.append(Column.describe(column, source, name, table, cells))
+        return name
 
-    def require_values(self) -> None:
-        """Refuse a column that is named in the wishes and has no value."""
+    def finish(self, allow_empty: bool) -> tuple[dict[str, Table], dict[str, list[str]]]:
+        """Return the tables to write, and by table the fields that a run should load.
+
+        Args:
+            allow_empty: whether a column that the overrides name may have no value.
+
+        Raises:
+            UsageError: if it has none.
+        """
         for column in self.report.columns:
             cells = self.tables[column.table].get(column.field) if column.table else None
-            if isinstance(cells, Cells) and not cells.codes.any():
-                wishes = vars(self.wishes).items()
-                for option in (name for name, columns in wishes if column.column in columns):
-                    raise UsageError(
-                        f"{_FLAGS.get(option, option)}: {column.column} of {column.file} has no "
-                        f"value for any {column.table.replace('inter', 'interaction')}; leave "
-                        "the option out to write the column empty, or the column with --drop"
-                    )
-
-    def finished(self) -> dict[str, Table]:
-        """The tables to write; those of items or users only if they have attributes."""
-        for column in self.report.columns:
-            cells = self.tables[column.table].get(column.field) if column.table else None
-            if isinstance(cells, Cells) and column.column not in self.roles.values():
-                why = _useless(cells)
-                column.loaded = not why
-                column.notes += [f"written, not loaded: {why}"] if why else []
-        return {n: table for n, table in self.tables.items() if n == "inter" or len(table) > 1}
-
-    def loaded(self) -> dict[str, list[str]]:
-        """Fields by table, those that a run should load."""
-        unwanted = {column.field for column in self.report.columns if not column.loaded}
-        return {
-            name: [field for field in table if field not in unwanted]
-            for name, table in self.tables.items()
-            if name == "inter" or len(table) > 1
+            if not isinstance(cells, Cells):
+                continue
+            named = [
+                option
+                for option, columns in vars(self.overrides).items()
+                if column.column in columns
+            ]
+            if named and not allow_empty and not cells.codes.any():
+                raise UsageError(
+                    f"{named[0]}: {column.column} of {column.file} has no value for any "
+                    f"{column.table.replace('inter', 'interaction')}; leave the option out to "
+                    "write the column empty, or the column with --drop"
+                )
+            if column.column not in self.roles.values() and (why := _describe_useless(cells)):
+                column.loaded = False
+                column.notes.append(f"written, not loaded: {why}")
+        # those of items or users only if they have attributes
+        tables: dict[str, Table] = {
+            n: t for n, t in self.tables.items() if n == "inter" or len(t) > 1
         }
+        unwanted = {column.field for column in self.report.columns if not column.loaded}
+        loaded = {n: [f for f in table if f not in unwanted] for n, table in tables.items()}
+        return tables, loaded
+
+    def list_relations(self, loaded: Mapping[str, list[str]], has_time: bool) -> list[str]:
+        """Return entries of the option ``relations`` in yaml, of fields that tell some apart."""
+        entries = []
+        for table, names in loaded.items():
+            for name in names:
+                cells = self.tables[table][name]
+                if name in self.fields.values() or not isinstance(cells, Cells):
+                    continue
+                if cells.different < 2 or cells.kind == "float_seq":
+                    continue
+                if cells.kind == "float":
+                    if scale := _find_scale(cells):
+                        entries.append(f"{{field: {flow(name)}, scales: [{scale:g}]}}")
+                elif _count_pairs(cells) <= _PAIRS:
+                    entries.append(f"{{field: {flow(name)}}}")
+        if has_time:
+            days = not (self.events.seconds % _DAY).any()
+            scales = (_DAY, _WEEK) if days else (_HOUR, _DAY)
+            entries.append(f"{{field: time, scales: [{scales[0]}, {scales[1]}]}}")
+        return [*entries, "{field: position}"]
 
 
-def _useless(cells: Cells) -> str:
-    """Why a run has nothing of a field, if it has not."""
-    told = int(np.count_nonzero(cells.codes))
-    if not told:
+def _describe_useless(cells: Cells) -> str:
+    """Return why a run has nothing of a field, if it has not."""
+    rows = int(np.count_nonzero(cells.codes))
+    if not rows:
         return "it is empty"
     if cells.kind == "token":
         longest = int(pc.max(pc.utf8_length(cells.values)).as_py())
         if 4 * longest * cells.different > _TOKENS:
             return "its texts are long"
-        if told >= _ENOUGH and cells.different > _OWN * told:
+        if rows >= _ENOUGH and cells.different > _OWN * rows:
             return "nearly every one is another"
     return ""
 
 
-def require_wishes(wishes: Wishes, sources: list[Source]) -> None:
-    """Refuse wishes about columns that there are not."""
-    columns = {name: column for source in sources for name, column in source.columns.items()}
-    for option, named in (
-        ("type", wishes.types),
-        ("table", wishes.tables),
-        ("rename", wishes.rename),
-        ("decimal", wishes.decimal),
-        ("thousands", wishes.thousands),
-    ):
-        for name, wish in named.items():
-            require_column(name, columns, option)
-            if option in ("decimal", "thousands") and (len(wish) != 1 or wish.isalnum()):
-                raise UsageError(
-                    f"{option}: {name}={shown(wish)}: a separator is one character, such as , or ."
-                )
-    for name in wishes.decimal:
-        if wishes.decimal[name] == wishes.thousands.get(name):
-            raise UsageError(f"decimal: {name}: thousands has the same separator")
-    for name, wish in wishes.rename.items():
-        if field_name(wish, ()) != wish:
-            raise UsageError(
-                f"rename: {name}={wish}: a field is called by letters, digits and _, such as "
-                f"{field_name(wish, ())}"
-            )
+def _find_scale(cells: Cells) -> float | None:
+    """Return how far numbers are akin, to one digit: a tenth of the middle half of them, and at
+    least a step between two; None where there is nothing to compare."""
+    if cells.different**2 > _PAIRS:
+        return None
+    numbers = cells.values.slice(1).cast("float64").to_numpy()
+    values = np.unique(numbers[np.isfinite(numbers)])
+    if len(values) < 2:
+        return None
+    low, high = np.quantile(numbers[cells.codes[cells.codes > 0] - 1], (0.25, 0.75))
+    spread = max((high - low) / 10, float(np.median(np.diff(values))))
+    return round(spread, -math.floor(math.log10(spread)))
+
+
+def _count_pairs(cells: Cells) -> float:
+    """Return at most how many pairs of different values have a name in common."""
+    if cells.kind == "token":
+        return cells.different
+    names = pc.split_pattern(cells.values.slice(1), INNER).flatten()
+    counts = pc.value_counts(names).field("counts").to_numpy().astype(float)
+    return float(counts @ counts)

@@ -19,6 +19,7 @@ from recbole_pos.conversion.numbers import (
     find_readings,
     find_wrong,
 )
+from recbole_pos.conversion.source import is_list
 from recbole_pos.conversion.times import read_times
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.errors import UsageError
@@ -60,120 +61,92 @@ class Cells:
         return len(self.values) - 1
 
     def take(self, rows: np.ndarray) -> Cells:
-        """The cells of some rows."""
+        """Return the cells of some rows."""
         return replace(self, codes=self.codes[rows])
 
-    def noted(self, note: str) -> Cells:
-        """The same, with a note more."""
-        return replace(self, notes=(*self.notes, note))
+    def as_kind(self, kind: str, *notes: str) -> Cells:
+        """Return the same, of a type, with further notes."""
+        return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
-    def examples(self) -> list[str]:
-        """Three values."""
-        return [value.replace(INNER, " | ") for value in self.values[1:4].to_pylist()]
+    def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
+        """Return cells whose values but the first are written otherwise; equal ones become one."""
+        one = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
+        empty = pc.equal(one.dictionary, "").to_numpy(zero_copy_only=False)
+        again = np.where(empty, 0, np.cumsum(~empty)).astype(np.int32)
+        names = one.dictionary.filter(pa.array(~empty))
+        cells = replace(
+            self,
+            codes=again[one.indices.to_numpy()][self.codes],
+            values=pa.concat_arrays([pa.array([""]), names]),
+        )
+        return cells.as_kind(kind, *notes)
 
 
 def encode(column: pa.ChunkedArray, name: str) -> Cells:
-    """A column of any Arrow type that has text, numbers, times, or lists of them.
+    """Encode a column of any Arrow type that has text, numbers, times, or lists of them.
 
     Raises:
         UsageError: for another type.
     """
-    kind, raw = column.type, ""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        seconds = read_times(column, name).seconds
-        column, raw = pa.chunked_array([pa.array(seconds, from_pandas=True)]), "time"
-    elif _is_list(kind):
-        raw = "floats" if pa.types.is_floating(kind.value_type) else "list"
-        column = pa.chunked_array([_joined(chunk, name) for chunk in column.chunks], pa.string())
-    elif pa.types.is_decimal(kind) and kind.scale == 0:  # ids, which no float holds
-        column, raw = column.cast(pa.string()), "integer"
-    elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        column, raw = column.cast(pa.float64()), "float"
-    elif pa.types.is_integer(kind):
-        raw = "integer"
-    elif pa.types.is_boolean(kind) or _is_binary(kind) or pa.types.is_null(kind):
-        try:
+    kind, raw, types = column.type, "", pa.types
+    try:
+        if types.is_timestamp(kind) or types.is_date(kind):
+            seconds = read_times(column, name).seconds
+            column, raw = pa.chunked_array([pa.array(seconds, from_pandas=True)]), "time"
+        elif is_list(kind):
+            raw = "floats" if types.is_floating(kind.value_type) else "list"
+            column = pa.chunked_array([_join(chunk) for chunk in column.chunks], pa.string())
+        elif types.is_decimal(kind) and kind.scale == 0:  # ids, which no float holds
+            column, raw = column.cast(pa.string()), "integer"
+        elif types.is_floating(kind) or types.is_decimal(kind):
+            column, raw = column.cast(pa.float64()), "float"
+        elif types.is_integer(kind):
+            raw = "integer"
+        elif not (types.is_string(kind) or types.is_dictionary(kind)):
             column = column.cast(pa.string())
-        except pa.ArrowException as error:
-            raise UsageError(f"column {shown(name)} holds bytes that are no text") from error
-    try:
-        if not pa.types.is_dictionary(column.type):
+        if not types.is_dictionary(column.type):
             column = column.dictionary_encode()
+        one = column.unify_dictionaries().combine_chunks()
+        if isinstance(one, pa.ChunkedArray):  # of no rows
+            one = pa.array([], pa.string()).dictionary_encode()
+        names = one.dictionary
+        # 1.0 is called 1, and 1e15 by its digits
+        text = number_text(names) if types.is_floating(names.type) else names.cast(pa.string())
     except pa.ArrowException as error:
         raise UsageError(f"column {shown(name)} holds {kind}, which is no field") from error
-    one = column.unify_dictionaries().combine_chunks()
-    if isinstance(one, pa.ChunkedArray):  # of no rows
-        one = pa.array([], pa.string()).dictionary_encode()
     codes = one.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
-    try:
-        if pa.types.is_floating(one.dictionary.type):  # 1.0 is called 1, and 1e15 by its digits
-            text = number_text(one.dictionary)
-        else:
-            text = one.dictionary.cast(pa.string())
-    except pa.ArrowException as error:
-        raise UsageError(f"column {shown(name)} holds {kind}, which is no field") from error
     return _without_missing(codes, text, raw)
 
 
-def _is_list(kind: Any) -> bool:
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_one(kind) for is_one in lists)
-
-
-def _is_binary(kind: Any) -> bool:
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_large_string)
-    return any(is_one(kind) for is_one in (*kinds, pa.types.is_string_view))
-
-
-def _joined(chunk: Any, name: str) -> pa.Array:
-    """Lists as text with ``INNER`` between what they hold; a list without anything is missing."""
+def _join(chunk: Any) -> pa.Array:
+    """Return lists as text with ``INNER`` between what they hold; an empty list is missing."""
     if pa.types.is_fixed_size_list(chunk.type):
         chunk = chunk.cast(pa.list_(chunk.type.value_type))
-    try:
-        inside = chunk.values.cast(pa.string()).fill_null("")
-    except pa.ArrowException as error:
-        raise UsageError(f"column {shown(name)} holds {chunk.type}, which is no field") from error
+    inside = chunk.values.cast(pa.string()).fill_null("")
     kind = pa.LargeListArray if pa.types.is_large_list(chunk.type) else pa.ListArray
     # from_arrays takes no null where the array is a slice; binary_join gives none for these
-    lists = kind.from_arrays(chunk.offsets, inside)
-    text = pc.binary_join(lists, INNER).cast(pa.string())
+    text = pc.binary_join(kind.from_arrays(chunk.offsets, inside), INNER).cast(pa.string())
     return pc.if_else(chunk.is_valid(), text, pa.scalar(None, pa.string()))
 
 
 def _without_missing(codes: np.ndarray, text: pa.Array, raw: str) -> Cells:
-    """Cells of codes from 1, those of words for missing values (and of nothing) being 0."""
+    """Return cells of codes from 1; those of words for missing values, and of nothing, are 0."""
     words = pc.is_in(text, _WORDS).to_numpy(zero_copy_only=False)
     none = words | (pc.binary_length(text).to_numpy(zero_copy_only=False) == 0)
     notes: tuple[str, ...] = ()
-    if words.any():
+    if words.any() and raw != "float":
         counts = np.bincount(codes, minlength=len(text) + 1)[1:][words]
         names = ", ".join(map(repr, text.filter(pa.array(words)).to_pylist()[:4]))
-        if raw != "float":
-            notes = (f"{counts.sum():,} cells {names} read as missing",)
+        notes = (f"{counts.sum():,} cells {names} read as missing",)
     if none.any():
         new = np.concatenate(([0], np.where(none, 0, np.cumsum(~none)))).astype(np.int32)
         codes, text = new[codes], text.filter(pa.array(~none))
     return Cells(codes, pa.concat_arrays([pa.array([""]), text]), notes=notes, raw=raw)
 
 
-def recoded(cells: Cells, values: pa.Array, kind: str, *notes: str) -> Cells:
-    """Cells whose values are written otherwise, as [different + 1] ``values``; those that are now
-    the same become one."""
-    one = values.dictionary_encode()
-    place = one.indices.to_numpy()
-    again = np.zeros(len(one.dictionary), dtype=np.int32)
-    names, empty = one.dictionary, pc.equal(one.dictionary, "").to_numpy(zero_copy_only=False)
-    again[~empty] = np.arange(1, (~empty).sum() + 1)
-    values = pa.concat_arrays([pa.array([""]), names.filter(pa.array(~empty))])
-    codes = again[place][cells.codes]
-    return replace(cells, codes=codes, values=values, kind=kind, notes=(*cells.notes, *notes))
-
-
 def number_text(numbers: Any) -> pa.Array:
-    """[n] float64 as the shortest text that reads as the same; whole ones without a point.
-
-    nan becomes empty.
-    """
+    """Return [n] float64 as the shortest text that reads as the same; whole ones without a point,
+    nan empty."""
     numbers = np.asarray(numbers, dtype=np.float64)
     whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
     text = pa.array(numbers).cast(pa.string())
@@ -184,7 +157,7 @@ def number_text(numbers: Any) -> pa.Array:
 
 
 def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
-    """The cells with the type they most likely are of.
+    """Give cells the type they most likely are of.
 
     Args:
         cells: as encoded.
@@ -193,32 +166,28 @@ def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     """
     values = cells.values[1:]
     if cells.raw == "time":
-        return typed(cells, "float", "", False).noted("seconds since 1970, UTC")
+        return convert_cells(cells, "float", "").as_kind("float", "seconds since 1970, UTC")
     if cells.raw in ("list", "floats"):
-        return typed(cells, "float_seq" if cells.raw == "floats" else "token_seq", "", False)
+        return convert_cells(cells, "float_seq" if cells.raw == "floats" else "token_seq", "")
     if not len(values):
-        return replace(cells, kind="token")
-    if _every(values, _LIST) and (lists := _parsed(values)) is not None:
-        return _sequences(cells, lists)
-    piped = pc.sum(pc.match_substring_regex(values, _PIPE)).as_py()
-    if piped > _PIPED * len(values):
-        return typed(cells, "token_seq", "", False).noted("lists, split at |")
-    if _ID.search(field_name.lower()) or _any(values, r"^[+-]?0\d"):
-        return replace(whole_ids(cells), kind="token")
-    numbers, note = _floats(values, decimal_comma)
+        return cells.as_kind("token")
+    if (lists := _parse_lists(values)) is not None:
+        return _as_sequences(cells, lists)
+    if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _PIPED * len(values):
+        return convert_cells(cells, "token_seq", "").as_kind("token_seq", "lists, split at |")
+    if _ID.search(field_name.lower()) or _has_any(values, r"^[+-]?0\d"):
+        return whole_ids(cells).as_kind("token")
+    numbers, note = _read_floats(values, decimal_comma)
     if numbers is not None:
-        text = pa.concat_arrays([pa.array([""]), number_text(numbers)])
-        return recoded(cells, text, "float", *filter(None, [note]))
-    if _every(values, _ISO):
+        return cells.recode(number_text(numbers), "float", note)
+    if _has_all(values, _ISO):
         seconds = read_times(pa.chunked_array([values]), field_name).seconds
         if not np.isnan(seconds).any():
-            text = pa.concat_arrays([pa.array([""]), number_text(seconds)])
-            return recoded(cells, text, "float", "dates: seconds since 1970, UTC")
-    note = note or describe_near_numbers(values, cells.codes)
-    return replace(cells, kind="token", notes=(*cells.notes, *filter(None, [note])))
+            return cells.recode(number_text(seconds), "float", "dates: seconds since 1970, UTC")
+    return cells.as_kind("token", note or describe_near_numbers(values, cells.codes))
 
 
-def typed(
+def convert_cells(
     cells: Cells,
     kind: str,
     column: str,
@@ -226,7 +195,7 @@ def typed(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """The cells as the type that somebody says.
+    """Convert cells to the type that the user names.
 
     Args:
         cells: as encoded.
@@ -242,85 +211,58 @@ def typed(
         raise UsageError(f"type: {column}={kind}: a type is one of {', '.join(KINDS)}")
     values = cells.values[1:]
     if kind == "token":
-        return replace(cells, kind=kind)
+        return cells.as_kind(kind)
     if kind == "float":
-        numbers, note = _floats(values, decimal_comma, decimal, thousands)
-        if numbers is None:
-            if note:
-                raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
-            wrong = find_wrong(values, decimal, thousands)
-            raise UsageError(
-                f"type: {column}=float: {len(wrong):,} of {len(values):,} different cells are no "
-                f"number{_marks_text(decimal, thousands)}, such as {wrong[0].as_py()[:60]!r}; "
-                "correct them or take token"
-            )
-        text = pa.concat_arrays([pa.array([""]), number_text(numbers)])
-        return recoded(cells, text, kind, *filter(None, [note]))
+        numbers, note = _read_floats(values, decimal_comma, decimal, thousands)
+        if numbers is not None:
+            return cells.recode(number_text(numbers), kind, note)
+        if note:
+            raise UsageError(f"type: {column}=float: {note}".replace("COLUMN", column))
+        wrong = find_wrong(values, decimal, thousands)
+        marks = {"decimal separator": decimal, "thousands": thousands}
+        given = ", ".join(f"{name} {mark!r}" for name, mark in marks.items() if mark)
+        raise UsageError(
+            f"type: {column}=float: {len(wrong):,} of {len(values):,} different cells are no "
+            f"number{f' ({given})' if given else ''}, such as {wrong[0].as_py()[:60]!r}; correct "
+            "them or take token"
+        )
     if cells.raw not in ("list", "floats"):
-        if len(values) and _every(values, _LIST) and (lists := _parsed(values)) is not None:
-            cells = _sequences(cells, lists)
+        if len(values) and (lists := _parse_lists(values)) is not None:
+            cells = _as_sequences(cells, lists)
         else:
-            mark = r"\|" if _any(values, r"\|") else r"\s+" if _any(values, r"\s") else ","
-            split = pc.replace_substring_regex(cells.values, rf"\s*{mark}\s*", INNER)
-            cells = recoded(cells, split, kind)
+            mark = r"\|" if _has_any(values, r"\|") else r"\s+" if _has_any(values, r"\s") else ","
+            cells = cells.recode(pc.replace_substring_regex(values, rf"\s*{mark}\s*", INNER), kind)
     if kind == "float_seq":
-        parts = pc.split_pattern(cells.values, INNER).flatten()
-        if wrong := [part for part in parts.to_pylist() if part and not _is_float(part)]:
-            raise UsageError(f"type: {column}=float_seq: {wrong[0][:60]!r} is no number")
+        for part in pc.split_pattern(cells.values, INNER).flatten().unique().to_pylist():
+            if part and not _is_float(part):
+                raise UsageError(f"type: {column}=float_seq: {part[:60]!r} is no number")
     return replace(cells, kind=kind)
 
 
-def _every(values: pa.Array, regex: str) -> bool:
-    return pc.all(pc.match_substring_regex(values, regex)).as_py()
-
-
-def _any(values: pa.Array, regex: str) -> bool:
-    return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
-
-
 def whole_ids(cells: Cells) -> Cells:
-    """Ids as whole numbers where some are written as floats are: 1034.0 is 1034.
+    """Write ids as whole numbers where some are written as floats are: 1034.0 is 1034.
 
     Not if others have decimals, as names of versions do.
     """
-    floats = pc.match_substring_regex(cells.values, r"^-?\d+\.0$")
-    others = pc.and_not(pc.match_substring_regex(cells.values, r"^-?\d+\.\d"), floats)
+    values = cells.values[1:]
+    floats = pc.match_substring_regex(values, r"^-?\d+\.0$")
+    others = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), floats)
     if not pc.any(floats).as_py() or pc.any(others).as_py():
         return cells
-    text = pc.if_else(floats, pc.utf8_slice_codeunits(cells.values, 0, -2), cells.values)
-    rows = int(floats.to_numpy(zero_copy_only=False)[cells.codes].sum())
-    example = cells.values.filter(floats)[0].as_py()
-    return recoded(
-        cells, text, cells.kind, f"{rows:,} cells such as {example} read as {example[:-2]}"
-    )
+    text = pc.if_else(floats, pc.utf8_slice_codeunits(values, 0, -2), values)
+    is_float = np.append(False, floats.to_numpy(zero_copy_only=False))
+    rows = int(is_float[cells.codes].sum())
+    example = values.filter(floats)[0].as_py()
+    note = f"{rows:,} cells such as {example} read as {example[:-2]}"
+    return cells.recode(text, cells.kind, note)
 
 
-def _floats(
-    values: pa.Array,
-    decimal_comma: bool,
-    decimal: str | None = None,
-    thousands: str | None = None,
-) -> tuple[np.ndarray | None, str]:
-    """[n] float64, None if one is no number or in doubt; and what to say of it."""
-    if not (decimal or thousands):
-        with suppress(pa.ArrowException):
-            numbers = values.cast(pa.float64()).to_numpy()
-            return numbers, _POINTS if _every(values, _GROUPED) else ""
-    readings = find_readings(values, decimal, thousands)
-    certain = [one for one in readings if one.certain]
-    if len(readings) > 1 and decimal_comma:
-        certain = [one for one in certain if one.decimal == ","][:1]
-    elif len(readings) > 1:
-        return None, describe_doubt(values, readings)
-    if certain:
-        return certain[0].numbers, certain[0].note
-    return None, describe_doubt(values, readings) if readings else ""
+def _has_all(values: pa.Array, regex: str) -> bool:
+    return pc.all(pc.match_substring_regex(values, regex)).as_py()
 
 
-def _marks_text(decimal: str | None, thousands: str | None) -> str:
-    named = {"decimal separator": decimal, "thousands": thousands}
-    given = [f"{name} {mark!r}" for name, mark in named.items() if mark]
-    return f" ({', '.join(given)})" if given else ""
+def _has_any(values: pa.Array, regex: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
 
 
 def _is_float(text: str) -> bool:
@@ -330,8 +272,30 @@ def _is_float(text: str) -> bool:
         return False
 
 
-def _parsed(values: pa.Array) -> list[list[Any]] | None:
-    """The lists that are written in json (or as Python writes them); None if one is none."""
+def _read_floats(
+    values: pa.Array,
+    decimal_comma: bool,
+    decimal: str | None = None,
+    thousands: str | None = None,
+) -> tuple[np.ndarray | None, str]:
+    """Return [n] float64, None if one is no number or in doubt; and what to say of it."""
+    if not (decimal or thousands):
+        with suppress(pa.ArrowException):
+            numbers = values.cast(pa.float64()).to_numpy()
+            return numbers, _POINTS if _has_all(values, _GROUPED) else ""
+    readings = find_readings(values, decimal, thousands)
+    certain = [one for one in readings if one.certain]
+    if len(readings) > 1:
+        certain = [one for one in certain if one.decimal == ","][:1] if decimal_comma else []
+    if certain:
+        return certain[0].numbers, certain[0].note
+    return None, describe_doubt(values, readings) if readings else ""
+
+
+def _parse_lists(values: pa.Array) -> list[list[Any]] | None:
+    """Return the lists that are written in json (or as Python writes them); None if one is none."""
+    if not _has_all(values, _LIST):
+        return None
     lists = []
     for text in values.to_pylist():
         try:
@@ -347,8 +311,8 @@ def _parsed(values: pa.Array) -> list[list[Any]] | None:
     return lists
 
 
-def _sequences(cells: Cells, lists: list[list[Any]]) -> Cells:
-    parts = [part for one in lists for part in one]
-    kind = "float_seq" if any(isinstance(part, float) for part in parts) else "token_seq"
+def _as_sequences(cells: Cells, lists: list[list[Any]]) -> Cells:
+    is_float = any(isinstance(part, float) for one in lists for part in one)
     text = [INNER.join("" if part is None else str(part) for part in one) for one in lists]
-    return recoded(cells, pa.array(["", *text], pa.string()), kind, "json lists")
+    kind = "float_seq" if is_float else "token_seq"
+    return cells.recode(pa.array(text, pa.string()), kind, "json lists")

@@ -1,9 +1,10 @@
-"""Files of events to a dataset that runs: ``recbole-pos convert``, and :func:`convert`."""
+"""Files of interactions to a dataset that runs: ``recbole-pos convert``, and :func:`convert`."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,21 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments, arguments
-from recbole_pos.conversion.build import Builder, Wishes, require_wishes
-from recbole_pos.conversion.cells import Cells
-from recbole_pos.conversion.events import (
-    count_copied_targets,
-    find_copies,
-    keep_core,
-    read_events,
-)
+from recbole_pos.conversion.build import TABLES, Builder, ColumnOverrides, field_name
+from recbole_pos.conversion.events import count_copied_targets, find_copies, read_events
 from recbole_pos.conversion.layout import explode
-from recbole_pos.conversion.naming import LONGEST, field_name, is_dataset_name
-from recbole_pos.conversion.reading import read
-from recbole_pos.conversion.relations import relations
+from recbole_pos.conversion.reading import Dialect, read
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import find_roles, require_column
-from recbole_pos.conversion.separated import Dialect
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
@@ -41,13 +33,14 @@ from recbole_pos.values import listed, shown
 
 REPORT = "convert.json"
 CACHE = ".recbole_pos"
-_TABLES = ("inter", "item", "user")
 _UNREADABLE = (
     *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
     *(pa.ArrowException, csv.Error, zlib.error),
 )
 _CUTOFF = 20  # the largest that rankings have by default
 _MODEL = "PosSASRec"
+_NAME = re.compile(r"\w[\w.-]*")
+_LONGEST = 200  # bytes of a name, so that there is room for what files add to it
 
 
 def convert(
@@ -71,21 +64,22 @@ def convert(
         UsageError: if a file cannot be read, a column is not there or cannot be guessed, a date
             may mean two days, or there is a dataset of this name already.
 
-    >>> import pathlib, tempfile, recbole_pos
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "orders.csv").write_text(
-    ...     "customer,product,bought_at,brand\\n"
-    ...     "ann,red kite,2024-03-02 17:05:31,Fjord\\n"
-    ...     "bob,red kite,2024-03-04 08:00:12,Fjord\\n"
-    ...     ",red kite,2024-03-05 08:00:12,\\n"
-    ... )
-    >>> report = recbole_pos.convert(
-    ...     folder / "orders.csv", name="shop", data_path=folder, verbose=False
-    ... )
-    >>> report.lines["events"].kept, report.lines["events"].dropped
-    (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
-    >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
-    [('brand', 'token', 'item')]
+    Examples:
+        >>> import pathlib, tempfile, recbole_pos
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "orders.csv").write_text(
+        ...     "customer,product,bought_at,brand\\n"
+        ...     "ann,red kite,2024-03-02 17:05:31,Fjord\\n"
+        ...     "bob,red kite,2024-03-04 08:00:12,Fjord\\n"
+        ...     ",red kite,2024-03-05 08:00:12,\\n"
+        ... )
+        >>> report = recbole_pos.convert(
+        ...     folder / "orders.csv", name="shop", data_path=folder, verbose=False
+        ... )
+        >>> report.lines["events"].kept, report.lines["events"].dropped
+        (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
+        >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
+        [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
     with _refusing(str(events)):
@@ -109,7 +103,7 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     name = asked.name or (events.name or events.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
-    wishes = Wishes(
+    overrides = ColumnOverrides(
         _pairs("type", asked.types),
         _pairs("table", asked.tables),
         _pairs("rename", asked.rename),
@@ -119,10 +113,9 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     screen = Screen(asked.verbose)
     with screen.task(f"reading {events}"):
         sources = _sources(events, asked)
-    require_wishes(wishes, list(sources.values()))
-    source = sources.pop("events")
+    overrides.check(list(sources.values()))
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
-    source, lists = explode(source, named)
+    source, lists = explode(sources.pop("events"), named)
     roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
     guessed = [role for role in roles if role in guessed or named[role] is None]
     if guessed:
@@ -131,56 +124,46 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     has_time = roles["time"] in source.columns
     if asked.rm_copies:
         kept.keep(~find_copies(kept), "exact copy of an earlier line (user, item, time)")
-    keep_core(kept, max(asked.min_user, asked.core), max(asked.min_item, asked.core))
+    kept.keep_core(max(asked.min_user, asked.core), max(asked.min_item, asked.core))
     copies = 0 if asked.rm_copies else int(find_copies(kept).sum())
-    targets = count_copied_targets(kept) if copies else 0
 
     report = Report(name)
-    report.lines["events"] = Lines.of(source, kept.dropped)
-    report.times = dict(kept.times.forms)
-    builder = Builder(source, kept, roles, wishes, report)
+    report.lines["events"] = Lines.count(source, kept.dropped)
+    report.times = dict(kept.forms)
+    report.notes += [note for one in (source, *sources.values()) for note in one.notes]
+    builder = Builder(source, kept, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)
     builder.add_columns()
-    if not allow_empty:
-        builder.require_values()
-    tables = builder.finished()
+    tables, loaded = builder.finish(allow_empty)
     report.counts = {
         "events": len(kept.rows),
-        "users": len(builder.things["user"]),
-        "items": len(builder.things["item"]),
+        "users": len(builder.entities["user"]),
+        "items": len(builder.entities["item"]),
         "first": _day(kept.seconds.min()) if has_time else None,
         "last": _day(kept.seconds.max()) if has_time else None,
         "copies": copies,
-        "copied_targets": targets,
+        "copied_targets": count_copied_targets(kept) if copies else 0,
     }
     if copies:
         report.notes.append(_describe_copies(report.counts))
-    report.command = _command(name, asked)
-    report.show_columns(screen)
-    report.show_lines(screen)
+    report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
+    if Path(asked.data_path) != Path("dataset"):
+        report.command += " " + shlex.quote(f"--data_path={asked.data_path}")
+    report.show(screen)
     if asked.dry_run:
         screen.line("nothing is written (dry_run)")
         return report
 
     separator = sequence_separator(tables)
-    loaded = builder.loaded()
-    fields = {
-        table: {f: tables[table][f] for f in names if f not in builder.fields.values()}
-        for table, names in loaded.items()
-    }
-    own = {
-        table: {f: cells for f, cells in of.items() if isinstance(cells, Cells)}
-        for table, of in fields.items()
-    }
     text = shop_yaml(
         name,
         builder.fields,
         roles,
         loaded,
         separator,
-        relations(own, kept.seconds if has_time else None),
-        small=len(builder.things["item"]) <= _CUTOFF,
+        builder.list_relations(loaded, has_time),
+        small=report.counts["items"] <= _CUTOFF,
         has_time=has_time,
     )
     with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
@@ -217,7 +200,7 @@ def is_of_dataset(file: Path, name: str) -> bool:
 
     Others are the user's own, and stay.
     """
-    tables = [f"{name}.{suffix}{end}" for suffix in _TABLES for end in ("", ".parquet")]
+    tables = [f"{name}.{suffix}{end}" for suffix in TABLES for end in ("", ".parquet")]
     own = [*tables, f"{name}.yaml", REPORT]
     unfinished = file.name.endswith(".tmp") and file.name.startswith(tuple(f".{o}." for o in own))
     return unfinished or file.name in (*own, CACHE, LOCK)
@@ -225,15 +208,15 @@ def is_of_dataset(file: Path, name: str) -> bool:
 
 def parquet_files(folder: Path, name: str) -> list[Path]:
     """The tables of a dataset that are there in parquet."""
-    files = [folder / f"{name}.{suffix}.parquet" for suffix in _TABLES]
+    files = [folder / f"{name}.{suffix}.parquet" for suffix in TABLES]
     return [file for file in files if file.exists()]
 
 
 def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
-    if not is_dataset_name(name):
+    if not (_NAME.fullmatch(name) and len(name.encode()) <= _LONGEST):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {LONGEST}, as in --name {field_name(name[:40], ())}"
+            f"most {_LONGEST}, as in --name {field_name(name[:40], ())}"
         )
     files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
     files += parquet_files(folder, name)
@@ -295,10 +278,3 @@ def _day(seconds: float) -> str:
         return str(datetime(1970, 1, 1) + timedelta(seconds=float(np.floor(seconds))))
     except OverflowError:
         return f"{seconds:g}"
-
-
-def _command(name: str, asked: ConvertArguments) -> str:
-    command = ["recbole-pos", "run", "-m", _MODEL, "-d", name]
-    if Path(asked.data_path) != Path("dataset"):
-        command.append(f"--data_path={asked.data_path}")
-    return shlex.join(command)

@@ -13,39 +13,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow
 
-from recbole_pos.conversion.source import Broken, Part, flat, opened, union
+from recbole_pos.conversion.source import Columns, ParseError, Part, flatten, open_unpacked, union
 from recbole_pos.errors import UsageError
 
 _BLOCK = 1 << 22  # bytes
-_NESTED = 200  # brackets
+_NESTED = 200  # brackets: a parser calls itself for each, and the process ends where its stack does
 _OPEN, _CLOSE = tuple(b"[{"), tuple(b"]}")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def read_json(file: Path) -> Part:
-    """A file of json lines.
+    """Read a file of json lines.
 
     Raises:
         UsageError: if it is one list instead of lines.
     """
-    tables: list[tuple[dict[str, pa.ChunkedArray], int]] = []
-    broken: list[Broken] = []
+    tables: list[tuple[Columns, int]] = []
+    broken: list[ParseError] = []
     texts: dict[str, Any] = {}
     rows = 0
-    with opened(file) as lines:
+    with open_unpacked(file) as lines:
         while block := lines.read(_BLOCK) + lines.readline():
-            if not rows and not broken:
+            if not tables:
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 if block.lstrip().startswith(b"["):
+                    lists = all(line.strip().endswith(b"]") for line in block.splitlines()[:2])
+                    held = "a json list a line" if lists else "one json list"
                     raise UsageError(
-                        f"{file} is one json list; write an object a line, as in "
-                        f"`jq -c '.[]' {file.name} > {file.stem}.jsonl`"
+                        f"{file} holds {held}, expected an object a line; write it anew, for one "
+                        f"list as in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl`"
                     )
-            table = _fast(block, texts)
+            table = _read_fast(block, texts)
             if table is None:
-                table, found = _slow(block, rows + len(broken) + 1)
-                broken += found
-            tables.append((flat(table), table.num_rows))
+                table, errors = _read_slowly(block, rows + len(broken) + 1)
+                broken += errors
+            tables.append((flatten(table), table.num_rows))
             rows += table.num_rows
     return Part(file, union(tables), rows, broken)
 
@@ -53,40 +55,23 @@ def read_json(file: Path) -> Part:
 def read_lists(text: pa.Array) -> pa.Array | None:
     """Return the lists that texts are in json; None if one is no list."""
     lines = pc.binary_join_element_wise('{"list":', pc.fill_null(text, "null"), "}", "")
-    table = _fast("\n".join(lines.to_pylist()).encode(), {})
+    table = _read_fast("\n".join(lines.to_pylist()).encode(), {})
     if table is None or table.column_names != ["list"]:
         return None
     lists = table["list"].combine_chunks()
     if not pa.types.is_list(lists.type) or pa.types.is_nested(lists.type.value_type):
         return None
-    return None if _beyond_floats(pa.table([lists.flatten()], ["list"])) else lists
+    return None if _has_large_floats(pa.table([lists.flatten()], ["list"])) else lists
 
 
-def _is_deep(line: bytes) -> bool:
-    """Whether more brackets are open at once than a parser may be given.
-
-    It calls itself for each of them, and ends the process where the stack ends.
-    """
-    if line.count(b"[") + line.count(b"{") <= _NESTED:
-        return False
-    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-    step = np.isin(marks, _OPEN).astype(np.int32) - np.isin(marks, _CLOSE)
-    return int(np.cumsum(step).max(initial=0)) > _NESTED
-
-
-def _may_be_deep(block: bytes) -> bool:
-    """Whether a line has so many brackets that each has to be looked at."""
+def _read_fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
+    """Return the rows of a block; None if it has other than a readable object in every line."""
     marks = np.frombuffer(block, np.uint8)
-    opens = np.flatnonzero((marks == _OPEN[0]) | (marks == _OPEN[1]))
-    line = np.searchsorted(np.flatnonzero(marks == 10), opens)
-    return bool((line[_NESTED:] == line[:-_NESTED]).any())
-
-
-def _fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
-    """The rows of a block; None if it has other than a readable object in every line."""
-    if _may_be_deep(block):
+    ends = np.flatnonzero(marks == ord("\n"))
+    line = np.searchsorted(ends, np.flatnonzero(np.isin(marks, _OPEN)))
+    if (line[_NESTED:] == line[:-_NESTED]).any():
         return None
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    lines = len(ends) + (not block.endswith(b"\n"))
     for _ in range(2):
         options = arrow.ParseOptions(explicit_schema=pa.schema(texts)) if texts else None
         try:
@@ -98,50 +83,50 @@ def _fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
         # Arrow makes times of some texts; how they are written is for later, and for all blocks
         dates = {f.name: pa.string() for f in table.schema if pa.types.is_timestamp(f.type)}
         if not dates:
-            return table if table.num_rows == lines and not _beyond_floats(table) else None
+            return table if table.num_rows == lines and not _has_large_floats(table) else None
         texts.update(dates)
     return None
 
 
-def _beyond_floats(table: pa.Table) -> bool:
-    """Whether whole numbers may have become other ones, as ids that are too large for int64 do."""
+def _has_large_floats(table: pa.Table) -> bool:
+    """Whether whole numbers may have become other ones, as ids too large for int64 do."""
     floats = (column for column in table.columns if pa.types.is_floating(column.type))
     return any((pc.max(pc.abs(column)).as_py() or 0) >= 2**53 for column in floats)
 
 
-def _slow(block: bytes, first: int) -> tuple[pa.Table, list[Broken]]:
-    """The rows of a block, and the lines of it that are none; ``first`` is the first's number."""
+def _read_slowly(block: bytes, first: int) -> tuple[pa.Table, list[ParseError]]:
+    """Return the rows of a block, and the lines that are none; ``first`` numbers its first."""
     rows: list[dict[str, Any]] = []
-    broken: list[Broken] = []
+    broken: list[ParseError] = []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), first):
-        if _is_deep(line):
-            broken.append(Broken(number, 1, f"more than {_NESTED} brackets within each other"))
-            continue
         try:
+            if _is_deep(line):
+                raise ValueError(f"more than {_NESTED} brackets within each other")
             row = json.loads(line)
             if b"\\u" in line:  # half a pair of them is no character
                 json.dumps(row, ensure_ascii=False).encode()
-        except ValueError as error:
-            why = "empty line" if not line.strip() else f"no json: {error}"
-            broken.append(Broken(number, 1, why))
-            continue
-        if isinstance(row, dict):
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
             rows.append(row)
-        else:
-            broken.append(Broken(number, 1, "no json object"))
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _array([row.get(name) for row in rows]) for name in names}
-    if not columns:
-        return pa.table({}), broken
+        except ValueError as error:
+            why = f"no json: {error}" if line.strip() else "empty line"
+            broken.append(ParseError(number, 1, why))
+    columns = {
+        name: _array([row.get(name) for row in rows])
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
     return pa.table(columns), broken
+
+
+def _is_deep(line: bytes) -> bool:
+    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+    step = np.isin(marks, _OPEN).astype(np.int32) - np.isin(marks, _CLOSE)
+    return int(np.cumsum(step).max(initial=0)) > _NESTED
 
 
 def _array(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):  # numbers and text under one name
-        return pa.array([_plain(value) for value in values], pa.string())
-
-
-def _plain(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+        texts = (v if v is None or isinstance(v, str) else json.dumps(v) for v in values)
+        return pa.array(texts, pa.string())

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.events import ROW_ORDER
 from recbole_pos.conversion.json_lines import read_lists
-from recbole_pos.conversion.roles import SAMPLE, by_name, snake, tells_time
-from recbole_pos.conversion.source import Source
+from recbole_pos.conversion.roles import SAMPLE, by_name, is_time, snake
+from recbole_pos.conversion.source import Columns, Source, is_list
+from recbole_pos.conversion.times import ROW_ORDER
 from recbole_pos.data.kinds import MISSING
 
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b|.*\d\d:\d\d|[\[(].*[\])]$", re.DOTALL)
@@ -63,18 +63,17 @@ def _shape(cell: str) -> str:
 
 
 def name_columns(columns: Mapping[int, pa.ChunkedArray], number: int) -> tuple[list[str], bool]:
-    """Return names for the columns of a file that has none, and whether one tells the time."""
-    times = (place for place, column in columns.items() if _tells_time(column))
-    when = next(times, None)
+    """Name the columns of a file that names none, and return whether one tells the time."""
+    when = next((place for place, column in columns.items() if _has_times(column)), None)
     names = iter(["user", "item", *(f"column_{place}" for place in range(4, number + 4))])
     return ["time" if place == when else next(names) for place in range(number)], when is not None
 
 
-def _tells_time(column: pa.ChunkedArray) -> bool:
-    if tells_time(column, "", None):
+def _has_times(column: pa.ChunkedArray) -> bool:
+    if is_time(column, "", None):
         return True
-    lists = _split(column.slice(0, SAMPLE), None) if _is_listed(column) else None
-    return lists is not None and tells_time(pa.chunked_array([lists.flatten()]), "", None)
+    head = column.slice(0, SAMPLE)
+    return _is_listed(column) and is_time(pa.chunked_array([_split(head).flatten()]), "", None)
 
 
 def explode(source: Source, given: Mapping[str, str | None]) -> tuple[Source, dict[str, str]]:
@@ -90,78 +89,61 @@ def explode(source: Source, given: Mapping[str, str | None]) -> tuple[Source, di
     """
     columns = source.columns
     lists = [name for name, column in columns.items() if _is_listed(column)]
-    item, time = given["item"], given["time"]
+    item = given["item"]
     scalars = [name for name in columns if name not in lists]
     if not lists or (item not in lists if item else by_name("item", scalars)):
         return source, {}
-    marks = {name: None if _is_bracketed(columns[name]) else "," for name in lists}
-    plain = {name for name in lists if marks[name] is None}
-    if time is None:
-        heads = {name: _split(columns[name].slice(0, SAMPLE), marks[name]) for name in lists}
-        found = [
-            name
-            for name, head in heads.items()
-            if name != item and tells_time(pa.chunked_array([head.flatten()]), name, None)
-        ]
-        named = [name for name in found if by_name("time", [_scalar(name)])]
-        time = (named if len(named) == 1 else found)[0] if found else None
+    bracketed = [name for name in lists if _is_bracketed(columns[name])]
+    time = given["time"] or _find_times(columns, [name for name in lists if name != item])
     if time not in lists:
-        if time != ROW_ORDER and item not in plain:
+        if time != ROW_ORDER and item not in bracketed:
             return source, {}
-        lists = [name for name in lists if name in plain]  # text with commas may be anything
-    others = [name for name in lists if name != time]
-    if item is None:
-        named = [name for name in others if by_name("item", [_scalar(name)])]
-        if len(named) == 1 or len(others) == 1:
-            item = (named if len(named) == 1 else others)[0]
-    roles = {"item": item, "time": time}
-    found_roles = {role: name for role, name in roles.items() if name in lists}
-    if not found_roles:
+        lists = bracketed  # text with commas may be anything
+    item = item or _by_singular("item", [name for name in lists if name != time])
+    roles = {role: name for role, name in {"item": item, "time": time}.items() if name in lists}
+    if not roles:
         return source, {}
-    split = {name: _split(columns[name], marks[name]) for name in lists}
-    length = {
-        name: pc.list_value_length(one).fill_null(0).to_numpy() for name, one in split.items()
-    }
-    first = length[next(iter(found_roles.values()))]
+    split = {name: _split(columns[name]) for name in lists}
+    length = {name: one.value_lengths().fill_null(0).to_numpy() for name, one in split.items()}
+    first = length[next(iter(roles.values()))]
     several = first > 1
-    for name in others:  # what has a value for each interaction, too
+    for name in lists:  # what has a value for each interaction, too
         same = (length[name] == first)[several]
-        if name not in found_roles.values() and 2 * same.sum() <= len(same):
+        if name not in roles.values() and 2 * same.sum() <= len(same):
             del split[name], length[name]
     right = np.all([each == first for each in length.values()], axis=0)
     empty = right & (first == 0)
-    repeat = np.where(right & ~empty, first, 1)
-    origin = np.repeat(np.arange(len(first)), repeat)
+    origin = np.repeat(np.arange(len(first)), np.where(right & ~empty, first, 1))
     inside = (right & ~empty)[origin]
     place = pa.array(np.cumsum(inside) - 1, mask=~inside)
-    taken = {
+    exploded = {
         name: pa.chunked_array([split[name].filter(pa.array(right)).flatten().take(place)])
         if name in split
         else column.take(pa.array(origin))
         for name, column in columns.items()
     }
+    names = ", ".join(split)
     rejected = {
-        f"lists of different lengths ({', '.join(split)})": np.flatnonzero(~right[origin]),
+        f"lists of different lengths ({names})": np.flatnonzero(~right[origin]),
         "lists without anything": np.flatnonzero(empty[origin]),
     }
-    return replace(
-        source,
-        columns=taken,
-        form=f"{source.form}, a row for each user with lists ({', '.join(split)})",
-        origin=origin,
-        rejected=rejected,
-    ), found_roles
+    form = f"{source.form}, a row for each user with lists ({names})"
+    return replace(source, columns=exploded, form=form, origin=origin, rejected=rejected), roles
 
 
-def _scalar(name: str) -> str:
-    """What one of a list is called: item_id of sequence_item_ids."""
-    name = _LIST_WORDS.sub("", snake(name))
-    return name.removesuffix("s")
+def _find_times(columns: Columns, lists: list[str]) -> str | None:
+    """Return the column whose lists hold times, by its name if there are several."""
+    heads = {name: _split(columns[name].slice(0, SAMPLE)).flatten() for name in lists}
+    found = [name for name, head in heads.items() if is_time(pa.chunked_array([head]), name, None)]
+    return _by_singular("time", found) or (found[0] if found else None)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+def _by_singular(role: str, lists: list[str]) -> str | None:
+    """Return the one list that is named like a role: sequence_item_ids is one of item_id."""
+    singular = {name: _LIST_WORDS.sub("", snake(name)).removesuffix("s") for name in lists}
+    named = [name for name in lists if by_name(role, [singular[name]])]
+    only = named if len(named) == 1 else lists
+    return only[0] if len(only) == 1 else None
 
 
 def _head(column: pa.ChunkedArray) -> pa.Array:
@@ -174,10 +156,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_bracketed(column: pa.ChunkedArray) -> bool:
-    if _is_list(column.type):
-        return True
     if not _is_text(column.type):
-        return False
+        return is_list(column.type)
     return bool(pc.all(pc.match_substring_regex(_head(column), _BRACKETS)).as_py())
 
 
@@ -188,18 +168,17 @@ def _is_listed(column: pa.ChunkedArray) -> bool:
     return _is_text(column.type) and bool(pc.any(pc.match_substring(_head(column), ",")).as_py())
 
 
-def _split(column: pa.ChunkedArray, mark: str | None) -> pa.ListArray:
-    """The lists of a column: of Arrow, in brackets, or between commas."""
-    if _is_list(column.type):
-        one = column.combine_chunks()
-        return one.cast(pa.large_list(column.type.value_type))
-    text = column.cast(pa.string()).combine_chunks()
-    if mark is None and _is_bracketed(column):
+def _split(column: pa.ChunkedArray) -> pa.LargeListArray:
+    """Return the lists of a column: of Arrow, in brackets, or between commas."""
+    if is_list(column.type):
+        return column.combine_chunks().cast(pa.large_list(column.type.value_type))
+    text, mark = column.cast(pa.string()).combine_chunks(), ","
+    if _is_bracketed(column):
         if (lists := read_lists(text)) is not None:
             return lists.cast(pa.large_list(lists.type.value_type))
         text = pc.replace_substring_regex(text, r"^\s*[\[(]\s*|[\s,]*[\])]\s*$", "")
         mark = "," if pc.any(pc.match_substring(text, ",")).as_py() else " "
     text = pc.if_else(pc.equal(text, ""), None, text)
-    lists = pc.split_pattern_regex(text, rf"\s*{mark or ','}\s*").cast(pa.large_list(pa.string()))
+    lists = pc.split_pattern_regex(text, rf"\s*{mark}\s*").cast(pa.large_list(pa.string()))
     words = pc.replace_substring_regex(lists.values, r"^\s*[\"']?|[\"']?\s*$", "")
     return pa.LargeListArray.from_arrays(lists.offsets, words, mask=lists.is_null())

@@ -12,6 +12,7 @@ _MARKS = tuple((decimal, mark) for decimal, other in (".,", ",.") for mark in (o
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _UNIT = r"(?:[$€£¥₹%]|[A-Z]{3}|kr\.?)?"
 _UNITS = rf"^{_UNIT}\s?[+-]?\d[\d., ']*\s?{_UNIT}$"
+_PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _LIKELY = 0.5  # of the first cells must have digits as numbers have them, or nothing is looked at
 _NEARLY = 0.9  # of the cells are numbers: then it is said that others are none
 _SAMPLE = 200
@@ -50,19 +51,19 @@ def find_readings(
     if not _is_likely(values):
         return []
     text = _plain(values)
-    found: list[Reading] = []
-    for marks in _marks(decimal, thousands):
-        if not pc.all(pc.match_substring_regex(text, _pattern(*marks))).as_py():
+    readings: list[Reading] = []
+    for point, mark in _marks(decimal, thousands):
+        if not pc.all(pc.match_substring_regex(text, _pattern(point, mark))).as_py():
             continue
-        numbers = pc.replace_substring(pc.replace_substring(text, marks[1], ""), marks[0], ".")
-        reading = Reading(*marks, numbers.cast(pa.float64()).to_numpy())
-        if any(np.array_equal(reading.numbers, other.numbers) for other in found):
+        digits = pc.replace_substring(pc.replace_substring(text, mark, ""), point, ".")
+        numbers = digits.cast(pa.float64()).to_numpy()
+        if any(np.array_equal(numbers, other.numbers) for other in readings):
             continue
-        if marks[1] == " " and not (decimal or thousands):  # 101 205 may be two names
-            with_decimals = pc.any(pc.match_substring(text, marks[0])).as_py()
-            reading = Reading(*marks, reading.numbers, certain=with_decimals)
-        found.append(reading)
-    return found
+        is_certain = True
+        if mark == " " and not (decimal or thousands):  # 101 205 may be two names
+            is_certain = pc.any(pc.match_substring(text, point)).as_py()
+        readings.append(Reading(point, mark, numbers, is_certain))
+    return readings
 
 
 def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
@@ -88,13 +89,8 @@ def find_wrong(
 ) -> pa.Array:
     """Return the values that are no numbers in the reading in which most are."""
     text = _plain(values)
-    masks = [
-        pc.match_substring_regex(text, pattern)
-        for pattern in (
-            r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$",
-            *(_pattern(*marks) for marks in _marks(decimal, thousands)),
-        )
-    ]
+    patterns = [_PLAIN, *(_pattern(*marks) for marks in _marks(decimal, thousands))]
+    masks = [pc.match_substring_regex(text, pattern) for pattern in patterns]
     best = max(masks, key=lambda mask: pc.sum(mask).as_py() or 0)
     return values.filter(pc.invert(best))
 
@@ -109,20 +105,17 @@ def describe_near_numbers(values: pa.Array, codes: np.ndarray) -> str:
     if not len(values) or not _is_likely(values):
         return ""
     wrong = find_wrong(values)
-    if len(wrong) == len(values) or not _is_nearly_all(values, wrong, codes):
-        if pc.all(pc.match_substring_regex(_plain(values), _UNITS)).as_py():
-            return f"text, as numbers with units such as {values[0].as_py()!r} are not read"
-        return ""
-    return (
-        f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
-        f"{wrong[0].as_py()[:60]!r}"
-    )
-
-
-def _is_nearly_all(values: pa.Array, wrong: pa.Array, codes: np.ndarray) -> bool:
-    mask = pc.is_in(values, wrong).to_numpy(zero_copy_only=False)
+    is_number = ~pc.is_in(values, wrong).to_numpy(zero_copy_only=False)
     rows = np.bincount(codes, minlength=len(values) + 1)[1:]
-    return rows[~mask].sum() >= _NEARLY * rows.sum() or (~mask).sum() >= _NEARLY * len(mask)
+    share = max(rows[is_number].sum() / max(rows.sum(), 1), is_number.mean())
+    if is_number.any() and share >= _NEARLY:
+        return (
+            f"text, as {len(wrong):,} of {len(values):,} different cells are no numbers, such as "
+            f"{wrong[0].as_py()[:60]!r}"
+        )
+    if pc.all(pc.match_substring_regex(_plain(values), _UNITS)).as_py():
+        return f"text, as numbers with units such as {values[0].as_py()!r} are not read"
+    return ""
 
 
 def _is_likely(values: pa.Array) -> bool:

@@ -1,70 +1,156 @@
-"""A file, or a folder of files, by what its name says it is."""
+"""Read a file, or a folder of files, by what its name says it is; text as it is written."""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import csv as arrow
 from pyarrow import parquet
 
 from recbole_pos.conversion.json_lines import read_json
-from recbole_pos.conversion.separated import Dialect, Separated
-from recbole_pos.conversion.source import Part, Source, flat, require_few_columns, union
+from recbole_pos.conversion.layout import has_header, name_columns
+from recbole_pos.conversion.source import (
+    Columns,
+    ParseError,
+    Part,
+    Source,
+    flatten,
+    is_packed,
+    open_unpacked,
+    require_few_columns,
+    union,
+)
+from recbole_pos.conversion.times import ROW_ORDER
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-FORMATS = {
+_FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
     ".parquet": "parquet",
 }
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_BESIDE = (".json", ".txt")
+_BESIDE = (".json", ".txt")  # what lies beside data: dataset_infos.json, README.txt
 _KNOWN = "csv, tsv, json lines (.jsonl) and parquet, each but parquet also as .gz"
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_SEPARATORS = ",;\t|"
+_BLOCK = 1 << 22  # bytes
+_SAMPLE = 100  # rows
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How text is written.
+
+    Attributes:
+        separator: between cells; None to see it in the first line.
+        quotes: whether cells may stand in quotation marks.
+        encoding: as Python names it.
+        names: of the columns of a file that does not have them.
+        header: whether the first line names the columns, whatever it looks like.
+        option: with which ``names`` are given.
+    """
+
+    separator: str | None = None
+    quotes: bool = True
+    encoding: str = "utf-8"
+    names: tuple[str, ...] = ()
+    header: bool = False
+    option: str = "columns"
 
 
 def read(path: str | Path, dialect: Dialect) -> Source:
-    """Everything in a file, or in the files of a folder that have one format.
+    """Read a file, or all files of a folder that have one format.
 
     Raises:
         UsageError: if there is no such file, or it is not of a format that can be read; if its
             first line has no usable names; if most of its lines are broken.
     """
     path = Path(path)
-    files = _files(path)
-    kind = _format(files[0])
-    if dialect.names and kind != "csv":
+    files = _find_files(path)
+    form = _format(files[0])
+    if form is None:
+        raise UsageError(
+            f"{path.name}: its name does not end like a format that can be read: {_KNOWN}"
+        )
+    if dialect.names and form != "csv":
         raise UsageError(f"{dialect.option}: {files[0]} names its columns; leave the option out")
-    form, comma = kind, False
-    parts: list[Part] = []
+    has_comma = False
     try:
-        if kind == "csv":
-            reader = Separated(files[0], dialect)
-            parts = [reader.read(file) for file in files]
-            form = f"text separated by {shown(reader.separator)}"
-            comma = reader.separator == ";"
-        elif kind == "json":
+        if form == "csv":
+            text = TextReader(files[0], dialect)
+            parts = [text.read(file) for file in files]
+            form = f"text separated by {shown(text.separator)}"
+            has_comma = text.separator == ";"
+        elif form == "json":
             parts, form = [read_json(file) for file in files], "json lines"
         else:
-            parts = [_parquet(file) for file in files]
+            parts = [_read_parquet(file) for file in files]
     except (OSError, EOFError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     for part in parts:
-        _require_rows(part)
-        _add_partitions(part, path)
+        if not part.rows and not part.broken:
+            raise UsageError(f"{part.path} has no line of data")
+        if len(part.broken) > part.rows:
+            raise UsageError(
+                f"{part.path}: {len(part.broken):,} of {part.rows + len(part.broken):,} lines are "
+                f"broken, the first, line {part.lines[1][0]}: {part.broken[0].why}"
+            )
+    notes = dict.fromkeys(note for part in parts for note in _add_partitions(part, path))
     columns = union([(part.columns, part.rows) for part in parts])
     require_few_columns(path, len(columns))
-    columns = {name: column for name, column in columns.items() if name not in dialect.drop}
-    return Source(path, parts, columns, form, comma)
+    return Source(path, parts, columns, form, has_comma, notes=list(notes))
 
 
-def _add_partitions(part: Part, folder: Path) -> None:
-    """Columns that the names of folders tell, such as country=NO."""
+def _find_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"there is no file or folder {shown(str(path))}")
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file()
+        and _format(file)
+        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+    )
+    files = [file for file in files if file.suffix not in _BESIDE] or files
+    if not files:
+        raise UsageError(f"{path} holds no data file; known are {_KNOWN}")
+    if len({_format(file) for file in files}) > 1:
+        names = ", ".join(file.name for file in files[:5])
+        raise UsageError(f"{path} holds files of different formats ({names}); name one of them")
+    return files
+
+
+def _format(file: Path) -> str | None:
+    if not is_packed(file):
+        return _FORMATS.get(file.suffix.lower())
+    form = _FORMATS.get(file.with_suffix("").suffix.lower())
+    return None if form == "parquet" else form
+
+
+def _add_partitions(part: Part, folder: Path) -> Iterator[str]:
+    """Add columns that the names of folders tell, such as country=NO; yield what is left out."""
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
-        if column and equals and column not in part.columns:
+        if column in part.columns:
+            if part.columns[column].cast(pa.string()).unique().to_pylist() != [value]:
+                yield (
+                    f"{column}: the files have a column of this name, which is read; the values in "
+                    "the names of folders, which differ, are left out"
+                )
+        elif column and equals:
             cells: pa.Array = pa.nulls(part.rows)
             if value != _NO_PARTITION:
                 codes = np.zeros(part.rows, np.int32)
@@ -72,56 +158,190 @@ def _add_partitions(part: Part, folder: Path) -> None:
             part.columns[column] = pa.chunked_array([cells])
 
 
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise UsageError(f"there is no file or folder {shown(str(path))}")
-    inside = (file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
-    found = sorted(file for file in inside if _kind(file))
-    # what lies beside data: dataset_infos.json, README.txt
-    found = [file for file in found if file.suffix not in _BESIDE] or found
-    kinds = {_kind(file) for file in found}
-    if not found:
-        raise UsageError(f"{path} holds no data file; known are {_KNOWN}")
-    if len(kinds) > 1:
-        names = ", ".join(file.name for file in found[:5])
-        raise UsageError(f"{path} holds files of different formats ({names}); name one of them")
-    return found
-
-
-def _hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
-
-
-def _kind(file: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
-        kind = FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None
-        return None if kind == "parquet" else kind
-    return FORMATS.get(suffixes[-1]) if suffixes else None
-
-
-def _format(file: Path) -> str:
-    if kind := _kind(file):
-        return kind
-    raise UsageError(f"{file.name}: its name does not end like a format that can be read: {_KNOWN}")
-
-
-def _require_rows(part: Part) -> None:
-    if not part.rows and not part.broken:
-        raise UsageError(f"{part.path} has no line of data")
-    if len(part.broken) > part.rows:
-        first = part.broken[0]
-        raise UsageError(
-            f"{part.path}: {len(part.broken):,} of {part.rows + len(part.broken):,} lines are "
-            f"broken, the first, line {part.line_of(first)}: {first.why}"
-        )
-
-
-def _parquet(file: Path) -> Part:
+def _read_parquet(file: Path) -> Part:
     try:
         table = parquet.read_table(file, partitioning=None)
     except pa.ArrowException as error:
         raise UsageError(f"{file} is no parquet file: {error}") from error
-    return Part(file, flat(table), table.num_rows)
+    return Part(file, flatten(table), table.num_rows)
+
+
+class TextReader:
+    """Files of separated cells with one first line.
+
+    Args:
+        file: the first of them.
+        dialect: how they are written.
+    """
+
+    def __init__(self, file: Path, dialect: Dialect) -> None:
+        self.dialect = dialect
+        first, line = self._first_line(file)
+        self.separator = dialect.separator or self._find_separator(file, first)
+        cells = self._cells(first, self.separator)
+        require_few_columns(file, len(cells))
+        self.names = list(map(str, range(len(cells))))
+        self.types = dict.fromkeys(self.names, pa.string())
+        head = self._head(file, line)
+        if not (dialect.names or dialect.header):
+            self._require_header(file, first, cells, head)
+        self.names = self._column_names(file, first)
+        few = pa.dictionary(pa.int32(), pa.string())
+        self.types = {
+            name: few if column and 2 * len(column.unique()) < len(column) else pa.string()
+            for name, column in itertools.zip_longest(self.names, head.values())
+        }
+
+    def read(self, file: Path) -> Part:
+        """Read one of the files.
+
+        Raises:
+            UsageError: if it is not text, or its first line is not like that of the first file.
+        """
+        first, line = self._first_line(file)
+        above = line - 1 if self.dialect.names else line  # lines that are no rows
+        if self._column_names(file, first) != self.names:
+            raise UsageError(
+                f"{file}: its first line, {first[:80]!r}, is not that of the other files; files "
+                "with different columns are converted one by one (--items, --users)"
+            )
+        packing = "gzip" if is_packed(file) else None
+        for threads in (True, False):  # with several, nobody knows the number of a broken line
+            with pa.input_stream(str(file), compression=packing, buffer_size=_BLOCK) as stream:
+                columns, broken = self._table(file, stream, above, threads)
+            if not broken:
+                break
+        rows = len(next(iter(columns.values())))
+        return Part(file, columns, rows, broken, above + 1, self.dialect.quotes)
+
+    def _first_line(self, file: Path) -> tuple[str, int]:
+        """Return the first line with text, and its number."""
+        with open_unpacked(file) as stream:
+            for number, line in enumerate(self._decoded(file, stream), 1):
+                line = line.removeprefix("\ufeff").strip("\r\n")
+                if "\0" in line:
+                    raise self._not_text(file, "it has NUL bytes")
+                if line.strip():
+                    return line, number
+        raise UsageError(f"{file} is empty")
+
+    def _decoded(self, file: Path, stream: IO[bytes]) -> Iterator[str]:
+        try:
+            yield from io.TextIOWrapper(stream, self.dialect.encoding)
+        except (UnicodeError, LookupError) as error:
+            raise self._not_text(file, str(error)) from error
+
+    def _not_text(self, file: Path, why: str) -> UsageError:
+        return UsageError(
+            f"{file} is no {self.dialect.encoding} text ({why}). Give --encoding (cp1252 is what "
+            "spreadsheets write in the West), or write the file as UTF-8"
+        )
+
+    def _find_separator(self, file: Path, line: str) -> str:
+        if ".tsv" in [suffix.lower() for suffix in file.suffixes]:
+            return "\t"
+        counts = {mark: len(self._cells(line, mark)) for mark in _SEPARATORS}
+        best = max(counts, key=lambda mark: counts[mark])
+        if counts[best] > 1:
+            return best
+        if re.fullmatch(r"\S+(?: \S+)+", line):
+            with open_unpacked(file) as stream:
+                rows = itertools.islice(self._decoded(file, stream), _SAMPLE)
+                if {row.count(" ") for row in rows if row.strip()} == {line.count(" ")}:
+                    return " "
+        raise UsageError(
+            f"{file}: the first line, {line[:80]!r}, has one column; cells may be separated by "
+            "comma, semicolon, tab or |, another is given with --separator"
+        )
+
+    def _cells(self, line: str, separator: str) -> list[str]:
+        if not self.dialect.quotes:
+            return line.split(separator)
+        try:
+            return next(csv.reader([line], delimiter=separator))
+        except csv.Error:  # a cell is longer than those that Python reads
+            return line.split(separator)
+
+    def _column_names(self, file: Path, line: str) -> list[str]:
+        names = self._cells(line, self.separator)
+        if self.dialect.names:
+            if len(self.dialect.names) != len(names):
+                raise UsageError(
+                    f"{self.dialect.option}: {len(self.dialect.names)} names, but {file} has "
+                    f"{len(names)} columns; its first line is {line[:80]!r}"
+                )
+            names = list(self.dialect.names)
+        twice = sorted(name for name, times in Counter(names).items() if name and times > 1)
+        if twice:
+            raise UsageError(f"{file}: two columns are called {shown(twice[0])}; rename one")
+        return [name or f"(column {place})" for place, name in enumerate(names, 1)]
+
+    def _head(self, file: Path, line: int) -> Columns:
+        """Return the first rows below the first line, by the places of their columns."""
+        with open_unpacked(file) as stream:
+            head = pa.py_buffer(stream.read(_BLOCK >> 2))
+        try:
+            return self._table(file, pa.BufferReader(head), line, False)[0]
+        except UsageError:  # whatever is wrong will be met again, with a line
+            return {}
+
+    def _require_header(self, file: Path, first: str, cells: list[str], head: Columns) -> None:
+        below = {int(place): column for place, column in head.items()}
+        rows = {n: column.slice(0, _SAMPLE).drop_null().to_pylist() for n, column in below.items()}
+        if has_header(cells, rows):
+            return
+        names, has_time = name_columns(below, len(cells))
+        order = "" if has_time else f" --time {ROW_ORDER}"
+        if self.dialect.option != "columns":
+            key = self.dialect.option.removesuffix("_columns")
+            names, order = [key, *(f"column_{n}" for n in range(2, len(cells) + 1))], ""
+        advice = ",".join(names) if len(names) <= 100 else ",".join([*names[:3], "..."])
+        raise UsageError(
+            f"{file}: its first line, {first[:80]!r}, is like the others and names no columns. "
+            f"--{self.dialect.option} {advice}{order} names them and keeps that line (in the "
+            "order of the file); --header if it is names"
+        )
+
+    def _table(
+        self, file: Path, stream: Any, header: int, threads: bool
+    ) -> tuple[Columns, list[ParseError]]:
+        broken: list[ParseError] = []
+
+        def keep(row: Any) -> str:
+            lines = 1 + row.text.count("\n")
+            why = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
+            if lines > 1:
+                why += "; a quotation mark opens that is not closed in its line (--no_quotes?)"
+            # the line of names, and what is above it, are no records
+            broken.append(ParseError((row.number or 0) - header, lines, why))
+            return "skip"
+
+        try:
+            table = arrow.read_csv(
+                stream,
+                arrow.ReadOptions(
+                    use_threads=threads,
+                    block_size=_BLOCK,
+                    column_names=self.names,
+                    skip_rows=header,
+                    encoding=self.dialect.encoding,
+                ),
+                arrow.ParseOptions(
+                    delimiter=self.separator,
+                    quote_char='"' if self.dialect.quotes else False,
+                    newlines_in_values=self.dialect.quotes,
+                    ignore_empty_lines=False,  # every line is a row, so that rows tell lines
+                    invalid_row_handler=keep,
+                ),
+                arrow.ConvertOptions(
+                    column_types=self.types, null_values=[""], strings_can_be_null=True
+                ),
+            )
+        except (pa.ArrowException, UnicodeError) as error:
+            if isinstance(error, UnicodeError) or "UTF8" in str(error):
+                raise self._not_text(file, str(error)) from error
+            raise UsageError(
+                f"{file} cannot be read: {error}. If a quotation mark opens that nobody closes, "
+                "and none of them mean anything, give --no_quotes"
+            ) from error
+        return flatten(table), broken

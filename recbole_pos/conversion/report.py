@@ -1,17 +1,17 @@
-"""What is told of a conversion: columns, lines, contradictions; on screen and as json."""
+"""What became of a file: columns, lines, contradictions; on screen and as json."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.cells import Cells
+from recbole_pos.conversion.cells import INNER, Cells
 from recbole_pos.conversion.source import Source
 from recbole_pos.screen import Screen
 
@@ -47,19 +47,12 @@ class Column:
     loaded: bool = True
 
     @classmethod
-    def of(cls, column: str, source: Source, name: str, table: str, cells: Cells) -> Column:
-        """Of cells that are written."""
-        return cls(
-            column,
-            source.path.name,
-            name,
-            cells.kind,
-            table,
-            cells.different,
-            int((cells.codes == 0).sum()),
-            cells.examples(),
-            list(cells.notes),
-        )
+    def describe(cls, column: str, source: Source, name: str, table: str, cells: Cells) -> Column:
+        """Describe cells that are written."""
+        examples = [value.replace(INNER, " | ") for value in cells.values[1:4].to_pylist()]
+        missing, file = int((cells.codes == 0).sum()), source.path.name
+        counts = (cells.different, missing)
+        return cls(column, file, name, cells.kind, table, *counts, examples, list(cells.notes))
 
 
 @dataclass
@@ -73,20 +66,23 @@ class Lines:
     dropped: dict[str, dict[str, Any]]
 
     @classmethod
-    def of(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Counts of a source, ``dropped`` rows of it and those that are broken."""
+    def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
+        """Count the lines of a source, ``dropped`` rows of it and those that are broken."""
         reasons: dict[str, dict[str, Any]] = {}
-        broken = list(source.broken())
-        for part, one in broken[:FIRST]:
-            told = reasons.setdefault("broken line", {"lines": 0, "first": []})
-            told["first"].append(f"{part.path.name}:{part.line_of(one)} ({one.why})")
-        if broken:
-            reasons["broken line"]["lines"] = sum(one.lines for _, one in broken)
+        parts = [part for part in source.parts if part.broken]
+        lines = sum(one.lines for part in parts for one in part.broken)
+        if parts:
+            first = [
+                f"{part.path.name}:{line} ({one.why})"
+                for part in parts
+                for one, line in zip(part.broken, part.lines[1].tolist(), strict=True)
+            ]
+            reasons["broken line"] = {"lines": lines, "first": first[:FIRST]}
         for reason, rows in dropped.items():
-            first = source.places(rows[:FIRST])
-            reasons[reason] = {"lines": len(rows), "first": first}
-        kept = source.lines - sum(told["lines"] for told in reasons.values())
-        return cls(str(source.path), source.form, source.lines, kept, reasons)
+            reasons[reason] = {"lines": len(rows), "first": source.places(rows[:FIRST])}
+        read = source.rows + lines
+        kept = read - sum(one["lines"] for one in reasons.values())
+        return cls(str(source.path), source.form, read, kept, reasons)
 
 
 @dataclass
@@ -116,13 +112,13 @@ class Report:
     command: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Return plain values."""
+        return dataclasses.asdict(self)
 
-    def show_columns(self, screen: Screen) -> None:
-        """The table of columns."""
+    def show(self, screen: Screen) -> None:
+        """Show the table of columns; lines read, kept and dropped; contradictions and notes."""
         names = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        rows = (
+        rows = [
             (
                 column.column,
                 column.field or "(left out)",
@@ -130,22 +126,18 @@ class Report:
                 column.table,
                 f"{column.different:,}" if column.field else "",
                 f"{column.missing:,}" if column.field else "",
-                "  ".join(_short(example) for example in column.examples),
+                "  ".join(e if len(e) <= 24 else f"{e[:23]}…" for e in column.examples),
                 "; ".join(column.notes),
             )
             for column in self.columns
-        )
+        ]
         screen.table(_table(names, rows, right=(4, 5)))
-
-    def show_lines(self, screen: Screen) -> None:
-        """Lines read, kept and dropped, by file; contradictions and notes."""
-        for what, told in self.lines.items():
-            screen.line(f"{what}: {told.source} ({told.form})")
-            rows = [("read", f"{told.read:,}", ""), ("kept", f"{told.kept:,}", "")]
-            for reason, dropped in told.dropped.items():
-                first = _first(dropped)
-                rows.append((f"dropped: {reason}", f"{dropped['lines']:,}", first))
-            screen.table(_table(("lines", "", "first"), rows, right=(1,)))
+        for what, lines in self.lines.items():
+            screen.line(f"{what}: {lines.source} ({lines.form})")
+            counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
+            for reason, dropped in lines.dropped.items():
+                counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _first(dropped)))
+            screen.table(_table(("lines", "", "first"), counts, right=(1,)))
         for name, found in self.contradictions.items():
             screen.line(
                 f"{name}: {found['lines']:,} lines say something else than the first of the "
@@ -153,22 +145,16 @@ class Report:
             )
         for note in self.notes:
             screen.line(note)
-        counts = self.counts
-        between = f"{counts['first']} to {counts['last']} UTC; " if counts["first"] else ""
-        screen.line(
-            f"{counts['events']:,} events, {counts['users']:,} users, {counts['items']:,} items, "
-            f"{between}times: "
-            + ", ".join(f"{number:,} {form}" for form, number in self.times.items())
-        )
+        totals = ", ".join(f"{self.counts[key]:,} {key}" for key in ("events", "users", "items"))
+        first, last = self.counts["first"], self.counts["last"]
+        between = f"{first} to {last} UTC; " if first else ""
+        forms = ", ".join(f"{number:,} {form}" for form, number in self.times.items())
+        screen.line(f"{totals}, {between}times: {forms}")
 
 
-def _first(told: dict[str, Any]) -> str:
-    more = ", ..." if told["lines"] > len(told["first"]) else ""
-    return ", ".join(told["first"]) + more
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:23]}…"
+def _first(lines: dict[str, Any]) -> str:
+    more = ", ..." if lines["lines"] > len(lines["first"]) else ""
+    return ", ".join(lines["first"]) + more
 
 
 def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]], right: tuple[int, ...]) -> Table:

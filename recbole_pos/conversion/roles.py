@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from recbole_pos.conversion.events import ROW_ORDER
-from recbole_pos.conversion.times import read_times
+from recbole_pos.conversion.times import ROW_ORDER, AmbiguousDate, read_times
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
 
@@ -39,7 +38,7 @@ SAMPLE = 1000
 
 
 def snake(name: str) -> str:
-    """A name in lower case with _ between its words: boughtAt, bought-at and Bought At are one."""
+    """Return a name in lower case with _ between words: boughtAt, bought-at, Bought At are one."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"\W+", "_", words).strip("_").lower()
 
@@ -47,11 +46,11 @@ def snake(name: str) -> str:
 def find_roles(
     columns: Mapping[str, pa.ChunkedArray], given: Mapping[str, str | None], date_format: str | None
 ) -> tuple[dict[str, str], list[str]]:
-    """The columns of user, item and time.
+    """Find the columns of user, item and time.
 
     Args:
-        columns: of the events.
-        given: names that somebody says, by role; None where it is to be guessed.
+        columns: of the interactions.
+        given: names that the user gives, by role; None where it is to be guessed.
         date_format: of the time.
 
     Returns:
@@ -61,7 +60,6 @@ def find_roles(
         UsageError: if a name is none of the columns, or one cannot be guessed: what was found.
     """
     roles: dict[str, str] = {}
-    guessed = []
     for role, name in given.items():
         if name is not None:
             if not (role == "time" and name == ROW_ORDER):
@@ -69,16 +67,25 @@ def find_roles(
             if name in roles.values():
                 raise UsageError(f"{role}: column {shown(name)} is taken twice")
             roles[role] = name
-    for role in NAMES:
-        if role in roles:
-            continue
+    guessed = [role for role in NAMES if role not in roles]
+    for role in guessed:
         free = {name: c for name, c in columns.items() if name not in roles.values()}
-        roles[role] = _guess(role, free, date_format, columns)
-        guessed.append(role)
+        names = _guess(role, free, date_format)
+        if len(names) != 1:
+            seen = listed(f"{name[:40]} ({_example(column)})" for name, column in columns.items())
+            why = (
+                f"{' and '.join(names)[:100]} may both be" if names else "no column is known to be"
+            )
+            order = f", or --time {ROW_ORDER} if there is none and the rows of a user are in order"
+            raise UsageError(
+                f"{why} the {role}: say it with --{role} COLUMN{order if role == 'time' else ''}. "
+                f"The columns are {seen}"
+            )
+        roles[role] = names[0]
     return roles, guessed
 
 
-def require_column(name: str, columns: Mapping[str, pa.ChunkedArray], option: str) -> None:
+def require_column(name: str, columns: Iterable[str], option: str) -> None:
     """Refuse a name that no column has."""
     if name not in columns:
         raise UsageError(
@@ -87,49 +94,15 @@ def require_column(name: str, columns: Mapping[str, pa.ChunkedArray], option: st
         )
 
 
-def by_name(role: str, names: list[str]) -> list[str]:
-    """The columns that the first group of names has any of."""
+def by_name(role: str, names: Iterable[str]) -> list[str]:
+    """Return the columns that the first group of names has any of."""
     for group in NAMES[role]:
         if found := [name for name in names if snake(name) in group.split()]:
             return found
     return []
 
 
-def _guess(
-    role: str,
-    free: dict[str, pa.ChunkedArray],
-    date_format: str | None,
-    columns: Mapping[str, pa.ChunkedArray],
-) -> str:
-    found = by_name(role, list(free))
-    if role == "time":
-        found = [name for name in found if tells_time(free[name], name, date_format)]
-        if not found:
-            named = [name for name in free if _AT.search(snake(name))]
-            for names in (named, list(free)):
-                found = [name for name in names if tells_time(free[name], name, date_format)]
-                if found:
-                    break
-    else:
-        found = [name for name in found if not _is_no_name(free[name])]
-    if len(found) == 1:
-        return found[0]
-    seen = listed(f"{name[:40]} ({example(column)})" for name, column in columns.items())
-    why = f"{' and '.join(found)[:100]} may both be" if found else "no column is known to be"
-    order = f", or --time {ROW_ORDER} if there is none and the rows of a user are in order"
-    raise UsageError(
-        f"{why} the {role}: say it with --{role} COLUMN{order if role == 'time' else ''}. The "
-        f"columns are {seen}"
-    )
-
-
-def example(column: pa.ChunkedArray) -> str:
-    """One value of a column, for messages."""
-    known = column.slice(0, SAMPLE).drop_null()
-    return repr(str(known[0].as_py())[:30]) if len(known) else "empty"
-
-
-def tells_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
+def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
     """Whether the first values of a column read as times; if only it is doubtful how, they do."""
     known = column.slice(0, SAMPLE).drop_null()
     if not len(known):
@@ -137,10 +110,24 @@ def tells_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> b
     try:
         times = read_times(known, name, date_format)
     except UsageError as error:
-        return "may begin with the day" in str(error)
+        return isinstance(error, AmbiguousDate)
     return 2 * int((times.seconds == times.seconds).sum()) > len(known)
 
 
-def _is_no_name(column: pa.ChunkedArray) -> bool:
-    kind = column.type
+def _guess(role: str, free: dict[str, pa.ChunkedArray], date_format: str | None) -> list[str]:
+    if role != "time":
+        return [name for name in by_name(role, free) if not _is_no_name(free[name].type)]
+    named = [name for name in free if _AT.search(snake(name))]
+    for names in (by_name(role, free), named, list(free)):
+        if found := [name for name in names if is_time(free[name], name, date_format)]:
+            return found
+    return []
+
+
+def _example(column: pa.ChunkedArray) -> str:
+    known = column.slice(0, SAMPLE).drop_null()
+    return repr(str(known[0].as_py())[:30]) if len(known) else "empty"
+
+
+def _is_no_name(kind: pa.DataType) -> bool:
     return pa.types.is_nested(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)

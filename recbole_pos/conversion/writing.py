@@ -44,18 +44,21 @@ Table = Mapping[str, Cells | np.ndarray]
 
 
 def sequence_separator(tables: Mapping[str, Table]) -> str:
-    """What no name in a sequence has."""
-    left = list(_SEQUENCE[:-1])
-    for cells in (cells for table in tables.values() for cells in table.values()):
-        if isinstance(cells, Cells) and cells.kind.endswith("_seq"):
-            left = [
-                mark for mark in left if not pc.any(pc.match_substring(cells.values, mark)).as_py()
-            ]
-    return (*left, INNER)[0]
+    """Return what no name in a sequence has."""
+    values = [
+        cells.values
+        for table in tables.values()
+        for cells in table.values()
+        if isinstance(cells, Cells) and cells.kind.endswith("_seq")
+    ]
+    for mark in _SEQUENCE[:-1]:
+        if not any(pc.any(pc.match_substring(one, mark)).as_py() for one in values):
+            return mark
+    return INNER
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """One atomic file, whole.
+    """Write one atomic file, whole.
 
     Args:
         path: of the file.
@@ -82,7 +85,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
 
 
 def _safe(cells: Cells, separator: str) -> pa.Array:
-    """Values as they stand in a cell: one line, in quotation marks where they need them."""
+    """Return values as they stand in a cell: one line, in quotation marks where they must be."""
     values = cells.values
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
@@ -104,7 +107,7 @@ def shop_yaml(
     small: bool,
     has_time: bool = True,
 ) -> str:
-    """Text of the yaml that is read for every run on a dataset.
+    """Return the yaml that is read for every run on a dataset.
 
     Args:
         name: of the dataset.
@@ -131,6 +134,6 @@ def shop_yaml(
 
 
 def flow(value: str | list[str]) -> str:
-    """A name, or a list of names, on one line of yaml."""
+    """Return a name, or a list of names, on one line of yaml."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
     return text.removesuffix("\n...\n").removesuffix("\n")

@@ -1,6 +1,4 @@
-"""Looking inside a run: arrays in ``attention``, ``kernel``, ``distance`` and ``periods``; pictures
-of them in ``plot`` and ``figures``; ``report``, ``encoding`` and
-``relations`` are ``recbole-pos inspect attention``, ``encoding`` and ``relations``.
-
-``commands`` is the command line.
+"""Looking inside a run: arrays in ``attention``, ``distance`` and ``periods``; ``plot`` draws one,
+``report``, ``encoding`` and ``relations`` are ``recbole-pos inspect attention``, ``encoding`` and
+``relations``; ``pictures`` is what all of them draw with.
 """

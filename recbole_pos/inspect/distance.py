@@ -17,6 +17,7 @@ from recbole_pos.inspect.attention import (
     layer_inputs,
     replacement,
     weighs_content,
+    weight_batches,
 )
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
@@ -162,13 +163,3 @@ def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
     """Whether the rows of all events, [b, h, t, t], are distributions."""
     real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
     return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())
-
-
-def weight_batches(lengths: np.ndarray, heads: int, elements: int) -> list[np.ndarray]:
-    """Histories of similar length together, as many as have ``elements`` weights in a layer."""
-    order, parts, start = np.argsort(-lengths, kind="stable"), [], 0
-    while start < len(order):
-        size = max(1, elements // (heads * int(lengths[order[start]]) ** 2))
-        parts.append(order[start : start + size])
-        start += size
-    return parts

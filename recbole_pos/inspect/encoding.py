@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from torch import nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.inspect.figures import draw_encoding
 from recbole_pos.inspect.periods import spans
+from recbole_pos.inspect.pictures import new_figure, set_title, whole_numbers, write
 from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.additive import PositionEncoding
@@ -67,10 +68,8 @@ def inspect_encoding(
     """
     lengths = sorted(set(lengths))
     if not 2 <= lengths[0] <= lengths[-1] <= LONG or len(lengths) > MANY:
-        given = " ".join(str(length) for length in lengths)
-        raise UsageError(
-            f"--length: expected 1 to {MANY} lengths, at most {LONG} and at least 2, found {given}"
-        )
+        expected = f"expected 1 to {MANY} lengths, at most {LONG} and at least 2"
+        raise UsageError(f"--length: {expected}, found {' '.join(map(str, lengths))}")
     if trained is None:
         if data_path is not None:
             raise UsageError("--data_path: goes with --checkpoint; nothing else has a dataset")
@@ -93,10 +92,8 @@ def inspect_encoding(
     for name, scheme in drawn.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
-        longest = lengths[-1]
-        forward, backward = forward_columns(scheme, longest), backward_columns(scheme, longest)
-        unique = is_unique(scheme, longest)
-        reports.append(EncodingReport(name, forward, backward, unique, file))
+        facts = (f(scheme, lengths[-1]) for f in (forward_columns, backward_columns, is_unique))
+        reports.append(EncodingReport(name, *facts, file))
     return reports
 
 
@@ -121,8 +118,12 @@ def fixed_encodings(
             raise UsageError(
                 f"{name} is not an encoding of positions: {', '.join(known)}{suggest(name, known)}"
             )
-        with _float64():  # slow sines of short sessions are equal by rounding alone in float32
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # slow sines are equal by rounding alone in float32
+        try:
             scheme = SCHEMES[name](sizes, **SCHEMES.defaults(name))
+        finally:
+            torch.set_default_dtype(usual)
         if any(True for _ in scheme.parameters()):
             raise UsageError(f"{name} is learned: give a trained model with --checkpoint RUN_DIR")
         fresh[name] = scheme
@@ -134,16 +135,6 @@ def _title(name: str, scheme: PositionEncoding) -> str:
     what = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
     columns = encodings(scheme, torch.tensor([0]), torch.tensor([1])).shape[-1]
     return f"{name}, {columns} columns: {what}"
-
-
-@contextmanager
-def _float64() -> Iterator[None]:
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(usual)
 
 
 def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
@@ -189,11 +180,54 @@ def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
 
 
+def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Path:
+    """Draw vectors of sessions, and below them their dot products, within one and between two.
+
+    Args:
+        vectors: [length, d] by length, the oldest event first.
+        title: of the picture.
+        file: to write.
+    """
+    vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}
+    lengths = list(vectors)
+    pairs = [(a, a) for a in lengths] + list(combinations(lengths, 2))
+    products = [vectors[a] @ vectors[b].T for a, b in pairs]
+    columns = min(len(pairs), 4)
+    rows = -(-len(pairs) // columns)
+    figure = new_figure(max(4.6 * len(lengths), 3.5 * columns) + 0.8, 3.4 + 3.6 * rows)
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25 * rows))
+
+    def draw(half: int, shape: tuple, images: list, axes: list, label: str, **style: Any) -> None:
+        panels = halves[half].subplots(*shape, squeeze=False)
+        for panel in panels.flat[len(images) :]:
+            panel.set_visible(False)
+        for panel, image, (x, y, name) in zip(panels.flat, images, axes, strict=False):
+            drawn = panel.imshow(image, interpolation="nearest", aspect="auto", **style)
+            panel.set(xlabel=x, ylabel=y)
+            panel.set_title(name, fontsize=10)
+            whole_numbers(panel.xaxis)
+            whole_numbers(panel.yaxis)
+        halves[half].colorbar(drawn, ax=panels, label=label)
+
+    top = max(np.abs(rows).max() for rows in vectors.values())
+    axes = [("column of the encoding", "event (0: oldest)", f"{n} events") for n in lengths]
+    shape, style = (1, len(lengths)), {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
+    draw(0, shape, list(vectors.values()), axes, "value", **style)
+    low, high = min(m.min() for m in products), max(m.max() for m in products)
+    axes = [
+        (f"event of {b}", f"event of {a}", "within one history" if a == b else "between two")
+        for a, b in pairs
+    ]
+    draw(1, (rows, columns), products, axes, "dot product", cmap="viridis", vmin=low, vmax=high)
+    set_title(figure, title)
+    return write(figure, file)
+
+
 def show(reports: list[EncodingReport], longest: int, console: Console) -> None:
     """Print what the encodings tell, and the files."""
-    table = Table(caption=f"columns, in sessions of up to {longest} events", caption_justify="left")
-    for column in ("encoding", "forward-aware", "backward-aware", "unique in a session"):
-        table.add_column(column)
+    columns = ("encoding", "forward-aware", "backward-aware", "unique in a session")
+    caption = f"columns, in sessions of up to {longest} events"
+    table = Table(*columns, caption=caption, caption_justify="left")
     for report in reports:
         aware = (spans(tuple(c)) if c else "no" for c in (report.forward, report.backward))
         table.add_row(report.name, *aware, "yes" if report.unique else "no")

@@ -1,11 +1,13 @@
-"""What all pictures of the package share: sizes, colours, titles that fit, files."""
+"""What all pictures share: sizes, colours, titles that fit, heat maps over events, files."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -19,12 +21,15 @@ GRAY = "#666666"
 DPI = 120
 TITLE, SMALL = 11, 8  # points
 LONGEST = 32  # characters of a name
+ABREAST = 4  # heat maps in a row
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """An empty figure, in inches, in which nothing is cut; ``square`` for panels that keep 1 : 1.
+    """Return an empty figure, in inches, in which nothing is cut.
 
-    Its text is taken as it is: a dollar in a name of the user's starts no formula.
+    Args:
+        width, height: in inches.
+        square: for panels that keep 1 : 1.
     """
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
@@ -33,7 +38,10 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """A title over the whole figure, each line broken where it would leave the figure."""
+    """Set a title over the whole figure; lines break where they would leave it.
+
+    Its text is taken as it is: a dollar in a user's name starts no formula.
+    """
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)
     parts = [part for line in lines if line for part in _broken(line, figure, title)]
     title.set_text("\n".join(parts))
@@ -53,7 +61,7 @@ def _broken(line: str, figure: Figure, title: Text) -> list[str]:
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
-    """A name of the user's that is too long for a picture, without its middle."""
+    """Return a name without its middle if it is too long for a picture."""
     if len(name) <= limit:
         return name
     head = limit // 2
@@ -61,7 +69,7 @@ def shorten(name: str, limit: int = LONGEST) -> str:
 
 
 def whole_numbers(axis: Any, most: int | Literal["auto"] = "auto") -> None:
-    """No ticks between whole numbers, and not more than fit."""
+    """Put ticks on whole numbers only, not more than fit."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
@@ -76,3 +84,77 @@ def write(figure: Figure, file: Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
     return file
+
+
+def color_scale(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return colours from zero up, or to both sides of zero where something is below it."""
+    top = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
+    if min(float(matrix.min()) for matrix in matrices) < 0:
+        return {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
+    return {"cmap": "Blues", "vmin": 0.0, "vmax": top}
+
+
+def draw_maps(
+    panels: Sequence[tuple[str, np.ndarray]],
+    titles: Sequence[str],
+    axes: tuple[str, str],
+    label: str,
+    file: Path,
+    columns: int | None = None,
+    style: dict[str, Any] | None = None,
+) -> Path:
+    """Draw square matrices over events, a panel each, on one scale; the last row is the newest.
+
+    Args:
+        panels: title and [n, n] matrix of each; numbered so that 0 is the newest event.
+        titles: lines of the title.
+        axes: what columns and rows are; only outer panels say so.
+        label: what the colours are.
+        file: to write.
+        columns: panels in a row.
+        style: colours; :func:`color_scale` by default.
+    """
+    columns = columns or min(len(panels), ABREAST)
+    rows = -(-len(panels) // columns)
+    side = min(3.2, max(1.5, 12 / max(columns, rows)))
+    width, height = max(side * columns + 1.8, 5.5), side * rows + 0.7 + 0.25 * len(titles)
+    figure = new_figure(width, height, square=True)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    style = style or color_scale([matrix for _, matrix in panels])
+    size = 10 if side > 2.2 else 8
+    image: Any = None
+    for panel in grid.flat[len(panels) :]:
+        panel.set_visible(False)
+    for place, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
+        n = len(matrix)
+        extent = (0.5 - n, 0.5, 0.5, 0.5 - n)
+        image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
+        panel.set_title(name, fontsize=size)
+        first, last = place % columns == 0, place + columns >= len(panels)
+        panel.tick_params(labelsize=size, labelleft=first, labelbottom=last)
+        panel.set_xlabel(axes[0] if last else "", fontsize=size)
+        panel.set_ylabel(axes[1] if first else "", fontsize=size)
+        for axis in (panel.xaxis, panel.yaxis):
+            whole_numbers(axis, max(2, int(2 * side)))
+    figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
+    set_title(figure, *titles)
+    return write(figure, file)
+
+
+def draw_triangles(
+    matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
+) -> Path:
+    """Draw what events are to those before them, a panel each.
+
+    Args:
+        matrices: [t, t] of at most 1 by name; what is above the diagonal is not shown.
+        titles: lines of the title.
+        label: what the colours are.
+        file: to write.
+    """
+    before = {name: np.where(np.tri(len(m), dtype=bool), m, np.nan) for name, m in matrices.items()}
+    # from the smallest up: trained vectors may be short, and differ by little
+    low = min(float(np.nanmin(matrix)) for matrix in before.values())
+    style = {"cmap": "Blues", "vmin": min(low, 1.0 - 1e-6), "vmax": 1.0}
+    axes = ("event before (0: newest)", "event (0: newest)")
+    return draw_maps(list(before.items()), titles, axes, label, file, style=style)

@@ -1,40 +1,54 @@
-"""``recbole-pos plot``: pictures of a run, written into its folder."""
+"""``recbole-pos plot``: pictures of one run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from recbole.utils import early_stopping
 
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.inspect.attention import positional_weights
+from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
 from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
-from recbole_pos.inspect.heatmaps import draw_attention, draw_kernel, draw_triangles
-from recbole_pos.inspect.kernel import attention_maps, kernel_factors
-from recbole_pos.inspect.metrics import best_epoch, read_metrics
-from recbole_pos.inspect.pictures import BLUE, GRAY, new_figure, set_title, whole_numbers, write
+from recbole_pos.inspect.pictures import (
+    BLUE,
+    GRAY,
+    draw_maps,
+    draw_triangles,
+    new_figure,
+    set_title,
+    whole_numbers,
+    write,
+)
 from recbole_pos.inspect.trained import name_of, open_run, require_finite
 from recbole_pos.model.base import PosRecommender
+from recbole_pos.values import is_number, shown
 
 FEW = 30  # epochs, of which each has a mark
+HALF_A_LINE = "metrics.jsonl ends in half a line, which is left out"
+_LARGEST = 1e100  # no loss is as large; it could not be drawn
 
 
 def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
-    """Draw what a run has to show: curves.png, attention.png for plugin models, kernel.png where it
-    has one, positions.png where it adds encodings of positions to its input.
+    """Draw curves.png, attention.png (models of the plugin), kernel.png and positions.png.
 
     Args:
         path: a run folder.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Returns:
-        The files written.
+        The files written: those of what the model has.
 
     Raises:
         UsageError: if there is no finished epoch to draw, or metrics.jsonl is damaged.
-        CheckpointError: if the weights of the model are no numbers.
+        CheckpointError: if the weights of the model are not finite.
     """
     folder = RunFolder(path).require()
     experiment = open_run(folder.path, data_path)[1]
@@ -49,17 +63,14 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     if weights:  # each row divided by its largest weight, as in FPARec's Figure 3
         require_finite(weights, "attention")
         floor = np.finfo(weights[0].dtype).tiny
-        shown = [matrix / np.maximum(matrix.max(-1, keepdims=True), floor) for matrix in weights]
+        scaled = [matrix / np.maximum(matrix.max(-1, keepdims=True), floor) for matrix in weights]
         titles = (f"{name}: attention by position", "every row divided by its largest weight")
-        files.append(draw_attention(shown, titles, "weight / largest of its row", picture))
-    elif isinstance(model, PosRecommender) and loader:
-        maps = attention_maps(model, loader)
-        if maps:
-            require_finite(maps.weights, "attention")
-            titles = (f"{name}: attention weights", maps.told)
-            files.append(draw_attention(maps.weights, titles, "weight, mean of histories", picture))
-    factors = kernel_factors(model)
-    if factors:
+        files.append(draw_attention(scaled, titles, "weight / largest of its row", picture))
+    elif isinstance(model, PosRecommender) and loader and (maps := attention_maps(model, loader)):
+        require_finite(maps.weights, "attention")
+        titles = (f"{name}: attention weights", maps.caption)
+        files.append(draw_attention(maps.weights, titles, "weight, mean of histories", picture))
+    if factors := kernel_factors(model):
         files.append(draw_kernel(factors, name, folder.path / "kernel.png"))
     if encodings := encodings_in(model):
         matrices = {
@@ -73,6 +84,46 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     return files
 
 
+def draw_attention(
+    weights: Sequence[np.ndarray], titles: Sequence[str], label: str, file: Path
+) -> Path:
+    """Draw attention weights, a panel per layer and head.
+
+    Args:
+        weights: [h, t, t] of each layer, rows are queries.
+        titles: lines of the title.
+        label: what the colours are.
+        file: to write.
+    """
+    heads = max(len(layer) for layer in weights)
+    panels = [
+        (f"layer {number}" + (f", head {head + 1}" if heads > 1 else ""), layer[head])
+        for head in range(heads)
+        for number, layer in enumerate(weights, 1)
+    ]
+    axes = ("key event (0: newest)", "query event (0: newest)")
+    columns = len(weights) if heads > 1 else None
+    return draw_maps(panels, titles, axes, label, file, columns)
+
+
+def draw_kernel(factors: dict[str, np.ndarray], title: str, file: Path) -> Path:
+    """Draw the factors of a kernel less the identity, which they begin as.
+
+    Args:
+        factors: [n, n] by name, as :func:`kernel_factors` returns them.
+        title: which model and data.
+        file: to write.
+    """
+    panels = [
+        (name.replace(",", " - I,", 1), matrix - np.eye(len(matrix)))
+        for name, matrix in factors.items()
+    ]
+    names = " and ".join(dict.fromkeys(name.split(",")[0] for name in factors))
+    titles = (f"{title}: positional kernel", f"{names} without the identity that they begin as")
+    axes = ("column: event (0: newest)", "row: event (0: newest)")
+    return draw_maps(panels, titles, axes, "weight - identity", file)
+
+
 def draw_curves(
     history: Sequence[dict[str, Any]],
     metric: str,
@@ -80,7 +131,7 @@ def draw_curves(
     titles: Sequence[str],
     file: Path,
 ) -> Path:
-    """Training loss and validation metric per epoch; the best epoch is marked.
+    """Draw training loss and validation metric per epoch, the best epoch marked.
 
     Args:
         history: lines of metrics.jsonl.
@@ -96,7 +147,7 @@ def draw_curves(
     losses = [(line["epoch"], line["loss"]) for line in history]
     panels[0].plot(*zip(*losses, strict=True), color=GRAY, **style)
     panels[0].set_ylabel("training loss")
-    told = "no epoch was validated"
+    caption = "no epoch was validated"
     if scores:
         panels[1].plot(*zip(*scores, strict=True), color=BLUE, **style)
         best = best_epoch(scores, bigger)
@@ -104,7 +155,7 @@ def draw_curves(
         panels[1].plot(best, value, "o", color=BLUE, markersize=9)
         panels[1].set_ylabel(f"validation {metric}")
         better = "higher" if bigger else "lower"
-        told = f"best epoch {best} (dot): {metric} {value:.4f}, {better} is better"
+        caption = f"best epoch {best} (dot): {metric} {value:.4f}, {better} is better"
     for panel in panels:
         panel.grid(alpha=0.3)
     panels[-1].set_xlabel("epoch")
@@ -112,5 +163,92 @@ def draw_curves(
     pad = max(0.04 * (last - first), 0.3)
     panels[-1].set_xlim(first - pad, last + pad)
     whole_numbers(panels[-1].xaxis)
-    set_title(figure, titles[0], told, *titles[1:])
+    set_title(figure, titles[0], caption, *titles[1:])
     return write(figure, file)
+
+
+class _Line(BaseModel):
+    """One line of metrics.jsonl."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    epoch: Annotated[int, Field(ge=0, lt=2**31)]
+    loss: Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
+    valid: dict[str, Any] | None
+
+
+def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
+    """Return epochs with their loss and, where they were validated, the metric.
+
+    A last line that was not written to its end, as by a process that was killed, is left out.
+
+    Args:
+        file: metrics.jsonl of a run folder.
+        metric: name of the validation metric, such as ``ndcg@10``.
+
+    Returns:
+        Lines in the order of their epochs, and a word about what was left out, or nothing.
+
+    Raises:
+        UsageError: if there is no whole line, or if one is not what a run writes; names file and
+            line.
+    """
+    try:
+        content = file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+    lines = content.split(b"\n")
+    note = ""
+    if len(lines) > 1 and not _is_whole(lines[-1]):  # a line that is written has its end
+        lines.pop()
+        note = HALF_A_LINE
+        logging.getLogger(__name__).warning("%s: %s", file.parent, note)
+    history: list[dict[str, Any]] = []
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = _Line.model_validate_json(text).model_dump()
+            value = line["valid"].get(metric) if line["valid"] else 0.0
+            if not is_number(value) or not abs(value) < _LARGEST:
+                raise ValueError(f"valid: {metric}: expected a number, found {shown(value)}")
+            if history and line["epoch"] <= history[-1]["epoch"]:
+                raise ValueError(f"epoch {line['epoch']} comes after {history[-1]['epoch']}")
+        except ValueError as error:
+            problem = _problem(error)
+            raise UsageError(
+                f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
+                "writes the file again from the checkpoint"
+            ) from error
+        history.append(line)
+    if not history:
+        raise UsageError(f"{file.parent} has no finished epoch yet: no line in {file.name}")
+    return history, note
+
+
+def _problem(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ": ".join(map(str, first["loc"])) + ": " if first["loc"] else ""
+    return f"{place}{first['msg']}, found {shown(first['input'])}"
+
+
+def _is_whole(text: bytes) -> bool:
+    try:
+        return not text.strip() or isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def best_epoch(scores: Iterable[tuple[int, float]], bigger: bool) -> int | None:
+    """Return the epoch that training keeps, by the rule it stops by (of equal ones the latest).
+
+    Args:
+        scores: of the validated epochs in their order.
+        bigger: whether more is better, ``valid_metric_bigger`` of the configuration.
+    """
+    kept, best = None, -inf if bigger else inf
+    for epoch, score in scores:
+        best, _, _, improved = early_stopping(score, best, 0, 0, bigger)
+        kept = epoch if improved else kept
+    return kept

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from pydantic_core import to_json
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.figures import draw_relations
-from recbole_pos.inspect.found import RelationUse
+from recbole_pos.inspect.pictures import (
+    BLUE,
+    GREEN,
+    PINK,
+    VERMILION,
+    color_scale,
+    new_figure,
+    set_title,
+    shorten,
+    write,
+)
 from recbole_pos.inspect.trained import open_run, require_finite
 from recbole_pos.layers.attention import MultiHeadAttention, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -25,6 +34,8 @@ from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
 from recbole_pos.relations.lookup import Rows
+
+LAYERS = (BLUE, VERMILION, GREEN, PINK)
 
 MEANING = {
     "known": "share of the events that can be related by the attribute",
@@ -35,6 +46,29 @@ MEANING = {
     "gate": "weight of Norm(R^U) H, the states of like users and the own (AttrFormer, section "
     "3.1.3)",
 }
+
+
+@dataclass(frozen=True)
+class RelationUse:
+    """What one attribute does in the batches looked at; see ``MEANING``.
+
+    Attributes:
+        field: of the relation; for users all their fields, which act as one.
+        source: item, behaviour or user.
+        known, read, others: as in ``MEANING``; others is NaN where nothing is read.
+        adds: one number a layer; of users, NaN in layers that do not aggregate.
+        heads: [layers, M'] W^R of equation 8; none for users.
+        gate: one number a layer, of users alone; NaN where there is no gate.
+    """
+
+    field: str
+    source: str
+    known: float
+    read: float
+    others: float
+    adds: list[float]
+    heads: list[list[float]]
+    gate: list[float]
 
 
 @dataclass(frozen=True)
@@ -76,18 +110,11 @@ def inspect_relations(
     taken = islice(loader, min(batches, len(loader)))
     rows = [rows_of(batch.to(model.device))[0] for batch in taken]
     uses, events = measure_relations(model, rows)
-    content = {
-        "checkpoint": str(path),
-        "model": config["model"],
-        "dataset": config["dataset"],
-        "batches": len(rows),
-        "events": events,
-        "measures": MEANING,
-        "relations": [asdict(use) for use in uses],
-    }
+    about = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
+    about |= {"batches": len(rows), "events": events, "measures": MEANING}
     file = folder.path / "relations.json"
-    text = json.dumps(_finite(content), indent=2, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    content = to_json({**about, "relations": uses}, indent=2, inf_nan_mode="null")
+    file.write_bytes(content + b"\n")
     title = f"{config['model']} on {config['dataset']}: {events:,} events of training batches"
     picture = draw_relations(uses, title, folder.path / "relations.png")
     return RelationReport(title, uses, [file, picture])
@@ -109,16 +136,11 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
     for rows in batches:
         users = model.lookup.users[rows.events]
         seen: list[tuple[Tensor, SequenceContext, Tensor]] = []
-
-        def note(
-            layer: RelationLayer,
-            given: tuple[Tensor, SequenceContext],
-            out: Tensor,
-            seen: list[tuple] = seen,
-        ) -> None:
-            seen.append((*given, out))
-
-        hooks = [layer.register_forward_hook(note) for layer in layers]
+        keep = seen.append
+        hooks = [
+            layer.register_forward_hook(lambda _, given, out, keep=keep: keep((*given, out)))
+            for layer in layers
+        ]
         try:
             model.row_states(rows, None)
         finally:
@@ -128,7 +150,7 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         sums.events += len(users)
         if relations.heads is not None:
             sums.read[:-1] += _per_relation(relations.heads, users)
-            known = [relation.known(rows.events) for relation in model.lookup.heads]
+            known = [relation.known(rows.events, model.lookup) for relation in model.lookup.heads]
             sums.known[:-1] += [events.sum() for events in known]
         if relations.users is not None:
             count = _per_relation(relations.users, users)
@@ -160,27 +182,19 @@ class _Sums:
         known, read = self.known / self.events, self.read[:, 0] / self.events
         attention = [layer.multi_head_attention for layer in layers if declared]
         mix = [part.relation_mix.cpu().tolist() for part in attention]
-        uses = [
-            RelationUse(
-                field=TIME if relation.table == TIME else relation.field,
-                source=relation.source,
-                known=known[i],
-                read=read[i],
-                others=others[i],
-                adds=heads[:, i].tolist(),
-                heads=[layer[i] for layer in mix],
-                gate=[],
-            )
-            for i, relation in enumerate(declared)
-        ]
+        shares = list(zip(known, read, others, strict=True))
+        uses = []
+        for i, relation in enumerate(declared):
+            field = TIME if relation.table == TIME else relation.field
+            weights = [layer[i] for layer in mix]
+            adds = heads[:, i].tolist()
+            uses.append(RelationUse(field, relation.source, *shares[i], adds, weights, []))
         if model.lookup.user_table is not None:
             fields = ", ".join(r.field for r in model.declared if r.source == "user")
             gates = [layer.user_gate for layer in layers]
             gate = [float("nan") if g is None else float(g) for g in gates]
             adds = np.where([layer.aggregates for layer in layers], users, np.nan).tolist()
-            uses.append(
-                RelationUse(fields, "user", known[-1], read[-1], others[-1], adds, [], gate)
-            )
+            uses.append(RelationUse(fields, "user", *shares[-1], adds, [], gate))
         return uses
 
 
@@ -209,38 +223,63 @@ def _squares(layer: RelationLayer, x: Tensor, ctx: SequenceContext, out: Tensor)
     return np.array([float(part.double().square().sum()) for part in parts])
 
 
-def _finite(content: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not np.isfinite(content) else content
+def draw_relations(uses: Sequence[RelationUse], title: str, file: Path) -> Path:
+    """Draw what relations add, layer by layer, and beside it W^R of every layer."""
+    names = [shorten(use.field) + "\n(users; state = 1)" * (use.source == "user") for use in uses]
+    heads = [use.heads for use in uses if use.heads]
+    weights = [np.array(layer) for layer in zip(*heads, strict=True)]  # [relations, M'] by layer
+    layers = len(uses[0].adds)
+    widths = [3.4 + 0.09 * max(map(len, names))]
+    widths += [max(1.2, 0.6 + 0.14 * weight.shape[1]) for weight in weights]
+    figure = new_figure(sum(widths) + 1.2, 2.2 + 0.22 * (layers + 1) * len(uses))
+    bars, *maps = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    place, bottom = np.arange(len(uses)), (len(uses) - 0.5, -0.5)
+    for layer in range(layers):
+        shift = 0.8 * ((layer + 0.5) / layers - 0.5)
+        color, light = LAYERS[layer % len(LAYERS)], 0.6 ** (layer // len(LAYERS))
+        style: dict[str, Any] = {"color": color, "alpha": light, "label": f"layer {layer + 1}"}
+        bars.barh(place + shift, [use.adds[layer] for use in uses], 0.8 / layers, **style)
+    bars.set(yticks=place, ylim=bottom, xlim=(0, None), xlabel="adds (self-attention = 1)")
+    bars.set_yticklabels(names, parse_math=False)
+    bars.grid(axis="x", alpha=0.3)
+    if layers > 1:
+        figure.legend(loc="outside lower center", ncols=min(layers, 8), frameon=False)
+    for layer, (panel, weight) in enumerate(zip(maps, weights, strict=True), 1):
+        image = panel.imshow(weight, interpolation="nearest", aspect="auto", **color_scale(weights))
+        panel.set_facecolor("0.92")  # of users, who have none
+        ticks = np.arange(weight.shape[1])
+        panel.set(xticks=ticks, xticklabels=ticks + 1, xlabel="head", ylim=bottom, yticks=[])
+        panel.set_title(f"$W^R$, layer {layer}", fontsize=10)
+    if maps:
+        figure.colorbar(image, ax=maps, label="weight")
+    set_title(figure, title, "what each relation adds" + ", and its weights by head" * bool(maps))
+    return write(figure, file)
 
 
 def show(report: RelationReport, console: Console) -> None:
     """Print the table, what its columns mean, and the files."""
-    console.print(report.title, markup=False)
-    table = Table()
-    columns = ("known", "read", "others")
-    table.add_column("relation")
-    table.add_column("source")
-    layers = range(len(report.uses[0].adds))
-    for column in (*columns, *(f"adds\nlayer {n + 1}" for n in layers)):
+
+    def line(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
+    line(report.title)
+    table = Table("relation", "source")
+    shares = {"known": ".0%", "read": ".1f", "others": ".0%"}
+    layers = range(1, len(report.uses[0].adds) + 1)
+    for column in (*shares, *(f"adds\nlayer {n}" for n in layers)):
         table.add_column(column, justify="right")
     for use in report.uses:
-        shares = [_cell(use.known, ".0%"), _cell(use.read, ".1f"), _cell(use.others, ".0%")]
-        table.add_row(use.field, use.source, *shares, *(_cell(a, ".3f") for a in use.adds))
+        cells = [_cell(getattr(use, name), form) for name, form in shares.items()]
+        table.add_row(use.field, use.source, *cells, *(_cell(a, ".3f") for a in use.adds))
     console.print(table)
-    for name in (*columns, "adds"):
-        console.print(f"{name}: {MEANING[name]}", soft_wrap=True, markup=False)
+    for name in (*shares, "adds"):
+        line(f"{name}: {MEANING[name]}")
     for use in report.uses:
         for number, gate in enumerate(use.gate, 1):
             if not np.isnan(gate):
-                text = f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}"
-                console.print(text, soft_wrap=True, markup=False)
+                line(f"gate of layer {number}: {gate:.4f}, the {MEANING['gate']}")
     for file in report.files:
-        console.print(str(file), soft_wrap=True, markup=False)
+        line(str(file))
 
 
 def _cell(value: float, form: str) -> str:

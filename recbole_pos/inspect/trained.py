@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
 from recbole_pos.experiment.state import load_best
-from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
-
-
-def load_trained(
-    path: str | Path, data_path: str | Path | None = None
-) -> tuple[RunFolder, Experiment]:
-    """A trained plugin model, see :func:`open_run`.
-
-    Raises:
-        UsageError: if that is something else, or a model of RecBole's own.
-    """
-    folder, experiment = open_run(path, data_path)
-    if not isinstance(experiment.model, PosRecommender):
-        raise UsageError(
-            f"{experiment.config['model']} has RecBole's layers; only attention of the plugin's "
-            "own can be inspected"
-        )
-    return folder, experiment
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
@@ -67,13 +49,8 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
 
 
 def name_of(experiment: Experiment) -> str:
-    """The name of a trained model in pictures, see :func:`full_name`."""
+    """Return ``PosSASRec (rope, kernel) on ml-100k``; without schemes ``Pop on ml-100k``."""
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []
-    return full_name(config["model"], schemes, config["dataset"])
-
-
-def full_name(model: str, schemes: Sequence[str], dataset: str) -> str:
-    """``PosSASRec (rope, kernel) on ml-100k``; without position schemes ``Pop on ml-100k``."""
     known = f" ({', '.join(schemes)})" if schemes else ""
-    return f"{model}{known} on {dataset}"
+    return f"{config['model']}{known} on {config['dataset']}"

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.products import add_product, autocast_type, product
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
+
+# On GPUs, from torch 2.8 on, factors of a shorter type may give float32 without a copy of them.
+_MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
 def _loss_and_gradients(
@@ -179,3 +181,67 @@ def weighted_cross_entropy(
         if torch.compiler.is_compiling():
             return _compiled_loss(*given)[0]
         return _CatalogueLoss.apply(*given)
+
+
+def autocast_type(device: torch.device) -> torch.dtype | None:
+    """What autocast rounds factors to at this place; None where it is off."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a @ b into ``out``, summed in the type of ``out``.
+
+    Args:
+        a: [i, j].
+        b: [j, k], of the type of ``a``: that of ``out``, or a shorter one.
+        out: [i, k].
+    """
+    if a.dtype == out.dtype:
+        return torch.mm(a, b, out=out)
+    if a.is_cuda and _MIXED and out.dtype == torch.float32:
+        return torch.mm(a, b, out_dtype=out.dtype, out=out)
+    return torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b added to ``total``, [i, k], and summed in its type; a and b as in :func:`product`."""
+    if a.dtype == total.dtype:
+        return total.addmm_(a, b)
+    return total.add_(product(a, b, torch.empty_like(total)))
+
+
+def dirichlet_prior(counts: Tensor) -> Tensor:
+    """[items] expectation of Dir(c + 1) over items 1.. for training counts c (equation 14)."""
+    alpha = counts.double() + 1
+    alpha[0] = 0  # padding is no item
+    return alpha / alpha.sum()
+
+
+def posterior_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    betas: Tensor,
+    prior: Tensor,
+    prior_weight: float,
+) -> Tensor:
+    """Mean over positions of equation 17.
+
+    Args:
+        hidden: [m, d] one vector per position.
+        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        targets: [m, n] int64 the items after each position, next one first.
+        betas: [m, n] weight of each; 0 where there is no such item.
+        prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
+        prior_weight: w, 1 in the paper and 0 for none.
+
+    Returns:
+        Scalar; with w = 0 and one target of weight 1, plain cross-entropy.
+    """
+    if prior_weight == 0:
+        return weighted_cross_entropy(hidden, weight, targets, betas, None)
+    entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
+    loss = weighted_cross_entropy(hidden, weight, targets, betas, prior_weight * prior)
+    return loss + (prior_weight * entropy).to(loss.dtype)

@@ -18,7 +18,7 @@ top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
 section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 11, 12          ``full_cross_entropy`` in ``layers/losses.py``
-13 to 17        ``layers/posterior.py``; ``AttrFormer.future``
+13 to 17        ``posterior_loss``, same file; ``AttrFormer.future``
 =============== ===================================================================
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
@@ -49,13 +49,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition
-from recbole_pos.layers.posterior import dirichlet_prior, posterior_loss
+from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
-from recbole_pos.model.posterior_options import posterior_options
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
 from recbole_pos.relations.lookup import RelationLookup, Rows
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options, is_number, shown
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
 
@@ -347,3 +346,27 @@ class AttrFormer(PosSASRec):
             both = rows if bank is None else rows + bank
             states.append(self.row_states(both, last, lookup))
         return torch.cat(states)
+
+
+def posterior_options(config: Options) -> tuple[list[float], float]:
+    """beta of equation 17 and the weight of its prior.
+
+    Raises:
+        UsageError: if they are no such weights, or the loss cannot have them.
+    """
+    betas, weight = config["future_weights"], config["prior_weight"]
+    listed = isinstance(betas, (list, tuple)) and len(betas) > 0
+    if not listed or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
+        raise UsageError(
+            "future_weights: expected weights of the next items, the first above 0, such as "
+            f"[1.0, 0.25]; found {shown(betas)}"
+        )
+    if any(later > sooner for sooner, later in zip(betas, betas[1:], strict=False)):
+        raise UsageError(f"future_weights: must not rise (section 3.2.3); found {shown(betas)}")
+    plain = weight == 0 and betas[0] == 1 and not any(betas[1:])
+    if config["loss_type"] != "CE" and not plain:
+        raise UsageError(
+            f"loss_type: {config['loss_type']} cannot have posterior targets; set "
+            "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
+        )
+    return [1.0] if plain else [float(b) for b in betas], float(weight)

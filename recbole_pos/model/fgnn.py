@@ -12,10 +12,10 @@ follows itself:
     q*   = GRU-Set2Set(x')                                         order of the items, learned
     z    = W_out q*,    y = softmax(z . x_v)                       x_v the initial item vectors
 
-Graphs are those of ``layers/graph.py``, the first two lines ``WGAT``, the third ``GRUSet2Set`` in
-``layers/wgat.py``. With ``anchors: True`` the anchors of PosRec that send, the first and repeated
-items, have edges to all nodes, their distances the weights (Figures 5 and 6 of the PosRec paper).
-Nodes attend to N_in alone, so the last item is no anchor here.
+Graphs are those of ``layers/graph.py``; in ``layers/graph_layers.py`` ``WGAT`` is the first two
+lines and ``GRUSet2Set`` the third. With ``anchors: True`` the anchors of PosRec that send, the
+first and repeated items, have edges to all nodes, their distances the weights (Figures 5 and 6 of
+the PosRec paper). Nodes attend to N_in alone, so the last item is no anchor here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
-from recbole_pos.layers.wgat import WGAT, GRUSet2Set
+from recbole_pos.layers.graph_layers import WGAT, GRUSet2Set
 from recbole_pos.model.graph_model import GraphRecommender
 from recbole_pos.values import Options
 

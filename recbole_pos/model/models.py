@@ -33,7 +33,7 @@ MODELS = Table(
 BASELINES = Table(
     "model",
     {
-        "SPop": "recbole_pos.model.session_pop:SPop",
+        "SPop": "recbole_pos.model.session_baselines:SPop",
         "SessionKNN": "recbole_pos.model.session_baselines:SessionKNN",
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",

@@ -12,7 +12,7 @@ equation        code
 5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
 7, weights w    ``neighbourhoods`` in ``layers/graph.py``; anchors: ``Anchors``
-7, 8            ``PGGNN`` in ``layers/ggnn.py``
+7, 8            ``PGGNN`` in ``layers/graph_layers.py``
 9               ``PosRec.nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
 11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
@@ -36,8 +36,8 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.ggnn import PGGNN
 from recbole_pos.layers.graph import SessionGraph, neighbourhoods
+from recbole_pos.layers.graph_layers import PGGNN
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.graph_model import GraphRecommender
 from recbole_pos.position.additive import PositionEncoding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import graphlib
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,8 +214,3 @@ def require_equal_trials(plan: Plan) -> None:
                 f"row {row} is searched with {mine} trials and row {first} with "
                 f"{theirs}; give all rows as many, or those that need none `search: false`",
             )
-
-
-def grid_points(grid: dict[str, list[Any]]) -> int:
-    """How many combinations a grid has."""
-    return math.prod(len(values) for values in grid.values())

@@ -129,18 +129,6 @@ class RankTable:
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         return cls(runs, first, np.stack(ranks), number)
 
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, unit: str = "user") -> RankTable:
-        """The same of one tidy frame, with the columns row and seed beside those of a run.
-
-        Raises:
-            UsageError: as :meth:`from_runs`.
-        """
-        if missing := {"row", "seed"} - set(frame.columns):
-            raise UsageError(f"ranks: no column {', '.join(sorted(missing))}")
-        runs = frame.groupby(["row", "seed"], sort=False)
-        return cls.from_runs({(row, int(seed)): part for (row, seed), part in runs}, unit)
-
     @property
     def rows(self) -> list[str]:
         """Names of the rows, in the order of their runs."""

@@ -1,11 +1,14 @@
-"""Reads a study: every key, row and value is checked, and what is wrong is told with its line."""
+"""Reads a study: keys and values by their types, rows by their names; errors name file and line."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from recbole_pos.study.bins import COLD, KINDS
 from recbole_pos.study.plan import (
@@ -18,26 +21,182 @@ from recbole_pos.study.plan import (
     Ties,
     require_equal_trials,
 )
-from recbole_pos.study.searches import read_search, read_search_seeds
-from recbole_pos.study.source import LIKE, Source, read_source
+from recbole_pos.study.source import Source, read_source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
-KEYS = (
-    *("title", "question", "protocol", "dataset", "base", "rows", "search", "seeds", "reference"),
-    *("search_seeds", "metrics", "bins", "paper", "tables", "split", "ties", "unit"),
-)
 # What a trained model may be tested with that it was not trained with.
 RETESTED = ("mask_history", "inference_relations", "eval_batch_size")
-UNITS = ("user", "session")  # what a user of the log is called
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _METRIC = re.compile(r"[a-z]+@[1-9]\d*")
-_NAME_OF_A_RUN = re.compile(r", (trial|seed) \d+")
-_RANDOM = re.compile(r"random\((\d+)\)")
-_Path = tuple[Any, ...]
+_NAME_OF_A_RUN = re.compile(r"\n|, (trial|seed) \d+")
+_TIES = re.compile(r"file|drop|random\((\d+)\)")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        raise ValueError("expected text")
+    return "" if value is None else str(value).strip()
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError("expected a list of names")
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return tuple(names)
+
+
+def _metric(name: str) -> str:
+    if not _METRIC.fullmatch(name.lower()):
+        raise ValueError(f"{shown(name)} is not a metric such as ndcg@10")
+    return name.lower()
+
+
+def _row_name(name: str) -> str:
+    if _NAME_OF_A_RUN.search(name):
+        raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
+    return name
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if is_whole(value) and 1 <= value <= 1000:
+        return tuple(range(FIRST_SEED, FIRST_SEED + value))
+    plain = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
+    if not plain or len(set(value)) < len(value):
+        raise ValueError("expected how many, or different whole numbers in a list")
+    return tuple(value)
+
+
+def _bins(value: dict[str, Any]) -> dict[str, Any]:
+    for kind, edges in value.items():
+        if kind == COLD and not isinstance(edges, bool):
+            raise ValueError("cold is true or false")
+        if kind not in (*KINDS, COLD):
+            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
+        plain = isinstance(edges, list) and edges and all(map(is_number, edges))
+        if kind != COLD and not (plain and list(edges) == sorted(set(edges))):
+            raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
+    return {kind: edges for kind, edges in value.items() if edges}
+
+
+def _ties(value: Any) -> Ties:
+    found = _TIES.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError("expected file, random(SEED) or drop")
+    return Ties("random", int(found[1])) if found[1] else Ties(found[0])
+
+
+def _search(value: Any) -> Search | None:
+    """A grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
+    if value is None or value is False or value == {}:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
+    if {"trials", "space"} & set(value):
+        trials, space = value.get("trials"), value.get("space")
+        right = is_whole(trials) and trials >= 1 and space and isinstance(space, (str, dict))
+        if not right or len(value) > 2:
+            raise ValueError("expected {trials: NUMBER, space: options or a file}")
+        return Search(trials, space=space)
+    for name, values in value.items():
+        if isinstance(values, dict):
+            raise ValueError(f"{name} is drawn: write {{trials: 20, space: {{{name}: ..}}}}")
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name}: expected a list of values")
+        if any(v in values[:n] for n, v in enumerate(values)):
+            raise ValueError(f"{name}: a value is listed twice")
+    return Search(math.prod(map(len, value.values())), grid=value)
+
+
+def _refuse(value: Any) -> None:
+    raise ValueError("it cannot stand here")
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+SomeNames = Annotated[Names, Field(min_length=1)]
+Metric = Annotated[str, AfterValidator(_metric)]
+Metrics = Annotated[tuple[Metric, ...], Field(min_length=1), BeforeValidator(_names)]
+Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
+Nothing = Annotated[None, BeforeValidator(_refuse)]
+
+
+_Searched = Annotated[Search | None, BeforeValidator(_search)]
+
+
+class _Layout(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Options(_Layout):
+    """Options of the base or of a row: those of a run, and files of them."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    config_files: Names = ()
+    seed: Nothing = None  # the same for all rows
+    dataset: Nothing = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class _Attach(_Layout):
+    to: str
+    schemes: SomeNames
+
+
+class _Row(_Options):
+    attach: _Attach | None = None
+    retest: str | None = None
+    search: Literal[True] | _Searched = True
+
+
+class _Table(_Layout):
+    title: Text = ""
+    rows: SomeNames | None = None
+    metrics: Metrics | None = None
+    reference: str | None = None
+    validation: bool = False
+
+
+class _Study(_Layout):
+    """A study as it is written."""
+
+    title: Text = ""
+    question: Text = ""
+    protocol: Text = ""
+    dataset: Annotated[Text, Field(min_length=1)]
+    base: Annotated[_Options, Empty] = _Options()
+    rows: Annotated[
+        dict[Annotated[str, AfterValidator(_row_name)], Annotated[_Row, Empty]],
+        Field(min_length=1),
+    ]
+    search: _Searched = None
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = (FIRST_SEED,)
+    search_seeds: Annotated[int, Field(ge=1)] = 1
+    reference: str | None = None
+    metrics: Metrics = METRICS
+    bins: Annotated[dict[str, Any], AfterValidator(_bins), Empty] = {}
+    paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
+    tables: Annotated[list[_Table], Field(min_length=1)] | None = None
+    split: dict[str, Any] | None = None
+    ties: Annotated[Ties, BeforeValidator(_ties)] = Ties()
+    unit: Literal["user", "session"] = "user"  # what a user of the dataset is called
+    like: Nothing = None  # of a file it is merged already
+
+
+# What a plan has as it is written.
+_AS_WRITTEN = (
+    *("dataset", "question", "protocol", "seeds", "search_seeds"),
+    *("metrics", "bins", "paper", "ties", "unit"),
+)
+_KEYS = {key for layout in (_Study, _Table, _Attach) for key in layout.model_fields}
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a yaml file.
+    """Return the plan in a yaml file.
 
     Raises:
         UsageError: naming file and line of what is wrong with it.
@@ -46,48 +205,36 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def make_plan(source: Source) -> Plan:
-    """The plan of what was read.
+    """Return the plan of what was read.
 
     Raises:
         UsageError: as :func:`read_plan`.
     """
-    given = source.content
-    if LIKE in given:  # of a file it is merged already
-        raise source.error((LIKE,), f"{LIKE}: goes with the file of a study, not with a mapping")
-    source.require_known((), given, (*KEYS, LIKE), "key")
-    base, files = _options_and_files(source, ("base",), given.get("base"))
-    if "split" in given:
-        split = source.mapping(("split",), given["split"], "such as {LS: valid_and_test}")
+    study = _validate(source)
+    base = study.base.options
+    if study.split is not None:
         if "eval_args" in base:
-            problem = f"eval_args is given in the base already, {source.where('base', 'eval_args')}"
-            raise source.error(("split",), f"split: {problem}; say it once")
-        base["eval_args"] = {"split": split}
-    search = read_search(source, ("search",), given.get("search"))
-    rows = _rows(source, given.get("rows"), base, search)
-    metrics = _metrics(source, ("metrics",), given.get("metrics", list(METRICS)))
-    reference = source.one_of(("reference",), given.get("reference", next(iter(rows))), rows)
-    seeds = _seeds(source, given.get("seeds", 1))
-    dataset = source.text(("dataset",), given.get("dataset"))
-    if not dataset:
-        raise source.error(("dataset",), "dataset: give the name of the data set")
-    title = source.text(("title",), given.get("title")) or f"{len(rows)} rows on {dataset}"
+            where = source.where("base", "eval_args")
+            raise source.error(
+                ("split",), f"split: eval_args is given in the base already, {where}"
+            )
+        base["eval_args"] = {"split": study.split}
+    rows = {name: _row(source, name, given, study, base) for name, given in study.rows.items()}
+    reference = next(iter(rows)) if study.reference is None else study.reference
+    source.one_of(("reference",), reference, rows)
+    for row in study.paper:
+        source.one_of(("paper", row), row, rows)
+    title = study.title or f"{len(rows)} rows on {study.dataset}"
+    tables = study.tables or [_Table(title=title)]
+    _require_search_seeds(source, study, rows)
     plan = Plan(
-        dataset=dataset,
+        **{name: getattr(study, name) for name in _AS_WRITTEN},
         title=title,
-        question=source.text(("question",), given.get("question")),
-        protocol=source.text(("protocol",), given.get("protocol")),
         base=base,
-        config_files=files,
+        config_files=study.base.config_files,
         rows=rows,
-        seeds=seeds,
-        search_seeds=read_search_seeds(source, given.get("search_seeds", 1), seeds, rows),
         reference=reference,
-        metrics=metrics,
-        bins=_bins(source, given.get("bins")),
-        paper=_paper(source, given.get("paper"), rows),
-        tables=_tables(source, given.get("tables"), rows, metrics, reference, title),
-        ties=_ties(source, given.get("ties", "file")),
-        unit=_unit(source, given.get("unit", UNITS[0])),
+        tables=tuple(_table(source, n, t, rows, study, reference) for n, t in enumerate(tables)),
         source=source,
     )
     plan.order()
@@ -95,206 +242,72 @@ def make_plan(source: Source) -> Plan:
     return plan
 
 
-def _options_and_files(
-    source: Source, path: _Path, value: Any
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    options = source.mapping(path, value, "of options, {model: PosSASRec, n_layers: 2}")
-    files = options.pop("config_files", [])
-    for key in ("seed", "dataset"):
-        if key in options:
-            problem = f"{key} cannot stand here: it is the same for all rows"
-            raise source.error((*path, key), problem)
-    return options, source.names((*path, "config_files"), files, "files")
+def _validate(source: Source) -> _Study:
+    try:
+        return _Study.model_validate(source.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = first["loc"]
+        path = tuple(str(part) for part in path) if path[-1] == "[key]" else path
+        name = ": ".join(str(part) for part in path if part != "[key]")
+        if first["type"] == "extra_forbidden":
+            problem = f"unknown key {shown(path[-1])}{suggest(str(path[-1]), _KEYS)}"
+        elif first["type"] == "missing":
+            problem = f"{name}: it is missing"
+        else:
+            message = first["msg"].removeprefix("Value error, ")
+            problem = f"{name}: {message}; found {shown(first['input'])}"
+        raise source.error(path, problem) from error
 
 
-def _rows(
-    source: Source, value: Any, base: dict[str, Any], search: Search | None
-) -> dict[str, Row]:
-    example = "of rows, NoPE: {model: PosSASRec, position: [nope]}"
-    given = source.mapping(("rows",), value, example)
-    if not given:
-        raise source.error(("rows",), "rows: there is none; one is `NAME: {model: PosSASRec}`")
-    found = {}
-    for name, content in given.items():
-        path = ("rows", name)
-        if "\n" in str(name) or _NAME_OF_A_RUN.search(str(name)):
-            problem = f"rows: {shown(name)} is no name for a row: give it one line, without "
-            raise source.error(path, problem + "`, trial 0` or `, seed 0`, which name its runs")
-        options, files = _options_and_files(source, path, content)
-        own = options.pop("search", True)
-        attach = None
-        if "attach" in options:
-            attach = _attach(source, (*path, "attach"), options.pop("attach"), given)
-            for key in ("model", "position"):
-                if key in options:
-                    problem = (
-                        f"row {name}: {key} is that of row {attach.to}, which it is attached to"
-                    )
-                    raise source.error((*path, key), problem)
-        elif "retest" in options:
-            attach = Attach(source.one_of((*path, "retest"), options.pop("retest"), given))
-            source.require_known(path, options, RETESTED, "option of a trained model's test")
-            if not options:
-                problem = (
-                    f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
-                )
-                raise source.error(path, problem)
-        elif "model" not in options and "model" not in base:
-            hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
-            raise source.error(path, f"row {name} has no model{hint}")
-        if attach and files:
-            problem = (
-                f"row {name} takes the configuration of row {attach.to}; write its options here"
-            )
-            raise source.error((*path, "config_files"), problem)
-        if attach and own is not True:
-            problem = f"row {name} takes the configuration of row {attach.to}; leave search out"
-            raise source.error((*path, "search"), problem)
-        found[name] = Row(
-            name,
-            options,
-            files,
-            attach,
-            None
-            if attach
-            else search
-            if own is True
-            else read_search(source, (*path, "search"), own),
-        )
-    return found
-
-
-def _attach(source: Source, path: _Path, value: Any, rows: Collection[str]) -> Attach:
-    given = source.mapping(path, value, "{to: ROW, schemes: [kernel]}")
-    source.require_known(path, given, ("to", "schemes"), "key")
-    for key in ("to", "schemes"):
-        if not given.get(key):
-            raise source.error(path, f"attach: {key} is missing; write {{to: ROW, schemes: [...]}}")
-    to = source.one_of((*path, "to"), given["to"], rows)
-    return Attach(to, source.names((*path, "schemes"), given["schemes"], "position schemes"))
-
-
-def _seeds(source: Source, value: Any) -> tuple[int, ...]:
-    if is_whole(value) and 1 <= value <= 1000:
-        return tuple(range(FIRST_SEED, FIRST_SEED + value))
-    plain = isinstance(value, list) and value and all(is_whole(v) and v >= 0 for v in value)
-    if not plain or len(set(value)) < len(value):
-        raise source.error(
-            ("seeds",),
-            f"seeds: expected how many, or different whole numbers in a list; found {shown(value)}",
-        )
-    return tuple(value)
-
-
-def _metrics(source: Source, path: _Path, value: Any) -> tuple[str, ...]:
-    names = source.names(path, value, "metrics")
-    if not names:
-        raise source.error(path, f"{path[-1]}: there is none")
-    for place, name in enumerate(names):
-        if not _METRIC.fullmatch(name.lower()):
-            raise source.error(
-                (*path, place), f"{path[-1]}: {shown(name)} is no metric such as ndcg@10"
-            )
-    return tuple(name.lower() for name in names)
-
-
-def _bins(source: Source, value: Any) -> dict[str, Any]:
-    given = source.mapping(("bins",), value, "such as {history: [5, 15], cold: true}")
-    source.require_known(("bins",), given, (*KINDS, COLD), "kind of bins")
-    for kind, edges in given.items():
-        if kind == COLD:
-            if not isinstance(edges, bool):
-                raise source.error(("bins", kind), f"bins: cold is true or false, not {edges!r}")
-            continue
-        plain = isinstance(edges, list) and edges and all(map(is_number, edges))
-        if not plain or any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
-            raise source.error(
-                ("bins", kind),
-                f"bins: {kind}: expected the edges between bins, ascending, such as [5, 15]; found "
-                f"{shown(edges)}",
-            )
-    return {kind: edges for kind, edges in given.items() if edges}
-
-
-def _paper(source: Source, value: Any, rows: Collection[str]) -> dict[str, dict[str, float]]:
-    given = source.mapping(("paper",), value, "such as {NoPE: {ndcg@10: 0.0316}}")
-    found: dict[str, dict[str, float]] = {}
-    for row, figures in given.items():
-        path = ("paper", row)
-        source.one_of(path, row, rows)
-        figures = source.mapping(path, figures, "of metrics, {ndcg@10: 0.0316}")
-        for metric, figure in figures.items():
-            _metrics(source, (*path, metric), [metric])
-            if not is_number(figure):
-                problem = f"paper: {metric} of row {row}: expected a number, found {shown(figure)}"
-                raise source.error((*path, metric), problem)
-        found[row] = {metric.lower(): float(figure) for metric, figure in figures.items()}
-    return found
-
-
-def _tables(
-    source: Source,
-    value: Any,
-    rows: Collection[str],
-    metrics: tuple[str, ...],
-    reference: str,
-    title: str,
-) -> tuple[TablePlan, ...]:
-    if value is None:
-        return (TablePlan(title, tuple(rows), metrics, reference),)
-    if not isinstance(value, list) or not value:
-        raise source.error(
-            ("tables",), f"tables: expected a list of {{title: ..., rows: [...]}}, found "
-            f"{shown(value)}",
-        )  # fmt: skip
-    return tuple(
-        _table(source, ("tables", place), given, rows, metrics, reference)
-        for place, given in enumerate(value)
-    )
+def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, Any]) -> Row:
+    path, options, attach, search = ("rows", name), given.options, None, given.search
+    refused: tuple[str, ...] = ()  # keys of a row that is made of another one's models
+    if given.attach is not None:
+        to = source.one_of((*path, "attach"), given.attach.to, study.rows)
+        attach, refused = Attach(to, given.attach.schemes), ("model", "position", "retest")
+    elif given.retest is not None:
+        attach = Attach(source.one_of((*path, "retest"), given.retest, study.rows))
+        refused = tuple(key for key in options if key not in RETESTED)
+        if not options:
+            problem = f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
+            raise source.error(path, problem)
+    elif "model" not in options and "model" not in base:
+        hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
+        raise source.error(path, f"row {name} has no model{hint}")
+    if attach:
+        given_here = {*options, *given.model_fields_set}
+        for key in (*refused, "config_files", "search"):
+            if key in given_here:
+                problem = f"row {name}: {key}: the row is made of the models of row {attach.to}"
+                raise source.error((*path, key), f"{problem}; leave it out")
+        search = None
+    elif search is True:
+        search, path = study.search, ()
+    if search:
+        lines = search.grid or search.space
+        names = lines if isinstance(lines, dict) else ()
+        inner = ("search",) if search.grid else ("search", "space")
+        search = replace(search, lines={k: source.where(*path, *inner, k) for k in names})
+    return Row(name, options, given.config_files, attach, search)
 
 
 def _table(
-    source: Source,
-    path: _Path,
-    value: Any,
-    rows: Collection[str],
-    metrics: tuple[str, ...],
-    reference: str,
+    source: Source, place: int, given: _Table, rows: dict[str, Row], study: _Study, reference: str
 ) -> TablePlan:
-    if not isinstance(value, dict):
-        raise source.error(path, f"tables: expected {{title: ..., rows: [...]}}, found {value!r}")
-    source.require_known(
-        path, value, ("title", "rows", "metrics", "reference", "validation"), "key"
-    )
-    validation = value.get("validation", False)
-    if not isinstance(validation, bool):
-        problem = f"validation: true for a column of it, or false; found {shown(validation)}"
-        raise source.error((*path, "validation"), problem)
-    chosen = source.names((*path, "rows"), value.get("rows", list(rows)), "rows")
-    for place, row in enumerate(chosen):
-        source.one_of((*path, "rows", place), row, rows)
-    if not chosen:
-        raise source.error((*path, "rows"), "rows: there is none in this table")
-    own = value.get("reference", reference if reference in chosen else chosen[0])
-    return TablePlan(
-        source.text((*path, "title"), value.get("title")) or ", ".join(chosen),
-        chosen,
-        _metrics(source, (*path, "metrics"), value["metrics"]) if "metrics" in value else metrics,
-        source.one_of((*path, "reference"), own, chosen),
-        validation,
-    )
+    path = ("tables", place)
+    chosen = tuple(rows) if given.rows is None else given.rows
+    for row in chosen:
+        source.one_of((*path, "rows"), row, rows)
+    own = given.reference or (reference if reference in chosen else chosen[0])
+    source.one_of((*path, "reference"), own, chosen)
+    title = given.title or ", ".join(chosen)
+    return TablePlan(title, chosen, given.metrics or study.metrics, own, given.validation)
 
 
-def _unit(source: Source, value: Any) -> str:
-    if value not in UNITS:
-        raise source.error(("unit",), f"unit: {shown(value)} is none of {', '.join(UNITS)}")
-    return value
-
-
-def _ties(source: Source, value: Any) -> Ties:
-    text = str(value).strip()
-    if found := _RANDOM.fullmatch(text):
-        return Ties("random", int(found[1]))
-    if text not in ("file", "drop"):
-        raise source.error(("ties",), f"ties: {shown(value)} is none of file, random(SEED), drop")
-    return Ties(text)
+def _require_search_seeds(source: Source, study: _Study, rows: dict[str, Row]) -> None:
+    """A search takes the mean of some of the seeds, if there is a search."""
+    many = study.search_seeds
+    if many > len(study.seeds) or (many > 1 and not any(row.search for row in rows.values())):
+        problem = f"a search, and at most its {len(study.seeds)} seeds"
+        raise source.error(("search_seeds",), f"search_seeds: expected {problem}; found {many}")

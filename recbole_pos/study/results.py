@@ -15,7 +15,6 @@ from recbole_pos.study.statistics import differences, means
 from recbole_pos.study.ties import TieCount
 
 DONE, FAILED = "done", "failed"
-RUN_COLUMNS = ("row", "seed", "status")
 VALIDATION = "validation"  # of the best epoch, in the first metric of the study
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import nearest, short, shown, suggest
+from recbole_pos.values import nearest, short, shown
 from recbole_pos.yaml_files import YamlLoader, read_text, yaml_problem
 
 LIKE = "like"  # the key that names another study
@@ -50,43 +51,6 @@ class Source:
         """A message that begins with file and line."""
         return UsageError(f"{self.where(*path)}: {problem}")
 
-    def require_known(
-        self, path: _Path, given: dict[Any, Any], known: Collection[str], what: str
-    ) -> None:
-        """No key may stand in a mapping that means nothing there."""
-        for key in given:
-            if key not in known:
-                hint = suggest(str(key), known) or f"; there are {', '.join(known)}"
-                raise self.error((*path, key), f"unknown {what} {shown(key)}{hint}")
-
-    def mapping(self, path: _Path, value: Any, example: str) -> dict[str, Any]:
-        """A copy of a mapping with names for keys; empty where there is none."""
-        if value is None:
-            return {}
-        name = path[-1]
-        if not isinstance(value, dict):
-            raise self.error(path, f"{name}: expected a mapping {example}, found {shown(value)}")
-        for key in value:
-            if not isinstance(key, str):
-                problem = f"{name}: a name is text, found {shown(key)}; write it in quotes"
-                raise self.error((*path, str(key)), problem)
-        return dict(value)
-
-    def text(self, path: _Path, value: Any) -> str:
-        """A text; empty where there is none."""
-        if isinstance(value, (dict, list)):
-            raise self.error(path, f"{path[-1]}: expected text, found {shown(value)}")
-        return "" if value is None else str(value).strip()
-
-    def names(self, path: _Path, value: Any, what: str) -> tuple[str, ...]:
-        """A list of different names; a single one may stand without brackets."""
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self.error(path, f"{path[-1]}: expected a list of {what}, found {shown(value)}")
-        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-            raise self.error(path, f"{path[-1]}: {twice[0]} is given twice")
-        return tuple(names)
-
     def one_of(self, path: _Path, name: Any, rows: Collection[str]) -> str:
         """The name of a row that there is."""
         if not isinstance(name, str) or name not in rows:
@@ -107,14 +71,13 @@ def _whole(path: Path, above: tuple[Path, ...]) -> Source:
     source = _read(path)
     if LIKE not in source.content:
         return source
-    name = source.text((LIKE,), source.content[LIKE])
-    other = path.parent / name
-    if not name or path.resolve() in above:
-        problem = "expected the file of another study" if not name else "goes round in a circle"
-        raise source.error((LIKE,), f"{LIKE}: {problem}; found {shown(name)}")
-    if not other.is_file():
-        problem = "is a folder" if other.is_dir() else "does not exist"
-        raise source.error((LIKE,), f"{LIKE}: {other} {problem}; name the file of a study")
+    name = source.content[LIKE]
+    other = path.parent / str(name)
+    if not isinstance(name, str) or not name or not other.is_file():
+        problem = f"expected the file of another study, found {shown(name)}"
+        raise source.error((LIKE,), f"{LIKE}: {problem}")
+    if other.resolve() in (*above, path.resolve()):
+        raise source.error((LIKE,), f"{LIKE}: {shown(name)} goes round in a circle")
     like = _whole(other, (*above, path.resolve()))
     return Source(source.name, _merged(source, like), source.lines, like)
 
@@ -123,26 +86,23 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
     """The content of a study: keys of its own win, in base and rows option by option."""
     given = {key: value for key, value in source.content.items() if key != LIKE}
     found = {**like.content, **given}
-    if given.get("dataset", found.get("dataset")) != like.content.get("dataset"):
+    if found.get("dataset") != like.content.get("dataset"):
         found["paper"] = given.get("paper")  # figures are of a dataset
     for key in _MERGED:
-        if key in like.content:
-            like.mapping((key,), like.content[key], "as of a study")
+        if not isinstance(like.content.get(key) or {}, dict):
+            raise like.error((key,), f"{key}: expected a mapping")
     found["base"] = _over(like.content.get("base"), given.get("base"))
     theirs, rows = like.content.get("rows") or {}, given.get("rows")
     if isinstance(rows, (list, str)):
-        names = source.names(("rows",), rows, "rows")
+        names = [rows] if isinstance(rows, str) else rows
         found["rows"] = {source.one_of(("rows",), name, theirs): theirs[name] for name in names}
-        found |= {
-            key: _of_rows(key, found[key], names)
-            for key in _OF_ROWS
-            if key not in given and key in found
-        }
+        for key in _OF_ROWS:
+            if key not in given and key in found:
+                with suppress(AttributeError, TypeError):  # what is malformed is refused later
+                    found[key] = _of_rows(key, found[key], names)
     elif rows is None or isinstance(rows, dict):
-        found["rows"] = {
-            name: _over(theirs.get(name), (rows or {}).get(name))
-            for name in {**theirs, **(rows or {})}
-        }
+        all_names = {**theirs, **(rows or {})}
+        found["rows"] = {n: _over(theirs.get(n), (rows or {}).get(n)) for n in all_names}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -153,24 +113,18 @@ def _over(theirs: Any, mine: Any) -> Any:
     return theirs if mine is None else mine
 
 
-def _of_rows(key: str, value: Any, names: tuple[str, ...]) -> Any:
+def _of_rows(key: str, value: Any, names: list[str]) -> Any:
     """What is left of a key of another study when some of its rows are; None for nothing."""
     if key == "reference":
         return value if value in names else None
     if key == "paper":
-        kept = value if isinstance(value, dict) else {}
-        return {row: figures for row, figures in kept.items() if row in names}
+        return {row: found for row, found in (value or {}).items() if row in names}
     tables = []
-    for table in value if isinstance(value, list) else []:
-        if not isinstance(table, dict) or not isinstance(table.get("rows", []), (list, str)):
-            return value  # which is refused where it is read
-        one = dict(table)
-        if "rows" in one:
-            rows = [one["rows"]] if isinstance(one["rows"], str) else one["rows"]
-            one["rows"] = [row for row in rows if row in names]
-        rows = one.get("rows", names)
-        if rows and one.get("reference", rows[0]) in rows:
-            tables.append(one)
+    for table in value or ():
+        rows = table.get("rows", names)
+        rows = [row for row in ([rows] if isinstance(rows, str) else rows) if row in names]
+        if rows and table.get("reference", rows[0]) in rows:
+            tables.append({**table, "rows": rows} if "rows" in table else table)
     return tables or None
 
 

@@ -82,15 +82,3 @@ def count_ties(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> TieCount
     kept = chosen.merge(same, on=["user", "time", "item"])["same"].to_numpy()
     changed = 1 - kept / last["size"].to_numpy()
     return TieCount(len(last), int(test.sum()), int(valid.sum()), float(changed.sum()))
-
-
-def dropped_users(user: np.ndarray, time: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """The users that ``ties: drop`` leaves out: another order gives them another test item.
-
-    Args:
-        user, time, item: [events].
-    """
-    frame = pd.DataFrame({"user": user, "time": time, "item": item})
-    newest = frame[frame["time"] == frame.groupby("user")["time"].transform("max")]
-    items = newest.groupby("user")["item"].nunique()
-    return items.index[items > 1].to_numpy()

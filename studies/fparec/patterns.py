@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recbole_pos.inspect.heatmaps import draw_triangles
+from recbole_pos.inspect.pictures import draw_triangles
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.position.schemes import SCHEMES
 
