@@ -201,7 +201,7 @@ def test_one_batch_is_learnt_and_gradients_are_finite(experiment, model: str) ->
         ("EncodedSTAMP", {"loss_type": "SCE"}, "loss_type: 'SCE' is not one of CE, BPR"),
         ("AnchoredSRGNN", {"anchor_overlap": "both"}, "anchor_overlap: 'both'"),
         ("AnchoredSRGNN", {"step": 0}, "step must be at least 1"),
-        ("AnchoredGCSAN", {"weight": 1.5}, "weight must be from 0 to 1"),
+        ("AnchoredGCSAN", {"weight": 1.5}, "weight must be at most 1"),
     ],
 )
 def test_bad_options(experiment, model: str, options: dict, message: str) -> None:
