@@ -88,22 +88,6 @@ def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, th
     assert gathering.ROOM == 0.5
 
 
-def test_one_ahead_is_one_and_in_order() -> None:
-    made, threads = [], set()
-
-    def numbers() -> Iterator[int]:
-        for number in range(6):
-            made.append(number)
-            threads.add(threading.get_ident())
-            yield number
-
-    seen = []
-    for number in one_ahead(numbers()):
-        seen.append(number)
-        assert len(made) <= number + 2
-    assert seen == made == list(range(6)) and threading.get_ident() not in threads
-
-
 def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:
     def failing() -> Iterator[int]:
         yield 1

@@ -24,9 +24,9 @@ from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.ranks import rank_table
 from recbole_pos.study import packed as packing
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.ranks import gains
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.work import Job, Work
 
 SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_study_preview import finish, plan
 
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.work import Work
 
 

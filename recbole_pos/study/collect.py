@@ -18,7 +18,6 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.study import report, schema
 from recbole_pos.study.configs import QUIET, require_twins
 from recbole_pos.study.expand import Fit, fits
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.reading import make_plan
@@ -26,6 +25,7 @@ from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
 from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
 from recbole_pos.values import no_formula, short
