@@ -22,7 +22,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.ranks import rank_table
+from recbole_pos.experiment.evaluation import rank_table
 from recbole_pos.study import packed as packing
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.ranks import gains
