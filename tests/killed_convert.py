@@ -1,7 +1,8 @@
 """Converts again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, how many steps lie between kills, further ones of ``recbole-pos convert``. A line
-for each step tells what is there after the kill, and after the same command has run again.
+Arguments: the file, the folder of the data, how many steps lie between kills, further ones of
+``recbole-pos convert``. A line for each step tells what is there after the kill, and after the
+same command has run again.
 """
 
 from __future__ import annotations

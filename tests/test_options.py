@@ -27,7 +27,7 @@ from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import nearest, suggest
 from recbole_pos.yaml_files import ROOT, read_yaml
 
-CHECKED = ("session_filter", "train_fraction")  # where they are read, see data/sessions.py
+CHECKED = ("session_filter", "train_fraction")  # where they are read, see data/splits.py
 
 
 def every_option() -> dict[str, list[Any]]:

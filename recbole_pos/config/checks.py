@@ -19,9 +19,8 @@ from recbole_pos.config.options import (
     cores,
     rule,
 )
-from recbole_pos.data.given import check_given
-from recbole_pos.data.sessions import read_fraction, read_session_filter
-from recbole_pos.data.ties import read_ties
+from recbole_pos.data.splits import read_fraction, read_session_filter
+from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.values import check_choice, is_number, is_whole, nearest, shown
 
