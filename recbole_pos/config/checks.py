@@ -11,24 +11,9 @@ from typing import Any
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
-<<<<<<< HEAD
-from recbole_pos.config.options import (
-    AT_MOST,
-    DIVIDES,
-    HEADS_OF_FULL_SIZE,
-    LEAST,
-    OPTIONS,
-    cores,
-    rule,
-)
-from recbole_pos.data.splits import read_fraction, read_session_filter
-from recbole_pos.data.targets import check_given, read_ties
-=======
 from recbole_pos.config.option import Option, check_kind, check_plain
 from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, rule
-from recbole_pos.data.given import check_given
-from recbole_pos.data.ties import read_ties
->>>>>>> main
+from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.values import is_whole, nearest, shown
 
