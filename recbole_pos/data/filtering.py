@@ -115,11 +115,11 @@ class FilteredTables(AtomicTables):
 
 @dataclass
 class _Side:
-    """Users or items: the events that each has, and who is left out for their number.
+    """Users or items: the interactions that each has, and who is left out for their number.
 
     Attributes:
         codes: [events left] who each is of.
-        counts: [names + 1] events of each; the last, of none, are those of names without one.
+        counts: [names + 1] of each; the last, of none, are those of names without one.
         rows: [lines of the table] their names as codes, -1 without events; None without a table.
         kept: [lines of the table] bool.
         intervals: numbers that are allowed; None for any.
