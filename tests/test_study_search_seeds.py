@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import finish, plan, said
 from small_study import study
-from test_study_preview import finish, plan, said
 
 import recbole_pos
 from recbole_pos.errors import UsageError
@@ -117,16 +117,9 @@ def test_a_report_has_the_mean(tiny: Path, tmp_path: Path) -> None:
     assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
 
 
-WRONG = [
-    ({"search_seeds": 4}, "from 1 to 3; found 4"),
-    ({"search_seeds": 0}, "from 1 to 3; found 0"),
-    ({"search": None}, "search_seeds: no row has a search"),
-]
-
-
-@pytest.mark.parametrize(("more", "message"), WRONG)
-def test_what_is_wrong_is_told(tiny: Path, more: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+@pytest.mark.parametrize("more", [{"search_seeds": 4}, {"search_seeds": 0}, {"search": None}])
+def test_what_is_wrong_is_told(tiny: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="search_seeds: "):
         searched(tiny, **more)
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
+
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
@@ -15,7 +17,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.study.expand import digest
-from recbole_pos.study.typed_code import code_of
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
@@ -85,7 +86,8 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
 def sources(config: PosConfig) -> list[str]:
     """Digests of the code of a model and schemes of one's own: edited, they are others.
 
-    The whole module counts, since a class may call anything in it.
+    The whole module counts, since a class may call anything in it. What was typed into a shell has
+    no text: cloudpickle's bytes, of the class and all that it names, are the same in one process.
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
@@ -97,8 +99,8 @@ def sources(config: PosConfig) -> list[str]:
             continue
         try:
             texts.append(inspect.getsource(sys.modules[cls.__module__]))
-        except (OSError, TypeError, KeyError):  # typed into a shell
-            texts.append(code_of(cls))
+        except (OSError, TypeError, KeyError):  # typed into a shell: another one in each process
+            texts.append(cloudpickle.dumps(cls).hex())
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
