@@ -92,7 +92,7 @@ NOTES = """\
 - Users' last two events are held out, and what is left must be two events or more. Each user gives
   one sequence, its last L + 1 training events; its targets are all of them but the first. Targets
   of padding do not count.
-- Not timed: imports, reading data, building the model, validation (there is none), and the first
+- Not timed: imports, reading data, building the model, validation (not used), and the first
   epoch (or its first {warmup:g} s). Timed: whole steps over at least one epoch's worth of targets
   and at least {minimum:g} s{maximum}, with making batches, forward, backward and optimiser.
 - Dropout is {dropout:g}, on attention weights {attention:g}. Peers tie the latter to the former;

@@ -127,7 +127,7 @@ def document(found: dict[str, list[Side]], args: argparse.Namespace, load: float
 # Time to the same quality
 
 Seconds of training until a level that all sides reach: data, sides and settings
-of [training speed](speed_peers.md), {args.seeds} seeds, in turns. The clock runs from the first
+of [training speed](speed_peers.md), {args.seeds} seeds, in turns. Time runs from the first
 step on and stands while an epoch is looked at; imports, reading and building are not in it. All
 items are ranked, by the same code for all sides. A side ends after {args.patience} epochs without
 gain or {args.max_seconds:g} s. The level is below what every run ends with, so that no side is

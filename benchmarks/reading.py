@@ -2,7 +2,7 @@
 
 CPU-seconds and peak memory of a generated log: parsed, filtered and numbered, sorted and split, cut
 into windows for training and rows for evaluation; once from text, once from what the first start
-kept. Beside it, what nobody can do without: pyarrow reads the text, names become codes, events are
+kept. Beside it, the least that is needed: pyarrow reads the text, names become codes, events are
 sorted by user and time. Sides take turns, every turn in a process of its own (``reading.py --side
 NAME`` is one) on one thread and with limited memory; each figure is the best turn of its side.
 Writes ``results/reading.md``. ARGS="--events 20000000".

@@ -1,4 +1,4 @@
-"""Recommendations for everybody: `Recommender` against RecBole's `full_sort_topk`, one by one.
+"""Recommendations for all users: `Recommender` against RecBole's `full_sort_topk`, one by one.
 
     python benchmarks/recommend.py [--histories 20000]
 

@@ -110,14 +110,14 @@ def worker(side: str, file: str = __file__) -> dict[str, Any]:
 
 
 def million() -> str:
-    """Training steps over a million items, with dense gradients made anew and with one kept."""
+    """Training steps over a million items, with dense new gradients and with one kept."""
     runs: dict[str, list[dict[str, Any]]] = {"dense": [], "kept": []}
     file = str(Path(__file__).with_name("sce_step.py"))
     for _ in range(MILLION_ROUNDS):
         for side, found in runs.items():
             found.append(worker(side, file))
     best = {side: min(found, key=lambda run: run["all"]) for side, found in runs.items()}
-    lines = ["| | gradients made anew | one kept |", "|---|---|---|"]
+    lines = ["| | new gradients | one kept |", "|---|---|---|"]
     for key, what in PARTS.items():
         form = "{:,.0f}" if key in ("faults", "peak_mb") else "{:.3f}"
         cells = (form.format(best[side][key]) for side in runs)

@@ -1,10 +1,12 @@
-"""Gives mkdocs the pages that lie beside docs/: README.md as the start, results/ and CHANGELOG.md.
+"""Give mkdocs the pages beside docs/ (README.md as the start, results/, CHANGELOG.md) and generate
+the reference: every command with its options, every option of the configuration.
 
-In the repository their links lead from file to file; here they are rewritten to where pages stand.
+In the repository links lead from file to file; here they are rewritten to where pages stand.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -12,8 +14,18 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from recbole_pos.cli.commands import make_parser
+
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
+OPTION = re.compile(r"^(\w+): (.*?)\s+# \(([^)]+)\) (.+)$", re.MULTILINE)
+SECTIONS = {
+    "overall": "All models",
+    "base": "Custom models",
+    "model": "Model",
+    "position": "Scheme",
+    "loss": "Loss",
+}
 START = {"README.md": "index.md"}  # files of the repository that have another name as pages
 
 
@@ -27,11 +39,40 @@ def on_files(files: Files, config: Any) -> Files:
         source = path.relative_to(ROOT).as_posix()
         page = File.generated(config, START.get(source, source), abs_src_path=str(path))
         files.append(page)
+    for name, text in (("commands", _commands()), ("options", _options())):
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def _commands() -> str:
+    """Return a page with the help of every command."""
+    os.environ["COLUMNS"] = "100"  # what argparse wraps its help at
+    _, commands = make_parser()
+    parts = [
+        f"## {name}\n\n```text\n{parser.format_help().strip()}\n```\n"
+        for name, parser in commands.items()
+    ]
+    return "\n".join(["# Commands\n\nWhat `recbole-pos COMMAND --help` prints.\n", *parts])
+
+
+def _options() -> str:
+    """Return a page with the options of properties/: key, default, type and meaning."""
+    parts = ["# Options\n\nKeys of yaml files and `--key=value`. RecBole's own: see there.\n"]
+    table = "| option | default | type | meaning |\n|---|---|---|---|\n"
+    for kind, title in SECTIONS.items():
+        single = ROOT / "properties" / f"{kind}.yaml"
+        for file in [single] if single.is_file() else sorted((single.parent / kind).glob("*.yaml")):
+            rows = OPTION.findall(file.read_text("utf-8"))
+            lines = [f"| `{key}` | `{value}` | {of} | {words} |" for key, value, of, words in rows]
+            name = "" if file == single else f" `{file.stem}`"
+            parts += [f"## {title}{name}\n\n{table}" + "\n".join(lines) + "\n"] if lines else []
+    return "\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links between files of the repository become links between pages."""
+    if page.file.abs_src_path is None:  # generated above
+        return markdown
     here = next((file for file, name in START.items() if name == page.file.src_uri), None)
     if here is None:
         beside = Path(page.file.abs_src_path).is_relative_to(config["docs_dir"])

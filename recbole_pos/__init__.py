@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recbole_pos.experiment.evaluate import evaluate
     from recbole_pos.experiment.result import Result
     from recbole_pos.experiment.run import load, run
+    from recbole_pos.experiment.update import update
     from recbole_pos.layers.context import SequenceContext
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
     from recbole_pos.model.base import PosRecommender
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from recbole_pos.position.schemes import register_scheme
     from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
-    from recbole_pos.study.driver import compare
+    from recbole_pos.serve.recommender import Recommender
+    from recbole_pos.study.comparing import compare
     from recbole_pos.tune import search
 
 __all__ = [
@@ -51,8 +53,8 @@ __all__ = [
     "update",
 ]
 
-compat.apply()
-plug.into_recbole()
+plug.register()
+compat.install()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
@@ -70,7 +72,7 @@ _PLACES = {
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
     "search": "recbole_pos.tune",
-    "compare": "recbole_pos.study.driver",
+    "compare": "recbole_pos.study.comparing",
 }
 
 

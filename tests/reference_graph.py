@@ -6,7 +6,11 @@ import math
 from collections import Counter, deque
 
 import torch
+from reference import layer_norm
 from torch import Tensor
+
+# repeats, one event, one item only, a circle, two events, self-transitions
+SESSIONS = [[3, 5, 3, 7, 5, 3, 9], [2], [4, 4, 4], [1, 2, 3, 4, 5, 1], [8, 6], [6, 6, 8, 6, 1]]
 
 
 def edges(session: list[int]) -> Counter:
@@ -65,6 +69,15 @@ def message_weights(
             if mean and total:
                 found.update({sender: weight / total for sender, weight in found.items()})
     return into, out
+
+
+def matrix(side: dict, place: dict[int, int], n: int) -> Tensor:
+    """[n, n] weights of N'_in or N'_out: to the place of an item (row) from that of a sender."""
+    found = torch.zeros(n, n)
+    for item, senders in side.items():
+        for sender, weight in senders.items():
+            found[place[item], place[sender]] = weight
+    return found
 
 
 def gru(x: Tensor, message: Tensor, cell: torch.nn.GRUCell) -> Tensor:
@@ -134,13 +147,6 @@ def fgnn(model, session: list[int], with_anchors: bool, overlap: str) -> Tensor:
         x = {item: state.clamp(min=0) if number else state for item, state in x.items()}
         x = weighted_attention(x, into, layer)
     return model.out.weight @ set2set(list(x.values()), model.readout)
-
-
-def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
-    """Over the last dimension."""
-    mean = x.mean()
-    variance = ((x - mean) ** 2).mean()
-    return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
 
 
 def transformer(rows: list[Tensor], layer) -> list[Tensor]:

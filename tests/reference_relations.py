@@ -22,32 +22,25 @@ def augmented_heads(heads: list[Edges], mix: Tensor, value: Tensor) -> Tensor:
     """Equations 6 to 8: value [m, M', e'] to H^RAH [m, M', e'], heads one by one."""
     m, n_heads, _ = value.shape
     out = torch.zeros_like(value)
-    for head in range(n_heads):
-        dense = [[0.0] * m for _ in range(m)]  # the mixture of equation 8
-        for attribute, edges in enumerate(heads):
-            degree = degrees(edges, m)
-            for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
-                scaled = r / math.sqrt(degree[i] * degree[j])
-                dense[i][j] = dense[i][j] + mix[attribute, head] * scaled
-        for i in range(m):
-            for j in range(m):
-                out[i, head] += dense[i][j] * value[j, head]
+    for attribute, edges in enumerate(heads):
+        degree = degrees(edges, m)
+        for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
+            scaled = r / math.sqrt(degree[i] * degree[j])
+            for head in range(n_heads):  # the mixture of equation 8
+                out[i, head] += mix[attribute, head] * scaled * value[j, head]
     return out
 
 
 def smoothed(edges: Edges, own: list[float], unknown: float, x: Tensor) -> Tensor:
     """Section 3.1.3: Norm(R^U) Flatten(H), with what each user is to itself (0: no attribute)."""
-    m = len(x)
-    relation = [[0.0] * m for _ in range(m)]
-    for i in range(m):
-        relation[i][i] = own[i] or unknown
-    for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True):
-        relation[i][j] = r
-    degree = [max(sum(row), 1.0) for row in relation]
-    out = torch.zeros_like(x)
-    for i in range(m):
-        for j in range(m):
-            out[i] += relation[i][j] / math.sqrt(degree[i] * degree[j]) * x[j]
+    relation = {(i, i): value or unknown for i, value in enumerate(own)}
+    relation |= {(i, j): r for i, j, r in zip(edges.reader, edges.source, edges.value, strict=True)}
+    degree, out = [0.0] * len(x), torch.zeros_like(x)
+    for (i, _), r in relation.items():
+        degree[i] += r
+    degree = [max(total, 1.0) for total in degree]
+    for (i, j), r in relation.items():
+        out[i] += r / math.sqrt(degree[i] * degree[j]) * x[j]
     return out
 
 

@@ -1,26 +1,50 @@
-"""Small position schemes, batches and layers, shared by the tests of schemes."""
+"""Small position schemes, batches, layers and stacks, shared by the tests of schemes."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import reference
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.model.sasrec import BLOCKS
+from recbole_pos.position.build import build_schemes
+from recbole_pos.position.compose import Compose
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 N, D = 9, 8
 LENGTHS = [4, 9, 1, 6]
+ITEMS = 30
+# attributes of items, [items, s], 0 for none
+ATTRIBUTES = {"brand": torch.arange(ITEMS) % 4, "tags": torch.arange(3 * ITEMS) * 7 % 5}
 
 
-def scheme(name: str, heads: int = 1, n: int = N, d: int = D, **options):
+def attribute(field: str) -> Tensor:
+    return ATTRIBUTES[field].view(ITEMS, -1)
+
+
+def defaults(*names: str) -> dict[str, Any]:
+    """Options of schemes as their yaml files have them."""
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= read_yaml(ROOT / "position" / f"{name}.yaml")
+    return found
+
+
+def sizes(heads: int = 1, n: int = N, d: int = D, **more: Any) -> Dimensions:
+    given = {"initializer_range": 1.0, "attribute": attribute, **more}
+    return Dimensions(max_length=n, hidden_size=d, n_heads=heads, **given)
+
+
+def scheme(name: str, heads: int = 1, n: int = N, d: int = D, **options: Any) -> Any:
     """A scheme with the defaults of its yaml."""
-    defaults = read_yaml(ROOT / "position" / f"{name}.yaml")
-    dimensions = Dimensions(max_length=n, hidden_size=d, n_heads=heads, initializer_range=1.0)
-    return SCHEMES[name](dimensions, **{**defaults, **options})
+    return SCHEMES[name](sizes(heads, n, d), **{**defaults(name), **options})
 
 
 def times_of(lengths: list[int]) -> Tensor:
@@ -37,17 +61,18 @@ def times_of(lengths: list[int]) -> Tensor:
 
 
 def context(
-    lengths: list[int] = LENGTHS, n: int = N, times: Tensor | None = None
+    lengths: list[int] = LENGTHS, n: int = N, times: Tensor | None = None, at: Tensor | None = None
 ) -> SequenceContext:
     times = times_of(lengths) if times is None else times
-    return SequenceContext.from_lengths(torch.tensor(lengths), n, times)
+    items = torch.arange(sum(lengths)) % ITEMS
+    return SequenceContext.from_lengths(torch.tensor(lengths), n, times, items, at=at)
 
 
 def attend(position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext):
     return position.attend(q, k, v, ctx, Dropout(0.0))
 
 
-def block(**changes) -> BlockOptions:
+def block(**changes: Any) -> BlockOptions:
     given = {
         "hidden_size": D,
         "inner_size": D,
@@ -91,11 +116,47 @@ def dot_product(
     return layer._dot_product(q, k, v, ctx or context(lengths))
 
 
-def compare(position: AttentionPosition, want, heads: int = 1) -> None:
-    """Every sequence and head of a batch against ``want(q, k, v, head)``."""
-    q, k, v = qkv(sum(LENGTHS), heads)
-    out = dot_product(position, q, k, v)
-    for rows in rows_of(LENGTHS):
-        for head in range(heads):
-            expected = want(*(x[rows, head] for x in (q, k, v)), head)
-            torch.testing.assert_close(out[rows, head], expected, rtol=1e-10, atol=1e-10)
+def composed(
+    names: list[str], heads: int, n: int, d: int, options: dict[str, Any]
+) -> tuple[Compose, dict[str, Any]]:
+    """Schemes of attention with random parameters as one, and their options."""
+    options = {**defaults(*names), **options}
+    parts = {
+        name: SCHEMES[name](sizes(heads, n, d), **{key: options[key] for key in cls.options})
+        for name in names
+        for cls in [SCHEMES[name]]
+    }
+    position = Compose(parts)
+    shake(position)
+    return position, options
+
+
+def sequences(ctx: SequenceContext, heads: int) -> list[tuple[slice, reference.Sequence]]:
+    """What the reference reads of every sequence and head: rows, times, items."""
+    found = []
+    for number, rows in enumerate(rows_of(ctx.lengths.tolist())):
+        times = ctx.times[rows].tolist()
+        asked = times if ctx.at is None else [*times[1:], ctx.at[number].item()]
+        items = ctx.items[rows].tolist()
+        found += [
+            (rows, reference.Sequence(ctx.max_length, heads, head, times, asked, items))
+            for head in range(heads)
+        ]
+    return found
+
+
+class Stack(torch.nn.Module):
+    """Input schemes and two blocks as ``PosSASRec`` stacks them, all parameters random."""
+
+    def __init__(
+        self, names: list[str], kind: str = "transformer", norm: str = "pre", **options: Any
+    ) -> None:
+        super().__init__()
+        dimensions = sizes(heads=2, n_layers=2, request_time=options.pop("request", False))
+        schemes = build_schemes(names, dimensions, {**defaults(*names), **options})
+        self.needs_time, self.first = schemes.needs_time, schemes.input
+        self.layers = TransformerEncoder(block(norm=norm), 2, schemes.attention, BLOCKS[kind])
+        shake(self)
+
+    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+        return self.layers(self.first(x, ctx), ctx, positions)

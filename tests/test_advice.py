@@ -12,8 +12,8 @@ import pytest
 import shop
 
 import recbole_pos
-from recbole_pos.cli.arguments import options_of
-from recbole_pos.cli.main import _parser, main
+from recbole_pos.cli.commands import make_parser
+from recbole_pos.cli.main import main
 from recbole_pos.config.options import OPTIONS
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
@@ -53,11 +53,11 @@ def every_parser(parser: Any) -> list[Any]:
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: file.stem)
 def test_options_that_errors_name_exist(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    _, commands = _parser()
+    _, commands = make_parser()
     room = file.relative_to(PACKAGE).parts[0]
     names = [name for name in COMMANDS.get(room, commands) if name in commands]
     parsers = [one for name in names for one in every_parser(commands[name])]
-    known = set().union(*(options_of(one) for one in parsers)) | ELSEWHERE
+    known = set().union(*(one.options for one in parsers)) | ELSEWHERE
     if any(one.get_default("configured") for one in parsers):
         known |= {*OPTIONS, *PosConfig("FPARec", "ml-100k").internal_config_dict}
     for node in ast.walk(tree):

@@ -15,8 +15,8 @@ from pandas._libs.parsers import STR_NA_VALUES
 from recbole.utils import FeatureSource
 
 from recbole_pos.config.posconfig import WHEEL_DATASETS
-from recbole_pos.data import atomic, blocks
-from recbole_pos.data.atomic import MISSING, AtomicFile
+from recbole_pos.data import tables
+from recbole_pos.data.tables import KINDS, MISSING, TextTable
 from recbole_pos.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -42,9 +42,7 @@ ODD_NUMBERS = ["+5", " 7 ", "inf", "-Infinity", "NAN", "1e400", "1e-400", "1_000
 def generate(rng: random.Random) -> tuple[str, dict]:
     """A file that is right, with everything in it that may be, and the options to read it."""
     separator = rng.choice("\t\t,;| ")
-    kinds = ["token", "token", "float"] + [
-        rng.choice(atomic.KINDS) for _ in range(rng.randrange(5))
-    ]
+    kinds = ["token", "token", "float"] + [rng.choice(KINDS) for _ in range(rng.randrange(5))]
     names = ["user_id", "item_id", "timestamp"] + [f"f{i}" for i in range(len(kinds) - 3)]
 
     def cell(kind: str) -> str:
@@ -80,7 +78,7 @@ def generate(rng: random.Random) -> tuple[str, dict]:
 def test_generated_files_read_as_through_pandas(
     tmp_path: Path, monkeypatch, block: int, pytestconfig
 ) -> None:
-    monkeypatch.setattr(atomic, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK", block)
     file = tmp_path / "x.inter"
     for seed in range(2000 if pytestconfig.getoption("fuzz") else 60):
         text, options = generate(random.Random(seed))
@@ -143,7 +141,7 @@ def damaged(line: str, place: int = PLACE) -> tuple[str, int]:
 def test_the_line_that_is_wrong(
     tmp_path: Path, monkeypatch, line: str, message: str, block: int, end: str, suffix: str
 ) -> None:
-    monkeypatch.setattr(atomic, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK", block)
     text, number = damaged(line)
     file = tmp_path / f"x.{suffix}"
     file.write_bytes(text.replace("\n", end).encode())
@@ -220,7 +218,7 @@ def test_a_time_must_be_a_number_and_attributes_need_their_key(tmp_path: Path) -
 )
 @pytest.mark.parametrize("block", [1 << 22, 7])
 def test_encodings(tmp_path: Path, monkeypatch, encoding: str, mark: str, block: int) -> None:
-    monkeypatch.setattr(atomic, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK", block)
     text = "\n".join([LINES[0], *(line.replace("i", "é", 1) for line in LINES[1:])])
     file = tmp_path / "x.inter"
     file.write_bytes((mark + text).replace("\n", "\r\n").encode(encoding))
@@ -265,7 +263,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(atomic, "open", refuse, raising=False)
+    monkeypatch.setattr(tables, "open", refuse, raising=False)
     with pytest.raises(UsageError, match="x.inter cannot be read: Permission denied"):
         Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
 
@@ -273,7 +271,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_long_lines_and_cells(tmp_path: Path, monkeypatch, quote: str) -> None:
     """Longer than a block of the file, and than the cells that csv reads by default."""
-    monkeypatch.setattr(atomic, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 16)
     text = quote + "x" * (1 << 18) + quote
     lines = [LINES[0], LINES[1].replace("u0", text), LINES[2]]
     (tmp_path / "x.inter").write_text("\n".join(lines))
@@ -307,25 +305,17 @@ def test_a_column_that_was_bool(tmp_path: Path) -> None:
 
 def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
     """The large ones are ordinary; Python takes eight times as long."""
-    monkeypatch.setattr(atomic, "_BLOCK", 100)
-    monkeypatch.setattr(AtomicFile, "_slow", None)
+    monkeypatch.setattr(tables, "_BLOCK", 100)
+    monkeypatch.setattr(TextTable, "_read_slowly", None)
     text = "\n".join(LINES).replace("u3", '"u ""3"""').replace("red", '7"') + "\n\n"
     (tmp_path / "x.inter").write_text(text.replace("\n", "\r\n"))
     table = Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
     assert table.user_id[3] == 'u "3"' and table.tags[0].tolist() == ['7"', "blue"]
 
 
-def test_a_file_is_opened_once(tmp_path: Path, monkeypatch) -> None:
-    opened = []
-    monkeypatch.setattr(atomic, "open", lambda *a: opened.append(a) or open(*a), raising=False)
-    (tmp_path / "x.inter").write_text("\n".join(LINES))
-    Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
-    assert len(opened) == 1
-
-
 def test_tokens_that_would_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
     """RecBole keeps the names of a column in an array as wide as the longest."""
-    monkeypatch.setattr(blocks, "_TOKENS_LIMIT", 4 * 7 * 1000)
+    monkeypatch.setattr(tables, "_TOKENS_LIMIT", 4 * 7 * 1000)
     for length, wrong in ((1000, False), (1001, True)):
         text = "\n".join(LINES).replace("u3", "x" * length)
         (tmp_path / "x.inter").write_text(text)

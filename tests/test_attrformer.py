@@ -1,4 +1,4 @@
-"""AttrFormer: its layers and loss against loops, what is left without relations."""
+"""AttrFormer: its layers and loss against loops, what is left without relations, its rules."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import pytest
 import reference
 import reference_relations
 import torch
-from shop import all_windows, find, open_shop, places, shaken, tables, train, write
+from recbole.data.interaction import Interaction
+from shop import (
+    Cells,
+    all_windows,
+    find,
+    open_shop,
+    places,
+    shaken,
+    tables,
+    train,
+    write,
+)
 from steps import learn
-from torch import Tensor
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
@@ -20,12 +30,12 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
-from recbole_pos.layers import chunks
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.losses import dirichlet_prior, full_cross_entropy, posterior_loss
 from recbole_pos.layers.relations import SparseProduct
+from recbole_pos.model import attrformer
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
+UNTIMED = {"relations": ["brand"], "position": ["nope"]}
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +43,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), tables())
 
 
-def attention_in_loops(layer, x: Tensor, lengths: list[int]) -> Tensor:
-    """Equations 2 to 5, every row and head by itself, and the first part of W^O."""
-    parts, start = [], 0
-    size = layer.head_size
-    for length in lengths:
-        rows = x[start : start + length]
-        q, k, v = (getattr(layer, name)(rows) for name in ("query", "key", "value"))
-        heads = [
-            reference.dot_product_attention(*(y[:, h * size : (h + 1) * size] for y in (q, k, v)))
-            for h in range(layer.n_heads)
-        ]
-        parts.append(torch.cat(heads, 1))
-        start += length
-    return torch.cat(parts)
+def first_batch(made):
+    return next(iter(made.trainer.training_loader(made.loaders["train"])))
 
 
-@pytest.mark.parametrize("update", ["gated", "replace"])
-@pytest.mark.parametrize("user_layers", ["odd", "even", "all", "none"])
+def backbone(model, rows) -> torch.Tensor:
+    """States of the same events without any relation."""
+    items = model.lookup.items[torch.from_numpy(rows.events)]
+    return model.encode(items, SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5))
+
+
+# Equations
+
+
+@pytest.mark.parametrize(
+    ("user_layers", "update"),
+    [("odd", "gated"), ("even", "replace"), ("all", "gated"), ("none", "gated")],
+)
 @torch.no_grad()
 def test_every_layer_equals_the_equations(
     folder: Path, double, user_layers: str, update: str
@@ -66,22 +75,26 @@ def test_every_layer_equals_the_equations(
     table = model.lookup.user_table
     own = table.matrix().diagonal()[table.group[order.user]].tolist()
     assert 0 in own  # a user without attributes
+    ends = np.cumsum(rows.lengths)
     for number, layer in enumerate(model.trm_encoder.layer, 1):
-        attention, feed = layer.multi_head_attention, layer.feed_forward
-        norm = attention.LayerNorm
-        h = reference.layer_norm(x, norm.weight, norm.bias, norm.eps)
+        attention = layer.multi_head_attention
+        h = reference.layer_norm(x, attention.LayerNorm)
         value = attention.relation_value(h).view(len(h), attention.relation_heads, -1)
         augmented = reference_relations.augmented_heads(heads, attention.relation_mix, value)
-        joined = torch.cat(
-            (attention_in_loops(attention, h, rows.lengths), augmented.flatten(1)), 1
-        )
+        mixed, e = torch.zeros_like(h), attention.head_size
+        for row in (slice(end - n, end) for end, n in zip(ends, rows.lengths, strict=True)):
+            for part in (slice(k * e, (k + 1) * e) for k in range(attention.n_heads)):
+                q, k, v = (getattr(attention, name)(h[row]) for name in ("query", "key", "value"))
+                parts = (y[:, part] for y in (q, k, v))
+                mixed[row, part] = reference.dot_product_attention(*parts)
+        joined = torch.cat((mixed, augmented.flatten(1)), 1)
         output = torch.cat((attention.dense.weight, attention.relation_dense.weight), 1)
         x = x + joined @ output.t() + attention.dense.bias  # equation 9: one W^O for all heads
-        x = feed(x)
+        x = layer.feed_forward(x)
         if {"odd": number % 2, "even": number % 2 == 0, "all": 1, "none": 0}[user_layers]:
             smooth = reference_relations.smoothed(users, own, update == "replace", x)
             x = x + layer.user_gate * smooth if update == "gated" else smooth
-    want = reference.layer_norm(x, model.LayerNorm.weight, model.LayerNorm.bias, norm.eps)
+    want = reference.layer_norm(x, model.LayerNorm)
     torch.testing.assert_close(model.row_states(rows, None), want, rtol=1e-9, atol=1e-9)
 
 
@@ -96,36 +109,6 @@ def test_sparse_equals_dense(double) -> None:
     x = torch.randn(12, 5, requires_grad=True)
     torch.testing.assert_close(product(x), dense @ x)
     assert torch.autograd.gradcheck(product, x)
-
-
-@pytest.mark.parametrize("prior_weight", [1.0, 0.3, 0.0])
-@pytest.mark.parametrize("betas", [[1.0, 0.25, 0.1], [1.0], [0.5], [2.0, 2.0]])
-def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_weight) -> None:
-    """Positions near the end have fewer items after them; in one chunk and in many."""
-    m, items, n = 9, 7, len(betas)
-    hidden = torch.randn(m, 4, requires_grad=True)
-    weight = torch.randn(items, 4, requires_grad=True)
-    counts = torch.tensor([0, 3, 0, 9, 1, 1, 5])
-    targets = torch.randint(1, items, (m, n))
-    known = torch.arange(n) < torch.randint(1, n + 1, (m, 1))
-    futures = [row[real].tolist() for row, real in zip(targets, known, strict=True)]
-    want = reference_relations.posterior(
-        hidden, weight, futures, betas, counts.tolist(), prior_weight
-    )
-    given = (targets, known * torch.tensor(betas), dirichlet_prior(counts), prior_weight)
-    want_grads = torch.autograd.grad(want, (hidden, weight))
-    for rows in (128, 2):
-        monkeypatch.setattr("recbole_pos.layers.losses.MIN_ROWS", rows)
-        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", rows * items)
-        loss = posterior_loss(hidden, weight, *given)
-        torch.testing.assert_close(loss, want)
-        grads = torch.autograd.grad(3 * loss, (hidden, weight))
-        torch.testing.assert_close(grads[0], 3 * want_grads[0])
-        torch.testing.assert_close(grads[1][1:], 3 * want_grads[1][1:])
-        assert (grads[1][0] == 0).all()  # padding learns nothing
-    if prior_weight == 0 and betas == [1.0]:
-        plain = full_cross_entropy(hidden, weight, targets[:, 0])
-        torch.testing.assert_close(loss, plain, rtol=1e-12, atol=1e-12)
 
 
 def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
@@ -146,6 +129,13 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
     torch.testing.assert_close(model.window_loss(batch), want)
+    plain = {"prior_weight": 0.0}
+    assert open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.betas == [1.0, 0.5]
+    made = open_shop(folder, **plain, future_weights=[1.0, 0.0], loss_type="SCE")
+    assert made.model.betas == [1.0]
+
+
+# Without relations, and with a few
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -153,18 +143,14 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     """The weights of PosSASRec load strictly; states, scores and loss are the same numbers."""
     made = open_shop(folder, relations=[], norm=norm, chunking=False, **PLAIN)
     model = shaken(made)
-    keys = ("hidden_size", "inner_size", "n_layers", "n_heads", "MAX_ITEM_LIST_LENGTH", "data_path")
-    given = {key: made.config[key] for key in keys}
-    given["data_path"] = str(folder)
-    given |= {"norm": norm, "load_col": made.config["load_col"], "topk": [3]}
-    given |= {"valid_metric": "NDCG@3", "filter_inter_by_user_or_item": False}
-    given |= {"train_batch_size": 4, "hidden_dropout_prob": 0.0, "length_pool": 1}
+    keys = ("hidden_size", "inner_size", "n_layers", "n_heads", "MAX_ITEM_LIST_LENGTH")
+    keys += ("load_col", "topk", "valid_metric", "filter_inter_by_user_or_item", "length_pool")
+    keys += ("train_batch_size", "hidden_dropout_prob", "norm")
+    given = {key: made.config[key] for key in keys} | {"data_path": str(folder)}
     base = prepare(PosConfig("PosSASRec", "shop", None, given))
     base.model.double().eval().load_state_dict(model.state_dict())
     rows = made.loaders["test"]._dataset[np.arange(10)]
-    torch.testing.assert_close(
-        model.full_sort_predict(rows), base.model.full_sort_predict(rows), rtol=0, atol=0
-    )
+    assert torch.equal(model.full_sort_predict(rows), base.model.full_sort_predict(rows))
     loaders = [m.trainer.training_loader(m.loaders["train"]) for m in (made, base)]
     for mine, theirs in zip(*loaders, strict=True):
         assert torch.equal(mine.items, theirs.items)
@@ -176,11 +162,28 @@ def test_users_count_for_nothing_at_the_start(folder: Path, double) -> None:
     """The gate of section 3.1.3 opens from 0; then what similar users do moves every state."""
     made = open_shop(folder, relations=["country", "age"])
     model, rows = made.model.double().eval(), all_windows(made)
-    items = model.lookup.items[torch.from_numpy(rows.events)]
-    backbone = model.encode(items, SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5))
-    torch.testing.assert_close(model.row_states(rows, None), backbone)
+    torch.testing.assert_close(model.row_states(rows, None), backbone(model, rows))
     model.trm_encoder.layer[0].user_gate.fill_(0.5)
-    assert not torch.allclose(model.row_states(rows, None), backbone)
+    assert not torch.allclose(model.row_states(rows, None), backbone(model, rows))
+
+
+@pytest.mark.parametrize("update", ["gated", "replace"])
+def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: str) -> None:
+    """Relations to nothing leave the backbone: equal to a model without the relation's output."""
+    made_tables = {name: table.astype(object) for name, table in tables().items()}
+    item, user, inter = (made_tables[name] for name in ("item", "user", "inter"))
+    numbers, names = ["price:float", "weight:float"], ["brand:token", "tags:token_seq"]
+    item[[*numbers, *names]] = user[["country:token", "age:float"]] = ""
+    item.loc[0, numbers], item.loc[0, names] = 1.0, "other"  # of an item that leaves
+    user.loc[2, "age:float"], user.loc[2, "country:token"] = 30.0, "NO"
+    left = (inter["item_id:token"] == item["item_id:token"][0]) | (inter["user_id:token"] == "u2")
+    made_tables["inter"] = inter[~left]
+    relations = ["brand", "tags", {"field": "price", "within": "brand"}, "weight", "country", "age"]
+    made = open_shop(write(tmp_path, made_tables), relations=relations, user_update=update)
+    model, rows = shaken(made), all_windows(made)
+    _, heads, users = find(model, rows)
+    assert all(len(edges.value) == 0 for edges in [*heads, users])
+    torch.testing.assert_close(model.row_states(rows, None), backbone(model, rows))
 
 
 def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
@@ -188,68 +191,90 @@ def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
     made = open_shop(folder)
     model = shaken(made)
     loader = made.trainer.training_loader(made.loaders["train"])
-    for window in range(len(loader.windows.start)):
+    for window in range(0, len(loader.windows.start), 2):
         model.zero_grad()
         loss = model.window_loss(loader.gather(np.array([window])))
         loss.backward()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
     rows = made.loaders["test"]._dataset
-    for n in range(len(rows)):
+    for n in range(0, len(rows), 3):
         assert model.full_sort_predict(rows[[n]]).isfinite().all()
 
 
-@pytest.mark.parametrize("update", ["gated", "replace"])
-def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: str) -> None:
-    """Relations to nothing leave the backbone: equal to a model without the relation's output."""
-    made_tables = {name: table.astype(object) for name, table in tables().items()}
-    for column in ("brand:token", "tags:token_seq", "price:float", "weight:float"):
-        made_tables["item"][column] = ""
-    made_tables["item"].loc[0, ["price:float", "weight:float"]] = 1.0  # of an item that leaves
-    made_tables["item"].loc[0, ["brand:token", "tags:token_seq"]] = "other"
-    for column in ("country:token", "age:float"):
-        made_tables["user"][column] = ""
-    made_tables["user"].loc[2, "age:float"] = 30.0
-    made_tables["user"].loc[2, "country:token"] = "NO"
-    made_tables["inter"] = made_tables["inter"][
-        (made_tables["inter"]["item_id:token"] != made_tables["item"]["item_id:token"][0])
-        & (made_tables["inter"]["user_id:token"] != "u2")
-    ]
-    relations = ["brand", "tags", {"field": "price", "within": "brand"}, "weight", "country", "age"]
-    made = open_shop(write(tmp_path, made_tables), relations=relations, user_update=update)
-    model, rows = shaken(made), all_windows(made)
-    _, heads, users = find(model, rows)
-    assert all(len(edges.value) == 0 for edges in [*heads, users])
-    items = model.lookup.items[torch.from_numpy(rows.events)]
-    ctx = SequenceContext.from_lengths(torch.from_numpy(rows.lengths), 5)
-    torch.testing.assert_close(model.row_states(rows, None), model.encode(items, ctx))
-
-
-def test_top_k_bounds_the_number_of_relations(folder: Path) -> None:
+def test_relations_of_a_batch(folder: Path) -> None:
+    """At most top_k of each; normalised one by one, so that more of them leave weights alone."""
     made = open_shop(folder)
     rows, kept = all_windows(made), []
+    given = np.random.default_rng, torch.device("cpu"), torch.float64
     for k in (1, 4, 100):
         made.model.lookup.top_k = k
         order, heads, users = find(made.model.eval(), rows)
         assert all(np.bincount(edges.reader).max() <= k for edges in [*heads, users])
-        relations = made.model.lookup.relations(
-            rows, np.random.default_rng(0), torch.device("cpu"), torch.float32
-        )
+        relations = made.model.lookup.relations(rows, given[0](0), *given[1:])
         assert relations.edges == relations.heads.weight.numel()
         kept.append(relations.edges)
     assert kept[0] < kept[1] < kept[2] < len(order) ** 2 * len(heads) / 2
+    made.model.lookup.top_k = 4
+    m = len(rows.events)
+    x = torch.arange(1.0, m + 1, dtype=torch.float64)[:, None]
+    found = [
+        one.model.lookup.relations(rows, given[0](0), *given[1:]).heads(x)[:m]
+        for one in (open_shop(folder, relations=["brand"]), made)
+    ]
+    assert found[0].count_nonzero() > 5 and torch.equal(*found)
+    for layer in made.model.trm_encoder.layer:  # heads start as the mean of all relations
+        mix = layer.multi_head_attention.relation_mix
+        assert torch.equal(mix, torch.full_like(mix, 1 / 8))
+
+
+def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) -> None:
+    """Section 3.1.3: every earlier event of another user of the country, in windows of any length.
+
+    Counted from the newest event the pairs would be others.
+    """
+    made = open_shop(folder, relations=["country"], top_k=1000)
+    rows, cells = all_windows(made), Cells(made.dataset, tables())
+    order, _, users = find(made.model, rows)
+    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
+    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
+    events = range(len(place))
+    want = {
+        (i, j)
+        for i in events
+        for j in events
+        if order.user[i] != order.user[j] and place[i] == place[j]
+        if country[i] == country[j] is not None and order.rank[j] < order.rank[i]
+    }
+    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
+    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
+    assert any(left[i] != left[j] for i, j in want)
+
+
+# Training
 
 
 def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) -> None:
-    made = open_shop(folder, learning_rate=0.01, inner_size=32, hidden_size=32, **PLAIN)
-    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    made.model.window_loss(batch).backward()
-    for name, p in made.model.named_parameters():
-        assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
-    losses = learn(made.trainer, made.model.window_loss, batch, 200)
-    assert losses[-1] < 0.2 < 2 < losses[0]
+    """Whatever prediction reads, training reads relations; under autocast as without."""
+    sizes = {"learning_rate": 0.02, "inner_size": 32, "hidden_size": 32}
+    made = open_shop(folder, **sizes, **PLAIN, inference_relations="none")
+    batch, found = first_batch(made), []
+    made.model.train()
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        made.model.zero_grad()
+        with torch.autocast("cpu", enabled=enabled):
+            loss = made.model.window_loss(batch)
+        loss.backward()
+        found.append(loss.item())
+        for name, p in made.model.named_parameters():
+            assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
+    assert found[0] == pytest.approx(found[1], rel=0.05)
+    losses = learn(made.trainer, made.model.window_loss, batch, 80)
+    assert losses[-1] < 0.5 < 2 < losses[0]
 
 
+@pytest.mark.slow
 def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None:
     """An interrupted run ends with the same bits, clocks of batches included."""
     from recbole_pos.experiment.trainer import PosTrainer
@@ -279,35 +304,140 @@ def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None
     assert dict(again) == whole.test
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"augmentation": "prefix", "chunking": False, "eval_args": {"split": {"RS": [6, 2, 2]}}},
+        {"eval_args": {"split": {"GT": [0.7, 0.85]}}},
+    ],
+    ids=str,
+)
+def test_rows_of_recbole_and_other_splits(folder: Path, tmp_path: Path, options: dict) -> None:
+    """Several held-out targets of a user in one batch."""
+    assert train(folder, tmp_path / "run", **options, epochs=1).epochs == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunking": False, "train_windows": "sliding", "window_stride": 2},
+        {"chunking": False, "augmentation": "prefix"},
+    ],
+    ids=str,
+)
+def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, options: dict) -> None:
+    """In the row where it has its target: elsewhere it would count once for every row."""
+    made = open_shop(folder, cross_sequence="time_respecting", **options)
+    model, lookup, seen = made.model.train(), made.model.lookup, []
+    relations = lookup.relations
+    monkeypatch.setattr(lookup, "relations", lambda r, *a: seen.append(r) or relations(r, *a))
+    loss = made.trainer.adapter.loss(made.loaders["train"].packed)
+    for batch in made.loaders["train"]:
+        loss(batch)
+        if hasattr(batch, "positions") and "train_windows" in options:
+            _, _, target, want = model.window_rows(batch)
+            assert torch.equal(lookup.items[torch.from_numpy(target)], want)
+    read = np.concatenate([rows.events[rows.source] for rows in seen])
+    every = np.concatenate([rows.events for rows in seen])
+    assert len(every) > len(np.unique(every))
+    targets = lookup.trained & (lookup.ranks > 0)
+    np.testing.assert_array_equal(np.sort(read) + 1, np.flatnonzero(targets))
+
+
+# Chunks of long histories
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
+def test_chunks_lose_and_repeat_no_event(folder: Path, length: int) -> None:
+    """All windows of a user come in one batch, in order; in prediction the whole history."""
+    made = open_shop(folder, MAX_ITEM_LIST_LENGTH=length, train_batch_size=3)
+    log, part, lookup = made.dataset.log, made.dataset.part, made.model.lookup
+    loader = made.trainer.training_loader(made.loaders["train"])
+    seen, owner = [], {}
+    for number, batch in enumerate(loader):
+        events, users = batch.events.numpy(), log.users[batch.events].numpy()
+        seen += events.tolist()
+        assert all(owner.setdefault(user, number) == number for user in users.tolist())
+        rows = lookup.windows(events, batch.lengths.numpy(), np.ones(len(events), bool), True)
+        assert len(np.unique(rows.chain)) == len(np.unique(users))
+        assert (np.diff(events)[users[1:] == users[:-1]] == 1).all()
+        assert batch.lengths.max() <= length
+    users = log.users.numpy()[part == TRAIN]
+    last = np.append(np.flatnonzero(np.diff(users)), len(users) - 1)
+    inputs = np.delete(np.flatnonzero(part == TRAIN), last)  # the newest is a target alone
+    assert sorted(seen) == inputs.tolist() and len(loader) > 1
+    target = made.loaders["test"]._dataset.inter_feat.target.numpy()
+    start = log.offsets[log.users.numpy()[target]]
+    rows = lookup.histories(start, target, bank=False)
+    first = np.cumsum(rows.lengths) - rows.lengths
+    for chain, (begin, end) in enumerate(zip(start, target, strict=True)):
+        own = np.flatnonzero(rows.chain == chain)
+        events = rows.events[first[own[0]] : first[own[-1]] + rows.lengths[own[-1]]]
+        assert events.tolist() == list(range(begin, end))
+        assert (rows.lengths[own][1:] == length).all() and rows.lengths[own].max() <= length
+
+
+def test_only_chunks_that_follow_each_other_are_linked(folder: Path) -> None:
+    """Neither the first events of the next user, nor chunks with a gap, nor rows beside others."""
+    made = open_shop(folder)
+    lookup, longest = made.model.lookup, made.model.max_seq_length
+    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
+    start, end = lookup.offsets[user : user + 2]
+
+    def chains(*spans: tuple[int, int]) -> list[int]:
+        events = np.concatenate([np.arange(*span) for span in spans])
+        lengths = np.array([high - low for low, high in spans])
+        return lookup.windows(events, lengths, events >= 0, linked=True).chain.tolist()
+
+    assert chains((start, start + 2), (start + 2, start + 5)) == [0, 0]
+    assert chains((start, start + 2), (start + 3, start + 5)) == [0, 1]
+    assert chains((start, end), (end, end + 1)) == [0, 1]
+    user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > 2 * longest)[0]
+    target = torch.tensor(lookup.offsets[user] + longest * np.array([1, 2]))
+    lengths = torch.full((2,), longest)
+    rows = Interaction({TARGET_EVENT: target, made.model.ITEM_SEQ_LEN: lengths})
+    assert made.model.prefix_rows(rows)[0].chain.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("inference", ["batch", "training_bank"])
+def test_long_histories_are_predicted_part_by_part(
+    folder: Path, monkeypatch, inference: str
+) -> None:
+    """With the same neighbours, so nothing changes."""
+    made = open_shop(folder, inference_relations=inference)
+    model, seen = shaken(made), []
+    states = model.row_states
+    monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
+    rows = made.loaders["test"]._dataset[list(range(6))]
+    with torch.no_grad():
+        whole = model.states_of(rows)
+        monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
+        parts = model.states_of(rows)
+    asked = [int(r.lengths[r.last].sum()) for r in seen]
+    assert len(asked) > 3 and asked[0] == sum(asked[1:])
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+# Options and times
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_k": 0}, "top_k must be at least 1"),
-        ({"relation_heads": 0}, "relation_heads must be at least 1"),
-        ({"prior_weight": -1.0}, "prior_weight must be at least 0"),
-        ({"cross_sequence": "past"}, "cross_sequence: 'past' is not one of random_order"),
-        (
-            {"inference_relations": "bank"},
-            "inference_relations: 'bank' is not one of batch, training_bank",
-        ),
-        ({"user_update": "add"}, "user_update: 'add' is not one of gated, replace"),
-        ({"user_layers": "first"}, "user_layers: 'first' is not one of odd, even, all, none"),
-        ({"future_weights": []}, "future_weights: expected weights"),
-        ({"future_weights": 1.0}, "future_weights: expected a list"),
-        ({"future_weights": [float("nan")]}, "future_weights must be finite"),
-        ({"future_weights": [0.0, 0.0]}, "the first above 0"),
-        ({"future_weights": [1.0, -0.25]}, "future_weights must be at least 0"),
+        ({"future_weights": []}, "^future_weights"),
+        ({"future_weights": [0.0, 0.0]}, "^future_weights.*above 0"),
+        ({"future_weights": [0.25, 1.0]}, "^future_weights.*rise"),
         (
             {"loss_type": "SCE", "prior_weight": 0.0, "future_weights": [1.0, 0.5]},
-            "SCE cannot have posterior",
+            "^loss_type: SCE",
         ),
-        ({"future_weights": [1.0, "x"]}, "future_weights: expected a number"),
-        ({"future_weights": [0.25, 1.0]}, "future_weights: must not rise"),
-        ({"train_windows": "last"}, "chunking: links .* 'last'. Set chunking: False"),
-        ({"augmentation": "prefix"}, "chunking: links .* augmentation: all_positions; .*'prefix'"),
-        ({"loss_type": "SCE"}, "loss_type: SCE cannot have posterior targets"),
+        ({"loss_type": "SCE"}, "^loss_type: SCE.*prior_weight"),
+        ({"train_windows": "last"}, "^chunking: .*'last'"),
+        ({"augmentation": "prefix"}, "^chunking: .*augmentation: all_positions; .*'prefix'"),
         ({"relations": 3}, "relations: expected a list"),
     ],
+    ids=str,
 )
 def test_bad_options(folder: Path, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -315,8 +445,60 @@ def test_bad_options(folder: Path, options: dict, message: str) -> None:
 
 
 def test_rows_without_their_place_in_the_log_are_refused(folder: Path) -> None:
-    made = open_shop(folder)
+    made = open_shop(folder, attention_bias=False)
+    layer = made.model.trm_encoder.layer[0].multi_head_attention
+    assert layer.relation_value.bias is None and layer.query.bias is None
     rows = made.loaders["test"]._dataset[np.arange(3)]
     del rows.interaction[TARGET_EVENT]
-    with pytest.raises(UsageError, match="rows must say 'target_event'"):
+    with pytest.raises(UsageError, match="'target_event'"):
         made.model.full_sort_predict(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"cross_sequence": "time_respecting"}, True),
+        ({"cross_sequence": "random_order"}, False),
+        ({"cross_sequence": "none", "relations": ["brand", "time"]}, True),
+    ],
+    ids=str,
+)
+def test_times_that_number_events_are_no_clock(tmp_path: Path, options: dict, warned: bool) -> None:
+    made = tables()
+    place = made["inter"].groupby("user_id:token").cumcount()
+    made["inter"]["timestamp:float"] = place.astype(float)
+    notices = open_shop(write(tmp_path, made), **{**UNTIMED, **options}).model.notices
+    assert any("looks like a running number" in notice for notice in notices) == warned
+
+
+def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
+    """Of all, or of a user: sessions with the time of their day have an order among them."""
+    made, respecting = tables(), {"cross_sequence": "time_respecting"}
+    times = made["inter"].groupby("user_id:token")["timestamp:float"]
+    made["inter"]["timestamp:float"] = times.transform("min")
+    folder = write(tmp_path / "users", made)
+    open_shop(folder, **UNTIMED, **respecting)
+    timed = {"relations": ["time"], "position": ["nope"]}
+    with pytest.raises(UsageError, match="leave the time out of relations$"):
+        open_shop(folder, **timed, **respecting)
+    made["inter"]["timestamp:float"] = 5.0
+    folder = write(tmp_path / "all", made)
+    open_shop(folder, **UNTIMED)
+    with pytest.raises(UsageError, match="all events of a user.* cross_sequence: random_order"):
+        open_shop(folder, **UNTIMED, **respecting)
+    with pytest.raises(UsageError, match="all events of a user.* leave the time out of rel"):
+        open_shop(folder, **timed)
+
+
+@torch.no_grad()
+def test_times_of_positions_are_in_seconds(folder: Path, double) -> None:
+    """Days that count days: the states of a log that counts seconds."""
+    states, rows = [], None
+    for unit, scale in (("days", 1), ("seconds", 86_400), ("seconds", 1)):
+        made = open_shop(folder, relations=["brand"], position=["time_rope"], timestamp_unit=unit)
+        torch.manual_seed(0)
+        model = shaken(made)
+        rows = rows or all_windows(made)
+        model.lookup.times = (model.lookup.times - model.lookup.times.min()) * scale
+        states.append(model.row_states(rows, None))
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shop import all_windows, open_shop, shaken, tables, write
+from recbole.data.interaction import Interaction
+from shop import all_windows, find, open_shop, shaken, tables, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
@@ -21,12 +22,21 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.relations.lookup import Rows
 
 pytestmark = pytest.mark.usefixtures("double")
-CLOCKS = ["random_order", "time_respecting", "none"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), tables())
+
+
+class Draws:
+    """A generator whose draws say where they are asked for; at 1 they are the mean."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def gamma(self, shape: np.ndarray) -> np.ndarray:
+        return shape * float(self.scale)
 
 
 def influence(model, rows: Rows) -> np.ndarray:
@@ -37,17 +47,28 @@ def influence(model, rows: Rows) -> np.ndarray:
     del model.item_embedding.forward
     seen = []
     for i in range(len(hidden)):
-        (grad,) = torch.autograd.grad(
-            hidden[i] @ torch.randn_like(hidden[i]), leaf, retain_graph=True
-        )
+        state = hidden[i] @ torch.randn_like(hidden[i])
+        (grad,) = torch.autograd.grad(state, leaf, retain_graph=True)
         seen.append((grad != 0).any(1).numpy())
     return np.stack(seen)
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
+def rows_of_phase(made, phase: str = "test") -> Interaction:
+    data = made.loaders[phase]._dataset
+    return data[np.arange(len(data))]
+
+
 @pytest.mark.parametrize(
-    "windows",
-    [{}, {"chunking": False}, {"chunking": False, "train_windows": "sliding", "window_stride": 2}],
+    ("clock", "windows"),
+    [
+        ("random_order", {}),
+        ("time_respecting", {}),
+        ("none", {"chunking": False}),
+        (
+            "random_order",
+            {"chunking": False, "train_windows": "sliding", "window_stride": 2},
+        ),
+    ],
     ids=str,
 )
 def test_no_gradient_to_a_later_event_of_the_same_user(folder: Path, clock: str, windows) -> None:
@@ -60,8 +81,7 @@ def test_no_gradient_to_a_later_event_of_the_same_user(folder: Path, clock: str,
     later = rows.events[None, :] > rows.events[:, None]
     assert not seen[same & later].any()
     assert seen[np.eye(len(seen), dtype=bool)].all()
-    across = seen[~same]
-    assert across.any() == (clock != "none")
+    assert seen[~same].any() == (clock != "none")
     if clock == "time_respecting":
         assert not seen[~same & (time[None, :] >= time[:, None])].any()
     if clock == "random_order":  # both ways between users, each event one way at most
@@ -71,13 +91,15 @@ def test_no_gradient_to_a_later_event_of_the_same_user(folder: Path, clock: str,
         pair[user[reader], user[source]] = True
         np.fill_diagonal(pair, False)
         assert (pair & pair.T).any()
-    chunk = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-    other_chunk = same & (chunk[:, None] != chunk)
-    if not windows:  # linked chunks do read the earlier ones
-        assert seen[other_chunk & ~later].any()
+    if not windows:  # linked chunks do read the earlier ones, through what users share too
+        chunk = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+        assert seen[same & (chunk[:, None] != chunk) & ~later].any()
+        _, _, users = find(model, rows)
+        other = user[users.reader] != user[users.source]
+        assert other.any() and seen[users.reader[other], users.source[other]].all()
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("clock", ["random_order", "time_respecting", "none"])
 def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock: str) -> None:
     """Values, top-K and degrees: other items in a user's future leave the past as it was, exactly.
 
@@ -108,39 +130,46 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
     assert (changed_others > 0) == (clock != "none")
 
 
-def test_the_clock_of_an_event_does_not_know_how_many_follow(folder: Path) -> None:
-    """Without the events after it, its time is what it was."""
+def test_the_clock_of_an_event(folder: Path) -> None:
+    """It counts older events that are not in the batch, and does not know how many follow."""
     made = open_shop(folder)
-    model, rows = shaken(made), all_windows(made)
-    lookup = model.lookup
-    short = lookup.windows(*_without_newest(rows, lookup), linked=True)
-    stay = np.isin(rows.events, short.events)
-    clocks = [lookup._random_clock(r.events, _Halves()) for r in (rows, short)]
-    np.testing.assert_array_equal(clocks[0][stay], clocks[1])
-
-
-class _Halves:
-    """A generator whose draws say where they are asked for."""
-
-    def gamma(self, shape: np.ndarray) -> np.ndarray:
-        return shape * 0.5
-
-
-def _without_newest(rows: Rows, lookup) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows without the newest event of each user, where a row keeps at least one."""
+    rows, lookup = all_windows(made), made.model.lookup
     last = np.cumsum(rows.lengths) - 1
     user = lookup.users[rows.events[last]]
     newest = np.append(user[1:] != user[:-1], True) & (rows.lengths > 1)
-    keep = np.ones(len(rows.events), dtype=bool)
-    keep[last[newest]] = False
-    return rows.events[keep], rows.lengths - newest, rows.source[keep]
+    short = np.delete(rows.events, last[newest])  # without the newest event of each user
+    clocks = [lookup._random_clock(events, Draws(0.5)) for events in (rows.events, short)]
+    np.testing.assert_array_equal(clocks[0][np.isin(rows.events, short)], clocks[1])
+    user = np.flatnonzero(np.diff(lookup.offsets) >= 6)[0]
+    events = lookup.offsets[user] + np.array([1, 4, 5])
+    assert lookup._random_clock(events, Draws(1)).tolist() == [2, 5, 6]
+
+
+def test_training_has_a_clock_a_batch_and_predictions_stand_at_its_mean(folder: Path) -> None:
+    """Event n of a row to predict from stands with event n of the bank, drawn at its mean."""
+    made = open_shop(folder, train_batch_size=100)
+    model, lookup = shaken(made), made.model.lookup
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    with torch.no_grad():  # no other chance is in the model
+        assert model.window_loss(batch) == model.window_loss(batch)
+        model.train()
+        assert len({float(model.window_loss(batch)) for _ in range(4)}) > 1
+    users = np.flatnonzero(np.diff(lookup.offsets) > 7)
+    start = lookup.offsets[users]
+    rows = lookup.histories(start, start + 7, bank=False) + lookup.bank(users)
+    order = lookup.order(rows, Draws(1))
+    asked = rows.last[np.repeat(np.arange(len(rows.lengths)), rows.lengths)]
+    place = lookup.ranks[rows.events]
+    by_place = {place[i]: order.rank[i] for i in np.flatnonzero(~asked)}
+    shared = [i for i in np.flatnonzero(asked) if place[i] in by_place]
+    assert len(shared) > 5
+    assert all(order.rank[i] == by_place[place[i]] for i in shared)
 
 
 def test_held_out_events_never_reach_another_user(folder: Path) -> None:
     """Rows of test histories hold validation events; even as sources nobody else reads them."""
     made = open_shop(folder, inference_relations="batch")
-    model = shaken(made)
-    lookup = model.lookup
+    model, lookup = shaken(made), made.model.lookup
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()
     start = lookup.offsets[lookup.users[target]]
     rows = lookup.histories(start, target, bank=True)  # as if they were there to be read
@@ -150,55 +179,6 @@ def test_held_out_events_never_reach_another_user(folder: Path) -> None:
     other = user[:, None] != user
     assert not seen[:, held_out][other[:, held_out]].any()
     assert seen[other].any()
-
-
-@pytest.mark.parametrize("inference", ["batch", "training_bank", "own", "none"])
-@pytest.mark.parametrize("phase", ["valid", "test"])
-def test_predictions_read_training_events_of_others_alone(
-    folder: Path, inference: str, phase: str
-) -> None:
-    """Every other user's held-out event is changed; no prediction changes."""
-    made = open_shop(folder, inference_relations=inference)
-    model, lookup = shaken(made), made.model.lookup
-    rows = made.loaders[phase]._dataset[np.arange(len(made.loaders[phase]._dataset))]
-    part = made.dataset.part
-    bank = lookup.bank(np.arange(len(lookup.offsets) - 1))
-    assert lookup.trained[bank.events].all() and bank.source.all() and len(bank.events) > 20
-    with torch.inference_mode():
-        want = model.states_of(rows)
-        for place in range(0, len(rows), 3):
-            user = lookup.users[rows[TARGET_EVENT][place]]
-            other = torch.from_numpy((part != TRAIN) & (lookup.users != user))
-            later = torch.from_numpy(np.arange(len(part)) >= int(rows[TARGET_EVENT][place]))
-            later &= torch.from_numpy(lookup.users == user)
-            kept = lookup.items.clone()
-            lookup.items[other | later] = 1 + lookup.items[other | later] % (model.n_items - 1)
-            got = model.states_of(rows)
-            lookup.items.copy_(kept)
-            assert torch.equal(got[place], want[place])
-
-
-@pytest.mark.parametrize(
-    ("inference", "reads_others"),
-    [("batch", True), ("training_bank", True), ("own", False), ("none", False)],
-)
-def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others: bool) -> None:
-    made = open_shop(folder, inference_relations=inference)
-    model, lookup = shaken(made), made.model.lookup
-    rows = made.loaders["test"]._dataset[np.arange(len(made.loaders["test"]._dataset))]
-    with torch.inference_mode():
-        together = model.states_of(rows)
-        again = model.states_of(rows)
-        alone = torch.cat([model.states_of(rows[i : i + 1]) for i in range(len(rows))])
-        kept = lookup.items.clone()
-        user = int(lookup.users[rows[TARGET_EVENT][0]])
-        other = torch.from_numpy(lookup.users != user)
-        lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
-        changed = model.states_of(rows[0:1] if inference == "training_bank" else rows)
-        lookup.items.copy_(kept)
-    assert torch.equal(together, again)
-    assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
-    assert torch.allclose(changed[0], together[0], atol=1e-9) == (not reads_others)
 
 
 def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], np.ndarray]) -> int:
@@ -221,10 +201,50 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     return moved
 
 
+@pytest.mark.parametrize(
+    ("inference", "phase"),
+    [("batch", "test"), ("training_bank", "valid"), ("own", "test"), ("none", "valid")],
+)
+def test_predictions_read_training_events_of_others_only(
+    folder: Path, inference: str, phase: str
+) -> None:
+    """Every other user's held-out event is changed, and all that follows: no prediction changes."""
+    made = open_shop(folder, inference_relations=inference)
+    model, lookup, part = shaken(made), made.model.lookup, made.dataset.part
+
+    def later(target: int) -> np.ndarray:
+        own = lookup.users == lookup.users[target]
+        return (~own & (part != TRAIN)) | (own & (np.arange(len(part)) >= target))
+
+    rows = rows_of_phase(made, phase)
+    rows_that_move(model, rows, range(0, len(rows), 3), later)
+
+
+@pytest.mark.parametrize(
+    ("inference", "reads_others"),
+    [("batch", True), ("training_bank", True), ("own", False), ("none", False)],
+)
+def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others: bool) -> None:
+    made = open_shop(folder, inference_relations=inference)
+    model, lookup, rows = shaken(made), made.model.lookup, rows_of_phase(made)
+    with torch.inference_mode():
+        together = model.states_of(rows)
+        again = model.states_of(rows)
+        alone = torch.cat([model.states_of(rows[i : i + 1]) for i in range(len(rows))])
+        kept = lookup.items.clone()
+        user = int(lookup.users[rows[TARGET_EVENT][0]])
+        other = torch.from_numpy(lookup.users != user)
+        lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
+        changed = model.states_of(rows[0:1] if inference == "training_bank" else rows)
+        lookup.items.copy_(kept)
+    assert torch.equal(together, again)
+    assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
+    assert torch.allclose(changed[0], together[0], atol=1e-9) == (not reads_others)
+
+
 def test_time_respecting_predictions_read_nothing_that_happened_later(folder: Path) -> None:
     made = open_shop(folder, inference_relations="training_bank", cross_sequence="time_respecting")
-    model, lookup = shaken(made), made.model.lookup
-    rows = made.loaders["test"]._dataset[np.arange(len(made.loaders["test"]._dataset))]
+    model, lookup, rows = shaken(made), made.model.lookup, rows_of_phase(made)
 
     def later(target: int) -> np.ndarray:
         others = lookup.users != lookup.users[target]
@@ -233,18 +253,60 @@ def test_time_respecting_predictions_read_nothing_that_happened_later(folder: Pa
     assert rows_that_move(model, rows, range(len(rows)), later) > 5
 
 
-def test_rows_of_training_targets_read_each_other_as_in_training(folder: Path) -> None:
-    """RecBole's rows hold prefixes of the same user: none reads a later event, no bank is asked."""
-    made = open_shop(folder, inference_relations="training_bank")
+def rows_of_phase_training_targets_read_each_other_as_in_training(folder: Path) -> None:
+    """RecBole's rows hold prefixes of the same user: none reads a later event, no bank is asked.
+
+    Nor where a held-out target stands beside them: their own later events are in the bank.
+    """
+    made = open_shop(folder, inference_relations="training_bank", bank_size=10**6)
     model, lookup = shaken(made), made.model.lookup
-    data = made.loaders["train"]._dataset
-    rows = data[np.arange(len(data))]
 
     def later(target: int) -> np.ndarray:
         own = lookup.users == lookup.users[target]
         return (np.arange(len(lookup.users)) >= target) & own
 
+    rows = rows_of_phase(made, "train")
     assert rows_that_move(model, rows, range(0, len(rows), 5), later) > 5
+    held = np.flatnonzero(made.dataset.part == TEST)[-1]
+    user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] >= 6)[0]
+    at = torch.tensor([lookup.offsets[user] + 3, held])
+    lengths = torch.from_numpy(lookup.ranks[at]).clamp(max=made.model.max_seq_length)
+    rows = Interaction({TARGET_EVENT: at, made.model.ITEM_SEQ_LEN: lengths})
+    for model.seed in range(8):  # several draws of the clock
+        rows_that_move(model, rows, range(1), later)
+
+
+def test_the_bank(folder: Path) -> None:
+    """The newest training events, each a source, of users who have any, chosen by the seed."""
+    bank = {"inference_relations": "training_bank"}
+    made = open_shop(folder, **bank, bank_size=10**6, eval_args={"split": {"GT": [0.3, 0.6]}})
+    lookup = made.model.lookup
+    having = np.flatnonzero(lookup.train_end > lookup.offsets[:-1])
+    assert len(having) < (np.diff(lookup.offsets) > 0).sum()
+    assert made.model.bank_users.tolist() == having.tolist()
+    lookup = open_shop(folder).model.lookup
+    rows = lookup.bank(np.arange(len(lookup.offsets) - 1))
+    assert lookup.trained[rows.events].all() and rows.source.all()
+    users = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] > lookup.max_length)
+    want = lookup.train_end[users][:, None] - np.arange(lookup.max_length, 0, -1)
+    assert len(users) > 2
+    np.testing.assert_array_equal(lookup.bank(users).events, want.reshape(-1))
+    banks = [open_shop(folder, seed=s, **bank, bank_size=5).model.bank_users for s in (1, 1, 2)]
+    assert banks[0].tolist() == banks[1].tolist() != banks[2].tolist() and len(banks[0]) == 5
+
+
+def test_predictions_where_some_users_have_no_training_events(folder: Path) -> None:
+    """The bank of a batch of such users alone is empty."""
+    made = open_shop(folder, inference_relations="batch", eval_args={"split": {"GT": [0.3, 0.5]}})
+    model, lookup = shaken(made), made.model.lookup
+    data, alone = made.loaders["test"]._dataset, 0
+    for n in range(len(data)):
+        row = data[[n]]
+        user = lookup.users[row[TARGET_EVENT].numpy()]
+        alone += int((lookup.train_end[user] == lookup.offsets[user]).all())
+        with torch.inference_mode():
+            assert model.states_of(row).isfinite().all()
+    assert 0 < alone < len(data)
 
 
 def test_targets_and_prior_are_training_events(folder: Path) -> None:
@@ -296,15 +358,17 @@ def test_training_never_sees_held_out_events(folder: Path) -> None:
 
 
 def test_runs_repeat_and_differ_by_seed(folder: Path) -> None:
-    """The clock of training comes from torch's generator; the bank from the seed."""
+    """The clock of training comes from torch's generator."""
+    torch.set_default_dtype(torch.float32)
 
-    def losses(seed: int) -> list[float]:
+    def loss(seed: int) -> float:
         made = open_shop(folder, seed=seed)
         loader = made.trainer.training_loader(made.loaders["train"])
-        return [made.trainer._train_epoch(loader, epoch)["loss"] for epoch in range(2)]
+        return made.trainer._train_epoch(loader, 0)["loss"]
 
-    torch.set_default_dtype(torch.float32)
-    assert losses(1) == losses(1) != losses(2)
-    bank = {"inference_relations": "training_bank", "bank_size": 5}
-    banks = [open_shop(folder, seed=s, **bank).model.bank_users.tolist() for s in (1, 1, 2)]
-    assert banks[0] == banks[1] != banks[2] and len(banks[0]) == 5
+    assert loss(1) == loss(1) != loss(2)
+    loader = (made := open_shop(folder, chunking=False)).trainer.training_loader(
+        made.loaders["train"]
+    )
+    sizes = [len(batch) for batch in loader._batches()]  # of random windows, about as many each
+    assert len(sizes) > 3 and max(sizes) - min(sizes) <= 1

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import recbole_pos
-from recbole_pos.data.atomic import AtomicFile
+from recbole_pos.data.tables import TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
@@ -120,7 +120,7 @@ def test_every_format_gives_the_same_files(
 def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     shop().to_csv(tmp_path / "orders.csv", index=False)
     report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, **GIVEN)
-    tables = {s: AtomicFile(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
+    tables = {s: TextTable(tmp_path / "shop" / f"shop.{s}", CONFIG) for s in ("item", "user")}
     assert tables["item"].columns == {"item_id": "token", "brand": "token", "tags": "token_seq"}
     assert tables["user"].columns == {"user_id": "token", "country": "token"}
     brands = tables["item"].read(["item_id", "brand"])

@@ -1,4 +1,4 @@
-"""The layers around attention: dropout, activations, and the weights that are shown of them."""
+"""Blocks and layers: HSTU's and LiGR's against their equations, dropout, memory, products."""
 
 from __future__ import annotations
 
@@ -7,58 +7,175 @@ import math
 import pytest
 import reference
 import torch
-from schemes import LENGTHS, D, N, block, context, scheme, shake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schemes import LENGTHS, D, N, block, composed, context, rows_of, scheme, sequences, shake
+from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import ACTIVATIONS, FeedForward, MultiHeadAttention
-from recbole_pos.layers.hooks import AttentionPosition
+from recbole_pos.layers import chunks, triangular
+from recbole_pos.layers.attention import ACTIVATIONS, MultiHeadAttention
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.layers.hstu import HSTULayer, PointwiseAttention
+from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
+from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.position.compose import Compose
+from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
+ATTENTION = [n for n in SCHEMES if issubclass(SCHEMES[n], AttentionPosition)]
+REPLACING = [n for n in ATTENTION if replaces_attention(SCHEMES[n])]
 
 
-@pytest.mark.parametrize("where", ["hidden_dropout", "attn_dropout"])
-@pytest.mark.parametrize("name", [None, "alibi", "t5", "parec", "tisas", "token_mixing"])
-def test_dropout_of_attention_in_training_alone(where: str, name: str | None) -> None:
-    layer = MultiHeadAttention(
-        block(**{where: 0.5}), scheme(name, 2) if name else AttentionPosition()
+@pytest.mark.parametrize(("names", "heads"), [([], 1), (["hstu"], 2), (["rope", "kernel"], 2)])
+@torch.no_grad()
+def test_hstu_block_equals_equations_1_to_3(names: list[str], heads: int) -> None:
+    position, options = composed(names, heads, N, D, {})
+    layer, ctx, x = HSTULayer(block(n_heads=heads), position), context(), torch.randn(20, D)
+    shake(layer)
+    out, attention = layer(x, ctx), layer.multi_head_attention
+    h = reference.layer_norm(x, attention.LayerNorm)
+    u, v, q, k = (
+        (y := getattr(attention, name)(h)) / (1 + (-y).exp())
+        for name in ("gate", "value", "query", "key")
     )
+    mixed = torch.zeros_like(x)
+    for rows, s in sequences(ctx, heads):
+        part = slice(s.head * D // heads, (s.head + 1) * D // heads)
+        own = (y[rows, part] for y in (q, k, v))
+        places = reference.fill_places(position.parts(), options, *own, s)
+        mixed[rows, part] = reference.pointwise_attention(*places, N)
+    want = attention.dense(reference.layer_norm(mixed, attention.gate_norm) * u) + x
+    torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_ligr_block_equals_its_equations() -> None:
+    position, options = composed(["rope"], 2, N, D, {})
+    layer, ctx = BLOCKS["ligr"](block(inner_size=5), position), context()
     shake(layer)
     x = torch.randn(sum(LENGTHS), D)
-    assert not torch.equal(layer(x, context()), layer(x, context()))
-    layer.eval()
-    assert torch.equal(layer(x, context()), layer(x, context()))
+    out, attention, feed = layer(x, ctx), layer.multi_head_attention, layer.feed_forward
+    h, mixed = reference.layer_norm(x, attention.LayerNorm), torch.zeros_like(x)
+    q, k, v = (part(h) for part in (attention.query, attention.key, attention.value))
+    for rows, s in sequences(ctx, 2):
+        part = slice(s.head * D // 2, (s.head + 1) * D // 2)
+        own = (y[rows, part] for y in (q, k, v))
+        mixed[rows, part] = reference.attention(position.parts(), options, *own, s)
+
+    def gate(y: Tensor, linear: torch.nn.Linear) -> Tensor:
+        return 1 / (1 + (-(y @ linear.weight.T + linear.bias)).exp())
+
+    x = x + gate(x, attention.gate) * attention.dense(mixed)
+    both = reference.layer_norm(x, feed.LayerNorm) @ feed.dense_1.weight.T
+    hidden = both[:, :5] / (1 + (-both[:, :5]).exp()) * both[:, 5:]
+    want = x + gate(x, feed.gate) * (hidden @ feed.dense_2.weight.T)
+    torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
 
 
-def test_dropout_of_the_feed_forward_layer_in_training_alone() -> None:
-    layer, x = FeedForward(block(hidden_dropout=0.5)), torch.randn(5, D)
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("names", [[], ["rope"], ["t5"]], ids=str)
+@pytest.mark.parametrize("name", ATTENTION)
 @torch.no_grad()
-def test_the_weights_that_are_shown_are_those_of_the_layer(names: list[str], norm: str) -> None:
-    """Weights times values are what attention gives."""
-    schemes = Compose({name: scheme(name, 2) for name in names})
-    layer = MultiHeadAttention(block(norm=norm, output=False), schemes)
-    shake(layer)
-    layer.eval()
+def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
+    """Weights times values are what attention gives, of HSTU's block too."""
+    position, _ = composed([name], 2, N, D, {})
     ctx, x = context(), torch.randn(sum(LENGTHS), D)
-    read = layer.LayerNorm(x) if norm == "pre" else x
-    value = ctx.pad(layer.value(read).view(-1, 2, D // 2), "start").transpose(1, 2)
-    out = ctx.unpad((layer.weights(x, ctx) @ value).transpose(1, 2), "start").reshape(x.shape)
-    torch.testing.assert_close(out, layer.attention(read, ctx))
+    if name in REPLACING:
+        with pytest.raises(UsageError, match=f"^block: hstu .*{name} replaces attention"):
+            PointwiseAttention(block(), position)
+        if name != "tisas":
+            return
+        for value in ("time_value", "position_value"):  # which are added to the values
+            getattr(position.parts()[name], value).zero_()
+    for norm in ("pre", "post"):
+        layer = MultiHeadAttention(block(norm=norm, output=False), position).eval()
+        read = layer.LayerNorm(x) if norm == "pre" else x
+        value = ctx.pad(layer.position.mix_values(layer._project(read)[2], ctx), "start")
+        mixed = layer.weights(x, ctx) @ value.transpose(1, 2)
+        out = ctx.unpad(mixed.transpose(1, 2), "start").reshape(x.shape)
+        torch.testing.assert_close(out, layer.attention(read, ctx))
+    if name not in REPLACING:
+        layer = PointwiseAttention(block(), position)
+        query, key, value, gate = layer._parts(x)
+        mixed = layer.weights(x, ctx) @ layer._places(query, key, value, ctx)[2]
+        mixed = ctx.unpad(mixed.transpose(1, 2), "start").flatten(1)
+        want = x + layer.dense(layer.gate_norm(mixed) * gate.flatten(1))
+        torch.testing.assert_close(layer(x, ctx), want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("transformer", n) for n in ("nope", "t5", *REPLACING)] + [("hstu", "t5"), ("ligr", "nope")],
+)
+def test_dropout_in_training_only(kind: str, name: str) -> None:
+    for where in ("hidden_dropout", "attn_dropout"):
+        layer = BLOCKS[kind](block(**{where: 0.5}), composed([name], 2, N, D, {})[0])
+        shake(layer)
+        x = torch.randn(sum(LENGTHS), D)
+        assert not torch.equal(layer(x, context()), layer(x, context()))
+        layer.eval()
+        assert torch.equal(layer(x, context()), layer(x, context()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("transformer", "t5"), ("hstu", "nope"), ("hstu", "t5")]
+)
+def test_no_tensor_of_batch_times_pairs(monkeypatch, kind: str, name: str) -> None:
+    """In chunks: the same output and gradients, and nothing of size [b, h, t, t]."""
+    b, t = 16, 40
+    layer = BLOCKS[kind](block(), Compose({name: scheme(name, 2, n=t)}))
+    shake(layer)
+    x, ctx = torch.randn(b * t, D, requires_grad=True), context([t] * b, t)
+    wanted, g = [x, *layer.parameters()], torch.randn(b * t, D)
+    want = torch.autograd.grad((layer(x, ctx) * g).sum(), wanted)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 2 * 2 * t * t)  # two sequences
+    with torch.profiler.profile(profile_memory=True) as profile:
+        got = torch.autograd.grad((layer(x, ctx) * g).sum(), wanted)
+    torch.testing.assert_close(got, want)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert 0 < largest < b * 2 * t * t * 8 / 2
+
+
+class _PlainBias(AttentionPosition):
+    """A learned bias of a given shape, as a scheme of a user's own may have."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(shape))
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        return self.weight
+
+
+@pytest.mark.parametrize("kind", ["transformer", "hstu"])
+@pytest.mark.parametrize("shape", [(5, 5), (1, 1, 5, 5), (2, 1, 5), (8, 1, 5, 5), (8, 2, 5, 5)])
+def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, ...]) -> None:
+    """Whatever is broadcastable to [b, h, t, t]: in one chunk and in several, as autograd."""
+    layer = BLOCKS[kind](block(), Compose({"own": _PlainBias(*shape)}))
+    x, ctx = torch.randn(40, D, requires_grad=True), context([5] * 8)
+    found = []
+    for elements in (2**20, 2 * 50, 1):
+        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
+        out = layer(x, ctx)
+        found.append((out, torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+    if kind == "hstu":
+        attention = layer.multi_head_attention
+        attention.attn_dropout.p = 1e-12  # plain weights, by autograd
+        monkeypatch.setattr(attention.attn_dropout, "threshold", 0)
+        out = layer(x, ctx)
+        plain = torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])
+        torch.testing.assert_close((out, plain), found[0])
 
 
 def test_activations() -> None:
     x = torch.linspace(-3, 3, 13)
     formulas = {
-        "gelu": lambda z: z * (1 + math.erf(z / math.sqrt(2))) / 2,
+        "gelu": reference.gelu,
         "relu": lambda z: max(z, 0.0),
-        "swish": lambda z: z / (1 + math.exp(-z)),
+        "swish": reference.silu,
         "tanh": math.tanh,
         "sigmoid": lambda z: 1 / (1 + math.exp(-z)),
     }
@@ -67,54 +184,69 @@ def test_activations() -> None:
         assert ACTIVATIONS[name](x).tolist() == pytest.approx([formula(z) for z in x.tolist()])
 
 
-def test_a_sequence_that_is_too_long() -> None:
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.booleans(), st.booleans())
+def test_pad_and_unpad_are_inverse(lengths: list[int], at_end: bool, time_major: bool) -> None:
+    ctx, align = context(lengths), "end" if at_end else "start"
+    x = torch.randn(sum(lengths), 2, 3)
+    padded = ctx.pad(x, align, time_major)
+    assert torch.equal(ctx.unpad(padded, align, time_major), x)
+    padded = padded.transpose(0, 1) if time_major else padded
+    for b, (rows, length) in enumerate(zip(rows_of(lengths), lengths, strict=True)):
+        first = ctx.width - length if at_end else 0
+        assert torch.equal(padded[b, first : first + length], x[rows])
+    assert padded.abs().sum() == pytest.approx(x.abs().sum().item())  # padding is zero
     with pytest.raises(ValueError, match="exceeds the maximum"):
         context([N + 1])
 
 
-def test_cape_counts_every_dissimilar_event() -> None:
-    """Gates of nearly one: the oldest key is just below t away."""
-    position = scheme("cape", cape_positions=30)
-    shake(position)
-    q = torch.ones(5, 1, D)
-    of_heads = [x.transpose(0, 1)[None] for x in (q, -q)]
-    bias = position.bias(*of_heads, context([5]))[0, 0]
-    want = reference.cape_bias(q[:, 0], -q[:, 0], position.weight.detach())
-    for i in range(5):
-        assert bias[i, : i + 1].tolist() == pytest.approx([float(w) for w in want[i]][: i + 1])
+@pytest.mark.parametrize("p", [1e-3, 0.2, 0.5, 0.9])
+def test_dropout_keeps_the_expectation(p: float) -> None:
+    """In 256ths, at least one; eight elements share a random number, but nothing else."""
+    x = torch.ones(8 * 200_000, requires_grad=True)
+    drop = Dropout(p)
+    out = drop(x)
+    assert (out == 0).double().mean().item() == pytest.approx(max(p, 1 / 256), abs=4e-3)
+    assert out.mean().item() == pytest.approx(1, abs=1e-2) and out.unique().numel() == 2
+    kept = (out > 0).double().view(-1, 8)
+    correlation = torch.corrcoef(kept.T) - torch.eye(8)
+    assert correlation.abs().max() < 0.01
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
+    torch.manual_seed(1)
+    again = drop(x)
+    torch.manual_seed(1)
+    assert torch.equal(drop(x), again) and drop.eval()(x) is x
 
 
-def test_a_hard_gate_of_one_half_is_order() -> None:
-    assert scheme("to_rope", fusion="early", gate="hard", gate_value=0.5).time_share().item() == 0
+@pytest.mark.parametrize(("t", "band"), [(1, 1), (5, 2), (150, 150), (200, 70), (131, 1)])
+def test_triangular_product(t: int, band: int) -> None:
+    """Across several blocks, with a band and without."""
+    weight = torch.randn(band, requires_grad=True)
+    x, g = torch.randn(t, 3, requires_grad=True), torch.randn(t, 3)
+    matrix = toeplitz_matrix(weight, t)
+    for i in range(0, t, 7):
+        for j in range(t):
+            assert matrix[i, j] == (weight[i - j] if 0 <= i - j < band else 0)
+    out = triangular_product(matrix, x, band)
+    torch.testing.assert_close(out, matrix @ x)
+    got = torch.autograd.grad((out * g).sum(), (weight, x))
+    want = torch.autograd.grad(((toeplitz_matrix(weight, t) @ x) * g).sum(), (weight, x))
+    torch.testing.assert_close(got, want)
 
 
-def test_kerple_starts_between_its_heads() -> None:
-    start = torch.nn.functional.softplus(scheme("kerple", 4).raw_r1).flatten()
-    assert start.tolist() == pytest.approx([(head + 0.5) / 4 for head in range(4)])
-
-
-def test_linear_attention_of_features_that_vanish() -> None:
-    """elu + 1 is 0 in float32 below about -17."""
-    from schemes import attend, qkv
-
-    q, k, v = (x.float() for x in qkv(N))
-    for one, other in ((q - 100, k), (q, k - 100)):
-        assert attend(scheme("linear_attention"), one, other, v, context([N])).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (
-            "to_rope",
-            {"fusion": "effective", "learn_frequencies": "free", "gate_value": 1},
-            "gate_value: must be above 0",
-        ),
-        ("time_rope", {"time_min_period": 0.0}, "time_min_period must be above 0"),
-        ("time_rope", {"time_min_period": 5.0, "time_max_period": 5.0}, "below time_max_period"),
-        ("kernel", {"kernel_band": 0}, "kernel_band"),
-    ],
-)
-def test_what_schemes_refuse(name: str, options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        scheme(name, **options)
+@pytest.mark.parametrize("t", [33, 64, 101])
+def test_long_toeplitz_products_by_fft(monkeypatch, t: int) -> None:
+    """Equal to the matrix, and still with exactly nothing from the future."""
+    monkeypatch.setattr(triangular, "FFT_LENGTH", 8)
+    weight, x = torch.randn(t, requires_grad=True), torch.randn(t, 2, requires_grad=True)
+    out, g = toeplitz_product(weight, x), torch.randn(t, 2)
+    want = toeplitz_matrix(weight, t) @ x
+    torch.testing.assert_close(out, want)
+    got = torch.autograd.grad((out * g).sum(), (weight, x), retain_graph=True)
+    torch.testing.assert_close(got, torch.autograd.grad((want * g).sum(), (weight, x)))
+    for i in range(0, t - 1, 5):
+        (grad,) = torch.autograd.grad(out[i].sum(), x, retain_graph=True)
+        assert (grad[i + 1 :] == 0).all()
+    changed = x.detach().clone()
+    changed[20:] += 1e6
+    assert torch.equal(toeplitz_product(weight, changed)[:20], out[:20])

@@ -1,52 +1,96 @@
-"""Full cross-entropy and dropout."""
+"""Losses: full and scalable cross-entropy and posterior targets against loops; memory; options."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+from pathlib import Path
+
 import pytest
 import reference
+import reference_relations
 import torch
+from conftest import CROSS_ENTROPY
+from recbole.data.interaction import Interaction
 
-from recbole_pos.layers import chunks, losses
-from recbole_pos.layers.dropout import Dropout
+import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.errors import UsageError
+from recbole_pos.layers import chunks, losses, sce
+from recbole_pos.yaml_files import ROOT, read_yaml
+
+PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
+
+
+def example(m: int = 40, items: int = 23, d: int = 6, n: int = 5) -> tuple[torch.Tensor, ...]:
+    """Hidden states, item vectors, targets and buckets in float64."""
+    torch.manual_seed(0)
+    hidden = torch.randn(m, d, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(items, d, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(1, items, (m,))
+    return hidden, weight, targets, torch.randn(n, d, dtype=torch.float64)
+
+
+def compare(got: torch.Tensor, want: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Value and gradients; returns those of the first."""
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    found, wanted = (torch.autograd.grad(3 * loss, inputs) for loss in (got, want))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    return list(found)
 
 
 @pytest.mark.parametrize("chunk", [64, 2**20])
 def test_full_cross_entropy_equals_equation_11(monkeypatch, chunk: int) -> None:
     """Value and both gradients, with several chunks and with one."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
-    torch.manual_seed(0)
-    m, items, d = 150, 23, 6
-    hidden = torch.randn(m, d, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(items, d, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(1, items, (m,))
+    hidden, weight, targets, _ = example(m=150)
     loss = losses.full_cross_entropy(hidden, weight, targets)
-    got = torch.autograd.grad(3 * loss, (hidden, weight))
     want = reference.cross_entropy(hidden, weight, targets)
-    torch.testing.assert_close(loss, want, rtol=1e-12, atol=1e-12)
-    for a, b in zip(got, torch.autograd.grad(3 * want, (hidden, weight)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    assert (got[1][0] == 0).all()  # padding is no candidate
+    _, grad = compare(loss, want, hidden, weight)
+    assert (grad[0] == 0).all()  # padding is no candidate
 
 
-def test_full_cross_entropy_survives_large_logits() -> None:
+@pytest.mark.parametrize(
+    ("betas", "prior_weight"),
+    [([1.0, 0.25, 0.1], 1.0), ([1.0], 0.3), ([0.5], 1.0), ([2.0, 2.0], 0.0), ([1.0], 0.0)],
+)
+def test_posterior_targets_equal_equation_17(double, monkeypatch, betas, prior_weight) -> None:
+    """Positions near the end have fewer items after them; in one chunk and in many."""
+    m, items, n = 9, 7, len(betas)
+    hidden = torch.randn(m, 4, requires_grad=True)
+    weight = torch.randn(items, 4, requires_grad=True)
+    counts = torch.tensor([0, 3, 0, 9, 1, 1, 5])
+    targets = torch.randint(1, items, (m, n))
+    known = torch.arange(n) < torch.randint(1, n + 1, (m, 1))
+    futures = [row[real].tolist() for row, real in zip(targets, known, strict=True)]
+    want = reference_relations.posterior(
+        hidden, weight, futures, betas, counts.tolist(), prior_weight
+    )
+    given = targets, known * torch.tensor(betas), losses.dirichlet_prior(counts), prior_weight
+    want_grads = torch.autograd.grad(want, (hidden, weight))
+    for rows in (128, 2):
+        monkeypatch.setattr(losses, "MIN_ROWS", rows)
+        monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", rows * items)
+        loss = losses.posterior_loss(hidden, weight, *given)
+        torch.testing.assert_close(loss, want)
+        grads = torch.autograd.grad(3 * loss, (hidden, weight))
+        torch.testing.assert_close(grads[0], 3 * want_grads[0])
+        torch.testing.assert_close(grads[1][1:], 3 * want_grads[1][1:])
+        assert (grads[1][0] == 0).all()  # padding learns nothing
+
+
+@pytest.mark.parametrize("loss", [losses.full_cross_entropy, sce.scalable_cross_entropy])
+def test_losses_survive_large_logits(loss) -> None:
     """Float32 logits of +-1000: the probability of the target underflows, the loss must not."""
     hidden = torch.tensor([[1000.0, 0.0]], requires_grad=True)
     weight = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
-    loss = losses.full_cross_entropy(hidden, weight, torch.tensor([2]))
-    assert loss.item() == 2000
-    loss.backward()
+    options = PAPER if loss is sce.scalable_cross_entropy else {}
+    value = loss(hidden, weight, torch.tensor([2]), **options)
+    assert value.item() == 2000
+    value.backward()
     assert hidden.grad.isfinite().all()
-
-
-def test_full_cross_entropy_holds_no_positions_by_items_tensor() -> None:
-    """The largest tensor allocated is far below m x items."""
-    m, items, d = 4096, 4000, 8
-    hidden = torch.randn(m, d, requires_grad=True)
-    weight = torch.randn(items, d, requires_grad=True)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        losses.full_cross_entropy(hidden, weight, torch.randint(1, items, (m,))).backward()
-    largest = max(event.cpu_memory_usage for event in profile.events())
-    assert largest < m * items * 4 / 8
 
 
 @pytest.mark.parametrize("chunk", [64, 2**20])
@@ -56,7 +100,8 @@ def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int, spread: float) 
 
     With u = 2^-8 a factor is off by u of itself, so a logit by D = (2 u + u^2) |h| |w| at most; a
     loss by 2 max D, since log-sum-exp moves by no more than its largest logit; a probability by
-    exp(2 max D) - 1 of itself; and their products by 2 u + u^2 of what they add up.
+    exp(2 max D) - 1 of itself; and their products by 2 u + u^2 of what they add up. Sums have all
+    digits of float32: the loss is that of the rounded factors.
     """
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     torch.manual_seed(0)
@@ -68,6 +113,9 @@ def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int, spread: float) 
         loss = losses.full_cross_entropy(hidden, weight, targets)
     got = torch.autograd.grad(loss, (hidden, weight))
     assert loss.dtype == got[0].dtype == got[1].dtype == torch.float32
+    rounded = (x.detach().bfloat16().double() for x in (hidden, weight))
+    of_rounded = reference.cross_entropy(*rounded, targets)
+    assert loss.item() == pytest.approx(of_rounded.item(), rel=1e-6)
 
     h, w = (x.detach().double().requires_grad_() for x in (hidden, weight))
     want = reference.cross_entropy(h, w, targets)
@@ -88,46 +136,226 @@ def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int, spread: float) 
         assert ((g - e).abs() <= bound + slack / m).all() and not torch.equal(g, e.float())
 
 
-def test_sums_of_bfloat16_products_have_all_digits_of_float32() -> None:
-    """The loss is that of the rounded factors: neither logits nor log-sum-exp are rounded."""
+def test_losses_hold_no_tensor_of_positions_by_items() -> None:
+    """Full: far below m x items. Scalable: no more than the gradient of the item vectors."""
+    m, items, d = 4096, 4000, 8
+    hidden, weight = (torch.randn(n, d, requires_grad=True) for n in (m, items))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        losses.full_cross_entropy(hidden, weight, torch.randint(1, items, (m,))).backward()
+    assert max(event.cpu_memory_usage for event in profile.events()) < m * items * 4 / 8
+    m, items, d = 1024, 200_000, 4
+    hidden, weight = (torch.randn(n, d, requires_grad=True) for n in (m, items))
+    options = {**PAPER, "n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512}
+    with torch.profiler.profile(profile_memory=True) as profile:
+        targets = torch.randint(1, items, (m,))
+        sce.scalable_cross_entropy(hidden, weight, targets, **options).backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest <= max(items * d * 4, 8 * chunks.CHUNK_ELEMENTS["cpu"])
+
+
+# Scalable cross-entropy
+
+
+@pytest.mark.parametrize("chunk", [64, 2**20])
+@pytest.mark.parametrize(
+    ("size_x", "size_y", "fell"), [(1, 1, "some"), (7, 5, "some"), (30, 20, "all"), (99, 9, "all")]
+)
+def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int, fell: str) -> None:
+    """Positions in none, one and several buckets; in one chunk and in many."""
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
+    hidden, weight, targets, buckets = example()
+    want, covered = reference.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    assert (len(covered) == len(targets)) == (fell == "all")
+    got = sce.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    grad, by_item = compare(got, want, hidden, weight)
+    outside = [i for i in range(len(targets)) if i not in covered]
+    assert (grad[outside] == 0).all()
+    loss = sce.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
+    assert torch.equal(torch.autograd.grad(3 * loss, hidden)[0], grad)  # what is asked for only
+    with torch.no_grad():
+        weight[0] = 100 * buckets[0]  # padding is no candidate, however large
+    loss = sce.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    assert torch.equal(loss, got) and (by_item[0] == 0).all()
+
+
+@pytest.mark.parametrize(("n_buckets", "mix_x"), [(1, True), (4, False)])
+def test_sce_is_exact_when_buckets_hold_everything(n_buckets: int, mix_x: bool) -> None:
+    hidden, weight, targets, _ = example(m=150)
+    options = {"n_buckets": n_buckets, "bucket_size_x": 150, "bucket_size_y": 22, "mix_x": mix_x}
+    got = sce.scalable_cross_entropy(hidden, weight, targets, **options)
+    compare(got, losses.full_cross_entropy(hidden, weight, targets), hidden, weight)
+
+
+def test_sce_of_one_position_by_hand() -> None:
+    """The largest of its buckets counts; its own target in a bucket does not count twice."""
+    hidden = torch.tensor([[1.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
+    buckets = torch.eye(2, dtype=torch.float64)  # of the items, one takes {1, 3}, one {2, 3}
+    loss = sce.bucket_cross_entropy(hidden, weight, torch.tensor([3]), buckets, 1, 2)
+    # the target's logit is 1.5; against it stand 3 in the first bucket and 2 in the second
+    assert loss.item() == pytest.approx(math.log(math.exp(1.5) + math.exp(3)) - 1.5)
+    alone = sce.bucket_cross_entropy(hidden, weight, torch.tensor([1]), buckets[:1], 1, 1)
+    assert alone.item() == 0  # nothing but the target in its bucket
+    assert (torch.autograd.grad(alone, hidden)[0] == 0).all()
+
+
+def test_ties_share_the_gradient() -> None:
+    hidden, weight, targets, buckets = example()
+    once, twice = (
+        sce.bucket_cross_entropy(hidden, weight, targets, given, 9, 4)
+        for given in (buckets, torch.cat([buckets, buckets]))
+    )
+    compare(twice, once, hidden, weight)
+
+
+@pytest.mark.parametrize("order", ["random", "rising", "falling", "equal"])
+@pytest.mark.parametrize(("chunk", "k"), [(64, 7), (1000, 300), (5000, 1), (2**20, 6000), (64, 1)])
+def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str) -> None:
+    """Against a full sort, for every way of meeting the large products."""
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(64, 32), torch.randn(50, 32)
-    targets = torch.randint(1, 50, (64,))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = losses.full_cross_entropy(hidden, weight, targets)
-    rounded = (x.bfloat16().double() for x in (hidden, weight))
-    want = reference.cross_entropy(*rounded, targets)
-    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+    values = torch.randn(5000, dtype=torch.float64)
+    values = {
+        "random": values,
+        "rising": values.sort().values,
+        "falling": values.sort(descending=True).values,
+        "equal": values.round(),
+    }[order]
+    buckets = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]], dtype=torch.float64)
+    rows = torch.stack([values, torch.randn(5000, dtype=torch.float64)], 1)
+    products = buckets @ rows.T
+    index = sce.largest_products(buckets, rows, k)
+    assert index.shape == (3, min(k, 5000))
+    want = products.sort(1, descending=True).values[:, :k]
+    assert torch.equal(products.gather(1, index).sort(1, descending=True).values, want)
+    assert all(len(set(row)) == len(row) for row in index.tolist())
 
 
-def test_a_small_dropout_is_not_none() -> None:
-    assert (Dropout(1e-3)(torch.ones(100_000)) == 0).any()
+@pytest.mark.parametrize("chunk", [1000, 2**20])
+def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch, chunk: int) -> None:
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
+    hidden, weight, targets, buckets = example(items=5000)
+    weight.data[1000:] = 0  # no product that would draw the eye to the chunk
+    for tensor, row in ((hidden, 3), (weight, 2500)):
+        broken = tensor.detach().clone()
+        broken[row, 0] = torch.nan
+        given = (broken, weight) if tensor is hidden else (hidden, broken)
+        assert sce.bucket_cross_entropy(*given, targets, buckets, 9, 4).isnan()
 
 
-@pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.9])
-def test_dropout_keeps_the_expectation(p: float) -> None:
-    torch.manual_seed(0)
-    x = torch.ones(1_000_003)
-    out = Dropout(p)(x)
-    assert (out == 0).double().mean().item() == pytest.approx(p, abs=4e-3)
-    assert out.mean().item() == pytest.approx(1, abs=1e-2)
-    assert out.unique().numel() == 2
+def test_sce_under_autocast_and_by_seed() -> None:
+    hidden, weight, targets, _ = (t.detach() for t in example(m=200, items=500))
+    hidden, weight, options = hidden.bfloat16(), weight.float(), {**PAPER, "bucket_size_y": 5}
+    found = []
+    for seed, enabled in ((1, True), (1, False), (2, False)):
+        torch.manual_seed(seed)
+        given = hidden if enabled else hidden.float()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            found.append(sce.scalable_cross_entropy(given, weight, targets, **options))
+    assert found[0].dtype == torch.float32 and found[0] == found[1] != found[2]
 
 
-def test_dropout_elements_are_independent() -> None:
-    """Eight bytes of one random number serve neighbouring elements: no correlation among them."""
-    torch.manual_seed(0)
-    kept = (Dropout(0.5)(torch.ones(8 * 200_000)) > 0).double().view(-1, 8)
-    correlation = torch.corrcoef(kept.T) - torch.eye(8)
-    assert correlation.abs().max() < 0.01
+@pytest.mark.parametrize("mix_x", [True, False])
+def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
+    """2 sqrt(m) rounded up where nothing is given; mixtures lie in the span of the positions."""
+    seen = []
+    monkeypatch.setattr(sce, "bucket_cross_entropy", lambda *given: seen.append(given))
+    _, weight, targets, _ = example(m=30)
+    hidden = torch.zeros(30, 6, dtype=torch.float64)
+    hidden[:, 2] = torch.randn(30)
+    for options in ({}, {"n_buckets": 3, "bucket_size_x": 4}):
+        sce.scalable_cross_entropy(hidden, weight, targets, **{**PAPER, "mix_x": mix_x, **options})
+    buckets = seen[0][3]
+    assert buckets.shape == (11, 6) and seen[0][4:] == (11, 256)
+    assert seen[1][3].shape == (3, 6) and seen[1][4:] == (4, 256)
+    assert ((buckets != 0).sum(0).bool().tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 
 
-def test_dropout_is_repeatable_and_off_in_evaluation() -> None:
-    x, drop = torch.randn(100, requires_grad=True), Dropout(0.3)
-    torch.manual_seed(1)
-    first = drop(x)
-    torch.manual_seed(1)
-    assert torch.equal(drop(x), first)
-    (grad,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(grad * x, first)
-    assert drop.eval()(x) is x
+def test_training_by_sce_lowers_what_it_stands_for(experiment) -> None:
+    made = experiment("PosSASRec", loss_type="SCE", bucket_size_y=30, epochs=15, learning_rate=0.02)
+    model, loader = made.model, made.trainer.training_loader(made.loaders["train"])
+    assert model.loss.func is sce.scalable_cross_entropy
+
+    def full() -> float:
+        sampled, model.loss = model.loss, losses.full_cross_entropy
+        model.eval()
+        found = sum(model.window_loss(b).item() * len(b) for b in loader) / loader.targets
+        model.loss = sampled
+        return found
+
+    before = full()
+    made.trainer.fit(made.loaders["train"], None, saved=False, verbose=False)
+    history = [line["loss"] for line in made.trainer.progress.history]
+    assert history[-1] < 0.95 * history[0] and full() < 0.97 * before
+
+
+@pytest.mark.slow
+def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
+    for model in [*recbole_pos.model.models.MODELS, "FGNN"]:
+        plain = {**CROSS_ENTROPY.get(model, {}), "hidden_size": 16}
+        sizes = {"bucket_size_x": 10**6, "bucket_size_y": 10**6}
+        by_rows = {"augmentation": "prefix", **plain}
+        if model == "AttrFormer":
+            by_rows["chunking"] = False
+        made = experiment(model, loss_type="SCE", **sizes, **plain)
+        exact = experiment(model, **plain).model.eval()
+        exact.load_state_dict(made.model.eval().state_dict())
+        packed = next(iter(made.trainer.training_loader(made.loaders["train"])))
+        rows = next(iter(experiment(model, **by_rows).loaders["train"]))
+        assert isinstance(packed, SequenceBatch) and isinstance(rows, Interaction)
+        ours, theirs = ((m.window_loss, m.calculate_loss) for m in (made.model, exact))
+        for batch, loss, full in zip((packed, rows), ours, theirs, strict=True):
+            torch.testing.assert_close(loss(batch), full(batch))
+        made.model.loss = functools.partial(made.model.loss.func, **{**PAPER, "bucket_size_y": 1})
+        for batch, loss, full in zip((packed, rows), ours, theirs, strict=True):
+            assert loss(batch) < 0.5 * full(batch)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+    """The directions come from the random state that checkpoints keep."""
+    options = {"data_path": str(tiny), "hidden_size": 8, "inner_size": 8, "show_progress": False}
+    options |= {"loss_type": "SCE", "bucket_size_y": 4}
+    for name, epochs in (("whole", 3), ("parts", 1)):
+        given, folder = {**options, "epochs": epochs}, str(tmp_path / name)
+        recbole_pos.run("PosSASRec", "tiny", config_dict=given, run_dir=folder, verbose=False)
+    recbole_pos.run(resume=str(tmp_path / "parts"), config_dict={"epochs": 3}, verbose=False)
+    one, two = (recbole_pos.load(tmp_path / name).model for name in ("whole", "parts"))
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
+    """For RecBole's own entry, too; sizes may be empty."""
+    from recbole.config import Config
+
+    parameters = inspect.signature(sce.scalable_cross_entropy).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert set(read_yaml(ROOT / "loss" / "SCE.yaml")) == keywords
+    assert {p.stem for p in (ROOT / "loss").iterdir()} == {"SCE"}
+    config = Config("FPARec", "tiny", config_dict={"loss_type": "SCE", "data_path": str(tiny)})
+    assert config["bucket_size_y"] == 256 and config["n_buckets"] is None
+    given = PosConfig("FPARec", "ml-100k", None, {"loss_type": "SCE", "bucket_size_x": 7})
+    assert given["n_buckets"] is None and given["bucket_size_x"] == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "field"),
+    [
+        ("PosSASRec", {"n_buckets": 4}, "n_buckets"),
+        ("PosSASRec", {"loss_type": "CE", "mix_x": True}, "mix_x"),
+        ("PosSASRec", {"loss_type": "SCEE"}, "loss_type"),
+        ("SASRec", {"loss_type": "SCE"}, "loss_type"),
+        ("BPR", {"loss_type": "SCE"}, "loss_type"),
+        ("FPARec", {"loss_type": "SCE", "bucket_size": 1}, "bucket_size_"),
+        (
+            "FPARec",
+            {"loss_type": "SCE", "train_neg_sample_args": {"distribution": "uniform"}},
+            "SCE",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(model: str, options: dict, field: str) -> None:
+    with pytest.raises(UsageError, match=field):
+        PosConfig(model, "ml-100k", None, options)

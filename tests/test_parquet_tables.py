@@ -14,7 +14,7 @@ from shop import shop_options, tables, write
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.location import name_and_folder
-from recbole_pos.data.parquet_file import ParquetTable
+from recbole_pos.data.tables import ParquetTable
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -45,7 +45,7 @@ def facts(folder: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_parquet_is_as_text(tmp_path: Path, lists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recbole_pos.data.parquet_file._ROWS", 7)  # several blocks
+    monkeypatch.setattr("recbole_pos.data.tables._ROWS", 7)  # several blocks
     want = facts(write(tmp_path / "text", tables()))
     folder, types = tmp_path / "parquet", {}
     (folder / "shop").mkdir(parents=True)

@@ -1,19 +1,34 @@
-"""Theirs against ours: RecBole's SASRec, its evaluator, and its own ``run_recbole``."""
+"""Theirs against ours: RecBole's models, losses, evaluator and ``run_recbole``, same weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import reference_graph as reference
 import torch
 from recbole.config import Config
 from recbole.data import create_dataset, data_preparation
+from recbole.model.sequential_recommender import BERT4Rec, SASRec
 from recbole.trainer import Trainer
-from recbole.utils import init_seed
+from recbole.utils import get_model, init_seed
+from reference_graph import SESSIONS
+from steps import learn
+from test_builtins import WITH_FEATURES, shop  # noqa: F401
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.experiment.build import prepare
+from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.layers.chunks import CHUNK_ELEMENTS
+from recbole_pos.model.models import BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
 from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.training import adapter, every_state
 
+pytestmark = pytest.mark.slow
 AS_RECBOLE = {
     "norm": "post",
     "position_from": "oldest",
@@ -21,6 +36,22 @@ AS_RECBOLE = {
     "attn_dropout_prob": 0.0,
     "inner_size": 24,
 }
+FULL = [[*range(1, 13)], [2, 9] * 6]  # as long as a history can be
+UNEVEN = [[1, 2, 1, 2, 1, 3]]  # a transition that comes twice beside one that comes once
+ALL = [*SESSIONS, *FULL, *UNEVEN]
+
+
+def scatter(model: Any, std: float = 0.4) -> Any:
+    """The model in float64 and evaluation mode, its weights far from their start."""
+    torch.manual_seed(0)
+    for parameter in model.double().eval().parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    with torch.no_grad():
+        model.item_embedding.weight[0] = 0
+    return model
+
+
+# SASRec and evaluation
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -29,20 +60,13 @@ def test_weights_of_recboles_sasrec_load_strictly(experiment, layers: int) -> No
     options = {"n_layers": layers, "hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
     theirs = experiment("SASRec", hidden_size=16, inner_size=24, **options)
     ours = experiment("PosSASRec", **{**AS_RECBOLE, "n_layers": layers})
-    for p in theirs.model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    ours.model.load_state_dict(theirs.model.state_dict(), strict=True)
-    theirs.model.double(), ours.model.double()
+    ours.model.double().load_state_dict(scatter(theirs.model).state_dict(), strict=True)
     rows = theirs.loaders["train"]._dataset[np.arange(200)]
     for mode in (True, False):
-        theirs.model.train(mode), ours.model.train(mode)
-        torch.testing.assert_close(
-            ours.model.full_sort_predict(rows),
-            theirs.model.full_sort_predict(rows),
-            rtol=1e-10,
-            atol=1e-10,
-        )
-        torch.testing.assert_close(ours.model.predict(rows), theirs.model.predict(rows))
+        models = [made.model.train(mode) for made in (ours, theirs)]
+        scores = [model.full_sort_predict(rows) for model in models]
+        torch.testing.assert_close(*scores, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(*(model.predict(rows) for model in models))
 
 
 def test_all_positions_and_prefix_rows_give_the_same_loss(experiment) -> None:
@@ -55,15 +79,7 @@ def test_all_positions_and_prefix_rows_give_the_same_loss(experiment) -> None:
     torch.testing.assert_close(total, model.calculate_loss(rows), rtol=1e-9, atol=1e-9)
 
 
-def test_training_and_evaluation_mode_agree_without_dropout(experiment) -> None:
-    for name in ("PosSASRec", "FPARec", "PARec"):
-        made = experiment(name, hidden_dropout_prob=0.0, attn_dropout_prob=0.0)
-        rows = made.loaders["valid"]._dataset[np.arange(20)]
-        scores = [made.model.train(mode).full_sort_predict(rows) for mode in (True, False)]
-        torch.testing.assert_close(*scores)
-
-
-def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny) -> None:
+def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny, monkeypatch) -> None:
     """Metrics of RecBole's trainer on RecBole's data, against ours, for the same SASRec weights.
 
     The tiny dataset's times are small enough after subtraction to be exact in float32 too.
@@ -79,40 +95,23 @@ def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny) -> 
         "train_neg_sample_args": None,
         "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
     }
+    monkeypatch.chdir(tmp_path)  # RecBole's trainer writes log_tensorboard/ there
     # stable order of the file decides ties in both; float32 must not make new ones
     config = Config("SASRec", "tiny", config_dict={**shared, "checkpoint_dir": str(tmp_path)})
     dataset = create_dataset(config)
-    exact = dataset.inter_feat["timestamp"] - dataset.inter_feat["timestamp"].min()
-    dataset.inter_feat["timestamp"] = exact
+    dataset.inter_feat["timestamp"] -= dataset.inter_feat["timestamp"].min()
     _, valid, test = data_preparation(config, dataset)
     init_seed(1, True)
-    from recbole.model.sequential_recommender import SASRec
-
     model = SASRec(config, dataset)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    import os
-
-    here = os.getcwd()
-    os.chdir(tmp_path)  # RecBole's trainer writes log_tensorboard/ into the working directory
-    try:
-        trainer = Trainer(config, model)
-    finally:
-        os.chdir(here)
+    trainer = Trainer(config, model)
     want = [dict(trainer.evaluate(part, load_best_model=False)) for part in (valid, test)]
-
-    ours = prepare(
-        PosConfig("PosSASRec", "tiny", None, {**shared, **AS_RECBOLE, "inner_size": 256})
-    )
-    ours.model.load_state_dict(model.state_dict())
-    builtin = prepare(PosConfig("SASRec", "tiny", None, shared))
-    builtin.model.load_state_dict(model.state_dict())
-    for made in (builtin, ours):
-        got = [
-            dict(made.trainer.evaluate(made.loaders[phase], load_best_model=False))
-            for phase in ("valid", "test")
-        ]
-        assert got == want
+    for name, options in (("PosSASRec", {**AS_RECBOLE, "inner_size": 256}), ("SASRec", {})):
+        made = prepare(PosConfig(name, "tiny", None, {**shared, **options}))
+        made.model.load_state_dict(model.state_dict())
+        loaders = (made.loaders[phase] for phase in ("valid", "test"))
+        assert [dict(made.trainer.evaluate(one, load_best_model=False)) for one in loaders] == want
     assert want[1]["ndcg@10"] > 0
 
 
@@ -120,7 +119,7 @@ def test_evaluation_equals_stock_recbole_on_the_same_weights(tmp_path, tiny) -> 
 def test_mask_history_against_brute_force(experiment, model: str) -> None:
     """Past items leave the ranking (the target excepted), for sequential and general models."""
     for mask in (True, False):
-        made = experiment(model, mask_history=mask)
+        made = experiment(model, mask_history=mask, epochs=1)
         made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
         made.trainer.tot_item_num, made.trainer.eval_log = made.dataset.item_num, made.dataset.log
         log = made.dataset.log
@@ -133,31 +132,266 @@ def test_mask_history_against_brute_force(experiment, model: str) -> None:
                 assert set(torch.where(scores[row] == -torch.inf)[0].tolist()) == hidden
 
 
-def test_recboles_own_run_recbole_finds_the_plugin(tmp_path, monkeypatch) -> None:
-    """``import recbole_pos`` is all it takes; data, trainer and defaults are the plugin's."""
+def test_recboles_own_run_recbole_finds_the_plugin(tiny, tmp_path, monkeypatch) -> None:
+    """``import recbole_pos`` is all it takes; data with times, trainer and defaults are ours."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pytest"])
     from recbole.quick_start import run_recbole
 
     options = {"epochs": 1, "show_progress": False, "hidden_size": 16, "inner_size": 16}
-    result = run_recbole(model="FPARec", dataset="ml-100k", config_dict=options)
+    options |= {"data_path": str(tiny)}
+    result = run_recbole(model="FPARec", dataset="tiny", config_dict=options)
     assert result["best_valid_score"] == result["best_valid_result"]["ndcg@10"] > 0
-    ours = prepare(PosConfig("FPARec", "ml-100k", None, options))
+    ours = prepare(PosConfig("FPARec", "tiny", None, options))
     ours.trainer.fit(ours.loaders["train"], ours.loaders["valid"], saved=False, verbose=False)
     assert dict(ours.trainer.evaluate(ours.loaders["test"])) == dict(result["test_result"])
-
-
-def test_models_are_one_class_however_they_are_found() -> None:
-    from recbole.utils import get_model
-
     assert get_model("PosSASRec") is PosSASRec
 
 
-def test_run_recbole_loads_the_time_field_of_other_data(tiny, tmp_path, monkeypatch) -> None:
-    """RecBole's default load_col leaves it out, and then no sequence can be ordered."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["pytest"])
-    from recbole.quick_start import run_recbole
+# RecBole's causal models at every position, and BERT4Rec where something is masked
 
-    options = {"epochs": 1, "show_progress": False, "data_path": str(tiny)}
-    assert run_recbole(model="PARec", dataset="tiny", config_dict=options)["test_result"]
+
+@pytest.fixture
+def made(shop: Path) -> Callable[..., Experiment]:  # noqa: F811
+    """``made(model, **options)``: in float64, without dropout, all weights random and large."""
+
+    def build(model: str, **options: Any) -> Experiment:
+        given = {"data_path": str(shop), "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
+        given |= {"augmentation": "all_positions", **options}
+        if model == "FPMC":  # reads the last item only
+            del given["MAX_ITEM_LIST_LENGTH"]
+        if model in WITH_FEATURES:
+            given["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": "*"}
+            given["selected_features"] = ["class"]
+        experiment = prepare(PosConfig(model, "tiny", None, given))
+        scatter(experiment.model, 0.2)
+        return experiment
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("model", "windows"), list(zip(CAUSAL_BUILTINS, ["chunk", "prefix"] * 3, strict=False))
+)
+def test_same_loss_as_recboles_rows(made, model: str, windows: str) -> None:
+    """Every history fits: the scores of RecBole's ``full_sort_predict``, target by target."""
+    experiment = made(model, train_windows=windows)
+    loader = experiment.loaders["train"]
+    rows = loader._dataset[np.arange(len(loader._dataset))]
+    loss = adapter(experiment.config, experiment.model).loss(loader.packed)
+    with torch.no_grad():
+        got = sum(loss(batch) * len(batch) for batch in loader)
+        scores = experiment.model.full_sort_predict(rows)
+        target = scores.gather(1, rows["item_id"][:, None])[:, 0]
+        want = (scores[:, 1:].logsumexp(1) - target).sum()  # padding is no candidate
+    assert len(rows) == loader.targets
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    assert "gather_indexes" not in vars(experiment.model)
+
+
+@pytest.mark.parametrize("model", CAUSAL_BUILTINS)
+def test_states_stand_with_their_targets_and_know_no_later_event(made, model: str) -> None:
+    """Sliding windows have context without targets: each state is that of the window up to it."""
+    options = {"MAX_ITEM_LIST_LENGTH": 4, "train_windows": "sliding", "window_stride": 1}
+    experiment = made(model, **options)
+    net, loader = experiment.model, experiment.loaders["train"]
+    batch = loader.gather(np.arange(0, len(loader.windows.start), 3))
+    assert batch.positions is not None
+    ends = batch.lengths.cumsum(0)
+    with torch.no_grad():
+        states = every_state(net, batch)
+        assert len(states) == len(batch.positions) == len(batch)
+        for state, at in zip(states, batch.positions.tolist(), strict=True):
+            row = int((ends <= at).sum())
+            begin = int(ends[row] - batch.lengths[row])
+            want = net(batch.items[None, begin : at + 1], torch.tensor([at + 1 - begin]))
+            torch.testing.assert_close(state, want[0], rtol=1e-10, atol=1e-10)
+    items = torch.arange(1, 5)
+    batch = SequenceBatch(items, torch.tensor([4]), items, width=4)
+    for t in range(4):
+        net.zero_grad()
+        every_state(net, batch)[t].square().sum().backward()
+        grad = net.item_embedding.weight.grad[1:5].abs().sum(1)
+        assert (grad[: t + 1] > 0).all() and not grad[t + 1 :].any()
+
+
+def test_windows_a_batch(shop: Path) -> None:  # noqa: F811
+    """128 unless given; RecBole's own number is one of rows."""
+    base = {"data_path": str(shop), "augmentation": "all_positions"}
+    sizes = [
+        PosConfig("SASRec", "tiny", None, options)["train_batch_size"]
+        for options in (base, {**base, "train_batch_size": 9}, {"data_path": str(shop)})
+    ]
+    assert sizes == [128, 9, 2048]
+
+
+def test_what_cannot_learn_from_windows_says_so(made) -> None:
+    with pytest.raises(UsageError, match="^loss_type: .*GRU4Rec.*augmentation"):
+        made("GRU4Rec", loss_type="BPR", train_neg_sample_args={"sample_num": 1})
+    for model in set(BUILTIN_SEQUENTIAL) - set(CAUSAL_BUILTINS):
+        with pytest.raises(UsageError, match=f"{model} can train with prefix or none"):
+            made(model)
+
+
+def bert(made: Callable[..., Experiment], **options: Any) -> tuple[Any, Any, Any]:
+    """The model, our loss and a batch; RecBole's loss makes float64 tensors of its own."""
+    experiment = made("BERT4Rec", augmentation="prefix", **options)
+    loss = adapter(experiment.config, experiment.model).loss(packed=False)
+    return experiment.model.train(), loss, next(iter(experiment.loaders["train"]))
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0, None])
+def test_berts_loss_is_recboles_where_something_is_masked(made, double, last: float | None) -> None:
+    """Masks at random, and of the newest event (``ft_ratio``); without any RecBole's is NaN."""
+    model, ours, rows = bert(
+        made, **({} if last is None else {"mask_ratio": 0.5, "ft_ratio": last})
+    )
+    assert 0 < (rows["MASK_INDEX"] > 0).sum() < rows["MASK_INDEX"].numel()
+    if last is None:
+        rows["MASK_INDEX"] = torch.zeros_like(rows["MASK_INDEX"])
+    found = []
+    for loss in (ours, model.calculate_loss):
+        model.zero_grad()
+        torch.manual_seed(1)  # of dropout
+        value = loss(rows)
+        value.backward()
+        found.append((value.detach(), [p.grad for p in model.parameters()]))
+    if last is not None:
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        return
+    assert found[1][0].isnan() and found[0][0] == 0
+    assert not any(grad is not None and grad.any() for grad in found[0][1])
+    _, bpr, _ = bert(made, loss_type="BPR", train_neg_sample_args={"sample_num": 1})
+    assert bpr.__func__ is BERT4Rec.calculate_loss
+
+
+# STAMP, SASRec, SRGNN and GCSAN with encodings and anchors
+
+
+def padded(sessions: list[list[int]], width: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.tensor([s + [0] * (width - len(s)) for s in sessions])
+    return rows, torch.tensor([len(s) for s in sessions])
+
+
+def sizes(model: str) -> dict[str, int]:
+    if model.endswith(("SRGNN", "STAMP")):
+        return {"embedding_size": 16}
+    return {"hidden_size": 16, "inner_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options", "renamed"),
+    [
+        ("AnchoredSRGNN", "SRGNN", {"anchors": False, "step": 2}, {}),
+        ("AnchoredGCSAN", "GCSAN", {"anchors": False, "step": 1}, {}),
+        ("EncodedSTAMP", "STAMP", {"position": ["nope"]}, {}),
+        (
+            "EncodedSASRec",
+            "SASRec",
+            {"position": ["lpe"]},
+            {"position_embedding.weight": "item_embedding.schemes.0.weight"},
+        ),
+    ],
+)
+def test_without_their_additions_they_are_recboles(
+    experiment, double, monkeypatch, ours: str, theirs: str, options: dict, renamed: dict
+) -> None:
+    """Scores, loss and gradients of the same weights, and the same fresh ones."""
+    monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)  # RecBole rounds its graphs
+    one = experiment(ours, **sizes(ours), **options)
+    shared = {key: value for key, value in options.items() if key == "step"}
+    other = experiment(theirs, **sizes(theirs), **shared)
+    fresh, known = one.model.state_dict(), other.model.state_dict()
+    if theirs == "STAMP":  # which starts with a vector of padding that it adds up
+        known["item_embedding.weight"][0] = 0
+    if not renamed:  # where the same modules are made in the same order
+        assert all(torch.equal(fresh[key], known[key]) for key in known)
+    weights = scatter(one.model).state_dict()
+    other.model.double().eval()
+    other.model.load_state_dict({k: weights[renamed.get(k, k)] for k in known})
+    models, batch = (one.model, other.model), next(iter(one.loaders["train"]))
+    scores = [model(*padded(ALL)) for model in models]
+    torch.testing.assert_close(*scores, rtol=1e-10, atol=1e-12)
+    losses = [model.calculate_loss(batch) for model in models]
+    torch.testing.assert_close(*losses, rtol=1e-10, atol=0)
+    for loss in losses:
+        loss.backward()
+    mine = dict(one.model.named_parameters())
+    for name, p in other.model.named_parameters():
+        torch.testing.assert_close(
+            mine[renamed.get(name, name)].grad, p.grad, rtol=1e-8, atol=1e-12
+        )
+    test = next(iter(one.loaders["test"]))[0]
+    torch.testing.assert_close(*(model.full_sort_predict(test) for model in models))
+    torch.testing.assert_close(*(model.predict(test) for model in models))
+
+
+@pytest.mark.parametrize(
+    ("model", "overlap", "far"),
+    [("SRGNN", "distance", False), ("GCSAN", "edge", True), ("SRGNN", "sum", True)],
+)
+def test_graphs_with_anchors_equal_loops(
+    experiment, double, monkeypatch, model: str, overlap: str, far: bool
+) -> None:
+    """Edges of weight 1 and anchors of their distances, both divided by their sum; on a device
+    with more nodes than there are."""
+    options = {"anchor_overlap": overlap, "anchor_self_weight": 0.5}
+    net = scatter(experiment(f"Anchored{model}", **sizes(model), **options).model)
+    monkeypatch.setattr(net, "_far", lambda rows: far)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2000)
+    alias, weights, items = net._get_slice(padded(ALL)[0])[:3]
+    n = items.size(1)
+    assert weights.shape == (len(ALL), n, 2 * n)
+    for row, session in enumerate(ALL):
+        place = {int(items[row, alias[row, t]]): int(alias[row, t]) for t in range(len(session))}
+        assert set(place) == set(session)
+        want = reference.message_weights(session, True, overlap, 0.5, True, counted=False)
+        want = torch.cat([reference.matrix(side, place, n) for side in want], 1)
+        torch.testing.assert_close(weights[row], want)
+
+
+@pytest.mark.parametrize("model", ["AnchoredSRGNN", "AnchoredGCSAN", "EncodedSTAMP"])
+def test_a_session_scores_alike_alone_and_in_a_batch(experiment, double, model: str) -> None:
+    """And one batch is learnt by heart, with finite gradients."""
+    net = scatter(experiment(model, **sizes(model)).model)
+    together = net(*padded(ALL))
+    for row, session in enumerate(ALL):
+        torch.testing.assert_close(net(*padded([session], len(session)))[0], together[row])
+    torch.set_default_dtype(torch.float32)
+    off = {} if "embedding_size" in sizes(model) else {"hidden_dropout_prob": 0.0}
+    made = experiment(model, learning_rate=0.03, **off)
+    batch = next(iter(made.loaders["train"]))
+    losses = learn(made.trainer, made.model.calculate_loss, batch, 60)
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "scheme"), [("EncodedSTAMP", "ldpe"), ("EncodedSASRec", "lpe2d")]
+)
+def test_places_are_added_to_sessions_only(experiment, double, model: str, scheme: str) -> None:
+    """By the place from both ends, or from the start and the length; padding stays zero."""
+    net = scatter(experiment(model, **sizes(model), position=[scheme]).model)
+    embedding = net.item_embedding
+    table, width = embedding.schemes[0].weight, embedding.weight.size(1) // 2
+    found = embedding(padded(ALL)[0])
+    for row, session in enumerate(ALL):
+        for place, item in enumerate(session):
+            second = len(session) - 1 - (place if scheme == "ldpe" else 0)
+            code = torch.cat((table[place, :width], table[second, width:]))
+            torch.testing.assert_close(found[row, place], embedding.weight[item] + code)
+        assert not found[row, len(session) :].any()
+    assert torch.equal(embedding(torch.arange(5)), embedding.weight[:5])  # candidates
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("EncodedSTAMP", {"position": ["rope"]}, "^position: .*rope"),
+        ("EncodedSASRec", {"position": ["time_learned"]}, "^position: .*TimeEmbedding"),
+        ("EncodedSTAMP", {"loss_type": "SCE"}, "^loss_type: 'SCE'"),
+    ],
+)
+def test_bad_options(experiment, model: str, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        experiment(model, **options)

@@ -201,8 +201,8 @@ def test_sigterm_where_ctrl_c_is_ignored(tiny: Path, tmp_path: Path) -> None:
     ignore = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-        command = "from recbole_pos.cli import commands, main as cli\n"
-        command += f"commands._models = lambda *_: exec({code!r})\n"
+        command = "from recbole_pos.cli import listing, main as cli\n"
+        command += f"listing.list_models = lambda: exec({code!r})\n"
         command += "raise SystemExit(cli.main(['models']))"
         ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     finally:

@@ -14,12 +14,12 @@ from fake_runs import finish, plan
 from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
 from recbole_pos.study.collect import results_of
+from recbole_pos.study.comparing import facts_of
 from recbole_pos.study.configs import row_config, sources
-from recbole_pos.study.driver import facts_of
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.tables import search_table
 from recbole_pos.study.work import Work
 
@@ -231,20 +231,6 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     assert found.seeds == (7, 8, 9)
     found, _ = plan_and_folder(content, None, {}, CompareArguments(seeds=1))
     assert found.seeds == (7,)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"tables": []}, "tables: "),
-        ({"unit": "basket"}, "unit: "),
-        ({"rows": {"A, trial 0": ROWS["NoPE"]}}, "rows: A"),
-        ({"rows": {"A\nB": ROWS["NoPE"]}}, "rows: A"),
-    ],
-)
-def test_what_no_study_can_have(tiny: Path, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        plan(tiny, **wrong)
 
 
 def test_code_of_a_class_that_no_file_has(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,28 +349,6 @@ def test_names_of_the_users_begin_no_formula(results, tmp_path):
     assert set(names.values()) < set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
 
 
-def test_names_of_the_users_begin_no_formula(results, tmp_path):
-    """In the files for spreadsheets; programs read them as they are."""
-    names = {"NoPE": "=1+1", "Kernel": "@x"}
-    rows = {names.get(name, name): row for name, row in results.plan.rows.items()}
-    table = TablePlan("t", ("=1+1", "@x"), ("ndcg@10",), "=1+1")
-    plan = dataclasses.replace(results.plan, rows=rows, tables=(table,), paper={})
-    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(names))
-    runs = results.runs.replace(names)
-    write_results(dataclasses.replace(results, plan=plan, ranks=ranks, runs=runs), tmp_path)
-    for name in ("runs.csv", "table.csv"):
-        lines = (tmp_path / name).read_text().splitlines()
-        cells = [cell for line in lines for cell in line.split(",")]
-        assert "'=1+1" in cells and not any(cell.startswith(("=", "@")) for cell in cells)
-    assert set(names.values()) < set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
-
-
-def test_figures_stay_with_their_sign_and_unit(results):
-    page = html(results, [compare(results, results.plan.tables[0])])
-    assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", page)
-    assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", page)
-
-
 def test_names_of_the_users_are_no_html(results):
     evil = '<script>alert("x")</script> $a$ & [b]'
     plan = dataclasses.replace(

@@ -1,112 +1,176 @@
-"""What each command takes, and what it calls: imports are made when a command runs."""
+"""The commands: what each takes, and what it calls. Imports are made when a command runs."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
-from recbole_pos.cli.arguments import (
-    add_fields,
-    add_plugins,
-    add_reading,
-    config_files,
-    import_named,
-    parse_overrides,
-    read_fields,
-)
-from recbole_pos.cli.convert import add_convert
-from recbole_pos.cli.data import add_data
-from recbole_pos.cli.evaluate import add_evaluate
-from recbole_pos.cli.export import add_export
-from recbole_pos.cli.inspect import add_inspect
-from recbole_pos.cli.recommend import add_recommend
-from recbole_pos.cli.serve import add_serve
+from recbole_pos.cli.parser import Argument, Parser, config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
+    ConvertArguments,
     RunArguments,
     SearchArguments,
+    ServeArguments,
 )
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.starters import started_by
 from recbole_pos.version import __version__
 
+EPILOG = """examples:
+  recbole-pos run -m FPARec -d ml-100k
+  recbole-pos run -m SASRec -d ml-100k --epochs 20 --learning_rate 5e-4
+  recbole-pos run -m FPARec --help
+  recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
+  recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --max_concurrent 2
+  recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
+"""
+_ADDERS: list[Callable[[Any], None]] = []  # of the commands, each to given subparsers
+# Arguments that several commands share.
+_PLUGINS = option("--plugins", metavar="[MODULE]", help="modules with models or schemes, as of run")
+_READING = (
+    option("--data_path", metavar="DIR", help="folder of datasets (where the run found its own)"),
+    _PLUGINS,
+)
+_RUN_DIR = option("run_dir", metavar="RUN_DIR", help="the folder of a run")
+_DATASET = (
+    option("-d", "--dataset", help="folder with atomic files under data_path, or ml-100k"),
+    option("--config_files", nargs="+", default=[], metavar="YAML", help="configuration"),
+)
+_CHECKPOINT = option(
+    "--checkpoint",
+    required=True,
+    default=argparse.SUPPRESS,
+    metavar="RUN_DIR",
+    help="the folder of a run, or a checkpoint in it",
+)
+_DEFAULTS = argparse.ArgumentDefaultsHelpFormatter
 
-def add_commands(commands: Any, debug: argparse.ArgumentParser) -> None:
-    """Every command, to the subparsers of the command line.
+
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser, and that of each command."""
+    parser = Parser(
+        prog="recbole-pos",
+        description="Position-aware sequential recommendation for RecBole.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
+    commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in _ADDERS:
+        add(commands)
+    return parser, commands.choices
+
+
+def _command(
+    name: str, text: str, *arguments: Argument | type, configured: bool = False, **settings: Any
+) -> Callable[[Callable], Callable]:
+    """Make a function the command of a name.
 
     Args:
-        commands: what ``add_subparsers`` gave.
-        debug: has the option that all of them share.
+        name: of the command; of one within a group, with that before it.
+        text: what it does, in the list of commands.
+        arguments: what adds its arguments; of a settings class, all its fields.
+        configured: whether it takes options of the configuration, the function's second argument.
+        settings: of its parser.
     """
-    add_convert(commands, debug)
-    add_data(commands, debug)
-    _add_run(commands, debug)
-    _add_tune(commands, debug)
-    _add_compare(commands, debug)
-    _add_attach(commands, debug)
-    _add_update(commands, debug)
-    for name, listed, told in (
-        ("models", _models, "list what can be run"),
-        ("schemes", _schemes, "list position schemes"),
-    ):
-        parser = commands.add_parser(name, parents=[debug], help=told, allow_abbrev=False)
-        add_plugins(parser)
-        parser.set_defaults(command=listed)
-    plot = commands.add_parser("plot", parents=[debug], help="draw training curves and attention")
-    plot.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
-    add_reading(plot)
-    plot.set_defaults(command=_plot)
-    add_inspect(commands, debug)
-    add_evaluate(commands, debug)
-    add_recommend(commands, debug)
-    add_export(commands, debug)
-    add_serve(commands, debug)
+    group, _, name = name.rpartition(" ")
+
+    def decorate(function: Callable) -> Callable:
+        def add(commands: Any) -> None:
+            place = commands.choices[group].get_default("commands") if group else commands
+            parser = place.add_parser(name, help=text, **settings)
+            parser.add_argument("--debug", action="store_true", help="show tracebacks")
+            for one in arguments:
+                parser.add_fields(one) if is_dataclass(one) else one(parser)
+            parser.set_defaults(command=function, parser=parser, configured=configured)
+
+        _ADDERS.append(add)
+        return function
+
+    return decorate
 
 
-def _add_run(commands: Any, debug: argparse.ArgumentParser) -> None:
-    run = commands.add_parser(
-        "run",
-        parents=[debug],
-        help="train and test one model",
-        description="Train a model to early stopping and test its best epoch. Every key of the "
-        "configuration can be given as --key value or --key=value; values are read as yaml. "
-        "`run -m MODEL --help` lists the keys that a model reads.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    run.add_argument("-h", "--help", action="store_true", help="this, and the keys of MODEL")
-    _add_what(run, "plugin model or RecBole model, see `recbole-pos models`")
-    add_fields(run, RunArguments)
-    run.set_defaults(command=_run, parser=run, configured=True)
+@_command(
+    "convert",
+    "make a dataset of a csv, tsv, json lines or parquet file",
+    option("events", metavar="EVENTS", help="file or folder"),
+    ConvertArguments,
+    description="Make atomic files of events, one a line: csv, tsv or json lines (.gz as well),"
+    " parquet, or a folder of them. What is guessed is shown before anything is written; what "
+    "becomes of every line is told, and kept in convert.json.",
+)
+def _convert(args: argparse.Namespace) -> None:
+    from recbole_pos.conversion.convert import convert
+
+    convert(args.events, settings=read_settings(args, ConvertArguments))
 
 
-def _add_what(parser: argparse.ArgumentParser, models: str) -> None:
-    """The model, the data and the files of a configuration."""
-    parser.add_argument("-m", "--model", help=models)
-    parser.add_argument(
-        "-d", "--dataset", help="folder with atomic files under data_path, or ml-100k"
-    )
-    parser.add_argument(
-        "--config_files", nargs="+", default=[], metavar="YAML", help="configuration"
-    )
+@_command(
+    "data",
+    "public logs: where they come from, and their raw files as datasets",
+    option("words", nargs="*", metavar="NAME | build NAME FILE", help="nothing: list them"),
+    option("--data_path", default="dataset/", help="folder of datasets (dataset/)"),
+    option("--overwrite", action="store_true", help="replace a dataset that is there"),
+    description="List the public logs of the papers (data), tell of one (data NAME), or make a "
+    "dataset of its raw files (data build NAME FILE ...) and check its counts.",
+)
+def _data(args: argparse.Namespace) -> None:
+    from recbole_pos.cli.listing import describe_log, list_logs
+    from recbole_pos.public.described import public_log
+
+    match args.words:
+        case []:
+            list_logs(args.data_path)
+        case ["build", name]:
+            log = public_log(name)
+            raise UsageError(f"data build {log.name}: name the raw files, {' '.join(log.files)}")
+        case ["build", name, *files] if files:
+            from recbole_pos.public.build import build
+
+            build(name, files, args.data_path, args.overwrite)
+        case [name] if name != "build":
+            describe_log(name)
+        case words:
+            raise UsageError(
+                f"data: expected NAME, or build NAME FILE ..., found {' '.join(words)}"
+            )
 
 
-def _run(args: argparse.Namespace, options: list[str]) -> int:
+@_command(
+    "run",
+    "train and test one model",
+    option("-h", "--help", action="store_true", help="this, and the keys of MODEL"),
+    option("-m", "--model", help="plugin model or RecBole model, see `recbole-pos models`"),
+    *_DATASET,
+    RunArguments,
+    configured=True,
+    add_help=False,
+    description="Train a model to early stopping and test its best epoch. Every key of the "
+    "configuration can be given as --key value or --key=value; values are read as yaml. "
+    "`run -m MODEL --help` lists the keys that a model reads.",
+)
+def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     if args.help:
         args.parser.print_help()
         if args.model:
-            from recbole_pos.cli.option_list import list_options
+            from recbole_pos.cli.listing import list_options
 
-            list_options(args.model, parse_overrides(options))
-        return 0
-    files, overrides = config_files(args.config_files), parse_overrides(options)
-    settings = read_fields(args, RunArguments)
+            list_options(args.model, overrides)
+        return
+    files, settings = config_files(args.config_files), read_settings(args, RunArguments)
     _announce(args, settings)
     from recbole_pos.experiment.run import run
 
     run(args.model, args.dataset, files, overrides, settings=settings)
-    return 0
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
@@ -122,63 +186,45 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     screen.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
 
 
-def _add_tune(commands: Any, debug: argparse.ArgumentParser) -> None:
-    tune = commands.add_parser(
-        "tune",
-        parents=[debug],
-        help="search for the best configuration with Ray Tune, by validation",
-        description="Search for the best configuration by validation, on this machine or a Ray "
-        "cluster, and test it once. Every key of the configuration can be given as --key value or "
-        "--key=value and is then the same in all trials.",
-        allow_abbrev=False,
-    )
-    _add_what(tune, "plugin model or RecBole model")
-    tune.add_argument(
-        "--space", metavar="FILE", help="yaml, .hyper or .test (properties/tune/<model>.yaml)"
-    )
-    add_fields(tune, SearchArguments)
-    tune.set_defaults(command=_tune, configured=True)
-
-
-def _tune(args: argparse.Namespace, options: list[str]) -> int:
+@_command(
+    "tune",
+    "search for the best configuration with Ray Tune, by validation",
+    option("-m", "--model", help="plugin model or RecBole model"),
+    *_DATASET,
+    option("--space", metavar="FILE", help="yaml, .hyper or .test (properties/tune/<model>.yaml)"),
+    SearchArguments,
+    configured=True,
+    description="Search for the best configuration by validation, on this machine or a Ray "
+    "cluster, and test it once. Every key of the configuration can be given as --key value or "
+    "--key=value and is then the same in all trials.",
+)
+def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.tune import search
 
-    overrides = parse_overrides(options)
     if args.resume is not None:  # whose folder has all other options
+        from recbole_pos.config.plugins import import_named
+
         import_named(overrides.pop("plugins", None))
-    search(
-        args.model,
-        args.dataset,
-        args.space,
-        config_files(args.config_files),
-        overrides,
-        settings=read_fields(args, SearchArguments),
-    )
-    return 0
+    settings = read_settings(args, SearchArguments)
+    files = config_files(args.config_files)
+    search(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
-def _add_compare(commands: Any, debug: argparse.ArgumentParser) -> None:
-    compare = commands.add_parser(
-        "compare",
-        parents=[debug],
-        help="train several models the same way and say how they differ",
-        description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
-        "What is missing is trained, with every seed; then tables, differences with intervals, and "
-        "a report. The same command again goes on where it was stopped. Keys of the configuration "
-        "(--key value) are the same for all rows.",
-        allow_abbrev=False,
-    )
-    compare.add_argument(
-        "what", nargs="*", metavar="STUDY", help="a study's yaml or folder, or folders of runs"
-    )
-    _add_what(compare, "models, with commas between them")
-    add_fields(compare, CompareArguments)
-    compare.set_defaults(command=_compare, configured=True)
-
-
-def _compare(args: argparse.Namespace, options: list[str]) -> int:
-    from recbole_pos.errors import UsageError
-    from recbole_pos.study.driver import compare
+@_command(
+    "compare",
+    "train several models the same way and say how they differ",
+    option("what", nargs="*", metavar="STUDY", help="a study's yaml or folder, or folders of runs"),
+    option("-m", "--model", help="models, with commas between them"),
+    *_DATASET,
+    CompareArguments,
+    configured=True,
+    description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
+    "What is missing is trained, with every seed; then tables, differences with intervals, and "
+    "a report. The same command again goes on where it was stopped. Keys of the configuration "
+    "(--key value) are the same for all rows.",
+)
+def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from recbole_pos.study.comparing import compare
 
     if bool(args.what) == bool(args.model):
         raise UsageError(
@@ -187,79 +233,318 @@ def _compare(args: argparse.Namespace, options: list[str]) -> int:
         )
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     what = models or (args.what[0] if len(args.what) == 1 else args.what)
-    files, given = config_files(args.config_files), parse_overrides(options)
-    compare(what, args.dataset, files, given, settings=read_fields(args, CompareArguments))
-    return 0
+    files, settings = config_files(args.config_files), read_settings(args, CompareArguments)
+    compare(what, args.dataset, files, overrides, settings=settings)
 
 
-def _add_attach(commands: Any, debug: argparse.ArgumentParser) -> None:
-    attach = commands.add_parser(
-        "attach",
-        parents=[debug],
-        help="add position schemes to a trained model and fine-tune only them",
-        description="Start from the best weights of a run, add position schemes, and train their "
-        "parameters alone. Options are those of the run; --key value changes them.",
-        allow_abbrev=False,
-    )
-    attach.add_argument("trained", metavar="RUN_DIR", help="the folder of a finished run")
-    attach.add_argument("schemes", nargs="+", metavar="SCHEME", help="such as kernel")
-    add_fields(attach, AttachArguments)
-    attach.set_defaults(command=_attach, configured=True)
-
-
-def _attach(args: argparse.Namespace, options: list[str]) -> int:
+@_command(
+    "attach",
+    "add position schemes to a trained model and fine-tune only them",
+    option("trained", metavar="RUN_DIR", help="the folder of a finished run"),
+    option("schemes", nargs="+", metavar="SCHEME", help="such as kernel"),
+    AttachArguments,
+    configured=True,
+    description="Start from the best weights of a run, add position schemes, and train their "
+    "parameters alone. Options are those of the run; --key value changes them.",
+)
+def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.experiment.attach import attach
 
-    settings = read_fields(args, AttachArguments)
-    attach(args.trained, args.schemes, parse_overrides(options), settings=settings)
-    return 0
+    settings = read_settings(args, AttachArguments)
+    attach(args.trained, args.schemes, overrides, settings=settings)
 
 
-def _add_update(commands: Any, debug: argparse.ArgumentParser) -> None:
-    update = commands.add_parser(
-        "update",
-        parents=[debug],
-        help="train a model some more on data that have grown",
-        description="Some more epochs from the weights of a run, on its data as they are now, as a "
-        "new run: new users, events and items included. Options are those of the run (epochs: 5); "
-        "--key value changes them.",
-        allow_abbrev=False,
-    )
-    update.add_argument("trained", metavar="RUN_DIR", help="the folder of a run")
-    update.add_argument(
+@_command(
+    "update",
+    "train a model some more on data that have grown",
+    option("trained", metavar="RUN_DIR", help="the folder of a run"),
+    option(
         "--new_items",
         metavar="FIELD",
         help="new items start with the mean vector of those that share FIELD, an attribute",
-    )
-    add_fields(update, AttachArguments)
-    update.set_defaults(command=_update, configured=True)
-
-
-def _update(args: argparse.Namespace, options: list[str]) -> int:
+    ),
+    AttachArguments,
+    configured=True,
+    description="Some more epochs from the weights of a run, on its data as they are now, as a "
+    "new run: new users, events and items included. Options are those of the run (epochs: 5); "
+    "--key value changes them.",
+)
+def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.experiment.update import update
 
-    settings = read_fields(args, AttachArguments)
-    update(args.trained, parse_overrides(options), new_items=args.new_items, settings=settings)
-    return 0
+    settings = read_settings(args, AttachArguments)
+    update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
-def _models(args: argparse.Namespace, rest: list[str]) -> int:
+@_command("models", "list what can be run", _PLUGINS)
+def _models(args: argparse.Namespace) -> None:
     from recbole_pos.cli.listing import list_models
 
     list_models()
-    return 0
 
 
-def _schemes(args: argparse.Namespace, rest: list[str]) -> int:
+@_command("schemes", "list position schemes", _PLUGINS)
+def _schemes(args: argparse.Namespace) -> None:
     from recbole_pos.cli.listing import list_schemes
 
     list_schemes()
-    return 0
 
 
-def _plot(args: argparse.Namespace, rest: list[str]) -> int:
+@_command("plot", "draw training curves and attention", _RUN_DIR, *_READING)
+def _plot(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.plot import plot_run
 
     for file in plot_run(args.run_dir, args.data_path):
         print(file)
-    return 0
+
+
+def _add_inspect(commands: Any) -> None:
+    inspect = commands.add_parser("inspect", help="look into a trained model, or at encodings")
+    inspect.set_defaults(commands=inspect.add_subparsers(required=True, metavar="WHAT"))
+
+
+_ADDERS.append(_add_inspect)
+
+
+@_command(
+    "inspect attention",
+    "how far attention looks back, over how many events, and learned periods of time",
+    _CHECKPOINT,
+    *_READING,
+    option("--users", type=int, default=200, help="how many to draw at most"),
+    option("--min_events", type=int, default=20, help="shortest history to include"),
+    option("--seed", type=int, default=0, help="of the draw"),
+    formatter_class=_DEFAULTS,
+    description="Attention distance and entropy of every layer and head, averaged over "
+    "histories of held-out targets, one per user; and the periods of schemes that turn by "
+    "time. Writes attention.json and pictures into the run folder.",
+)
+def _inspect_attention(args: argparse.Namespace) -> None:
+    from recbole_pos.inspect.report import inspect_attention, show
+    from recbole_pos.screen import wide_console
+
+    given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
+    show(inspect_attention(*given), wide_console())
+
+
+@_command(
+    "inspect relations",
+    "what each attribute of an AttrFormer reads, and how much it adds",
+    _CHECKPOINT,
+    *_READING,
+    option("--batches", type=int, default=8, help="training batches to look at"),
+    formatter_class=_DEFAULTS,
+    description="How many relations events have by each attribute, how many of them lead to "
+    "other users, what they add to a state beside self-attention (of users: how far they move "
+    "it), the weights W^R and the gates of users, in training batches. Writes relations.json "
+    "and relations.png into the run folder.",
+)
+def _inspect_relations(args: argparse.Namespace) -> None:
+    from recbole_pos.inspect.relations import inspect_relations, show
+    from recbole_pos.screen import wide_console
+
+    show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
+
+
+@_command(
+    "inspect encoding",
+    "pictures of encodings of positions, and what they tell from the start and the end",
+    option(
+        "schemes",
+        nargs="*",
+        metavar="SCHEME",
+        help="which (all of the trained model; without one spe and dpe, as in the PosRec paper)",
+    ),
+    option("--length", nargs="+", type=int, default=[10, 20], help="of the sessions (10 20)"),
+    option("--checkpoint", metavar="RUN_DIR", help="the folder of a run, or a checkpoint in it"),
+    option("--hidden_size", type=int, help="d, where there is no model (100)"),
+    option("--out", metavar="DIR", help="where to write (the run, or here)"),
+    *_READING,
+    description="Heat maps of encodings for sessions of some lengths, and of their dot "
+    "products in one session and between two. Writes encoding_SCHEME.png.",
+)
+def _inspect_encoding(args: argparse.Namespace) -> None:
+    from recbole_pos.inspect.encoding import inspect_encoding, show
+    from recbole_pos.screen import wide_console
+
+    given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
+    show(inspect_encoding(*given), max(args.length), wide_console())
+
+
+@_command(
+    "evaluate",
+    "metrics of a trained run, also other ones than it was tested with",
+    _RUN_DIR,
+    option("--metrics", nargs="+", metavar="METRIC", help="such as NDCG Hit MRR (as of the run)"),
+    option("--topk", nargs="+", metavar="K", help="cutoffs (those of the run)"),
+    option("--part", default="test", metavar="PART", help="test or valid (test)"),
+    option("--mask_history", metavar="BOOL", help="leave out seen items (as in the run)"),
+    option("--json", action="store_true", help="print one json object"),
+    *_READING,
+    description="From the ranks that the run has kept where they suffice, otherwise by its "
+    "best weights, which needs the dataset. MAP and MRR of one target are the same number.",
+)
+def _evaluate(args: argparse.Namespace) -> None:
+    from recbole_pos.experiment.evaluate import evaluate
+    from recbole_pos.screen import Screen
+    from recbole_pos.yaml_files import parse_scalar
+
+    def values(words: list[str] | None, name: str) -> list[Any] | None:
+        """Read values given as words, with commas, or as a list of yaml."""
+        text = " ".join(words or ()).replace(",", " ").strip("[] ")
+        return None if words is None else [parse_scalar(word, name) for word in text.split()]
+
+    mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
+    given = values(args.metrics, "--metrics"), values(args.topk, "--topk"), args.part, mask
+    scores = evaluate(args.run_dir, *given, args.data_path)
+    if args.json:
+        print(json.dumps(scores))
+    else:
+        Screen().results(f"{args.run_dir}, best epoch", {args.part: scores})
+
+
+@_command(
+    "recommend",
+    "what a trained model recommends, to users or to any history, as a file",
+    _RUN_DIR,
+    option("-k", type=int, default=10, help="items a user (10)"),
+    option("--users", group="who", nargs="+", metavar="USER", help="names of users (all)"),
+    option(
+        "--histories",
+        group="who",
+        metavar="FILE",
+        help='json lines {"id": ..., "items": [...], "times": [...], "at": ...}, or parquet (a '
+        "file or folder with such columns), instead of users",
+    ),
+    option(
+        "--exclude_seen",
+        "--mask_history",
+        action=argparse.BooleanOptionalAction,
+        help="leave out items of a user's past (as the run was evaluated)",
+    ),
+    option("--items", metavar="FILE", help="names to choose from, one a line (all)"),
+    option("--exclude", metavar="FILE", help="names to leave out, one a line"),
+    option(
+        "--at",
+        metavar="TIME",
+        help="time of the request, for models with request_time: target: now, ISO 8601, or a "
+        "number in the unit of the time field (now)",
+    ),
+    option(
+        "--out",
+        metavar="FILE",
+        help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
+    ),
+    option(
+        "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
+    ),
+    option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
+    *_READING,
+    description="The items with the highest scores after everything a user has done, held-out "
+    "and later events included, best first; or after histories that are given.",
+)
+def _recommend(args: argparse.Namespace) -> None:
+    names = "run_dir users k exclude_seen items exclude histories out data_path at".split()
+    given = {name: getattr(args, name) for name in names}
+    if args.address is None:
+        if args.processes is not None:
+            raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
+        from recbole_pos.serve.recommend import write_recommendations
+
+        write_recommendations(**given)
+        return
+    if args.out is None:
+        raise UsageError("--address: give --out, a folder that all machines reach")
+    if args.processes is not None and args.processes < 1:
+        raise UsageError(f"--processes: expected 1 or more, found {args.processes}")
+    from recbole_pos.serve.on_ray import recommend_on_ray
+
+    recommend_on_ray(**given, address=args.address, processes=args.processes)
+
+
+@_command(
+    "similar",
+    "the items most like an item, by a trained model",
+    _RUN_DIR,
+    option("items", nargs="+", metavar="ITEM", help="names of items"),
+    option("-k", type=int, default=10, help="neighbours an item (10)"),
+    *_READING,
+    option("--items", dest="allowed", metavar="FILE", help="names to choose from, one a line"),
+    option("--exclude", metavar="FILE", help="names to leave out, one a line"),
+)
+def _similar(args: argparse.Namespace) -> None:
+    from recbole_pos.screen import Screen
+    from recbole_pos.serve.recommend import read_names, tell_unknown
+    from recbole_pos.serve.recommender import Recommender
+
+    files = {"items": args.allowed, "exclude": args.exclude}
+    names = {name: None if file is None else read_names(file) for name, file in files.items()}
+    trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
+    tell_unknown(trained, Screen(), **names)
+    neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])
+    print(neighbours.to_string(index=False))
+
+
+@_command(
+    "export",
+    "write a trained model as ONNX or a torch program, for serving",
+    option("trained", metavar="RUN_DIR", help="the folder of a run"),
+    option("--to", metavar="DIR", required=True, help="a new or empty folder"),
+    option("--format", default="onnx", help="onnx or torch_export (onnx)"),
+    option("-k", type=int, default=100, help="items that are recommended (100)"),
+    option(
+        "--inference_relations",
+        metavar="READS",
+        help="of AttrFormer: own or none, in place of what it was trained with",
+    ),
+    *_READING,
+    description="Write a trained model into a folder from which it is served without RecBole "
+    "and this package: programs from a history to its vector and to the best items, names and "
+    "vectors of items, and a README with the lines that use them.",
+)
+def _export(args: argparse.Namespace) -> None:
+    from recbole_pos.serve.export import export
+
+    given = args.to, args.format, args.k, args.inference_relations, args.data_path
+    print(export(args.trained, *given))
+
+
+@_command(
+    "serve",
+    "answer over HTTP what a trained model recommends",
+    _RUN_DIR,
+    ServeArguments,
+    _PLUGINS,
+    description="POST /recommend, /similar and /reload; GET /health and /metrics. There is no "
+    "authentication and no TLS. SIGHUP reloads the model.",
+)
+def _serve(args: argparse.Namespace) -> None:
+    with _ended_by_signals():
+        try:
+            from recbole_pos.serve.http import serve
+        except ModuleNotFoundError as error:
+            if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
+                raise
+            raise UsageError(
+                f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
+            ) from None
+        serve(args.run_dir, read_settings(args, ServeArguments))
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within, SIGINT and SIGTERM end the process with 0, at once: there is nothing to finish.
+
+    While requests are answered, uvicorn has handlers of its own, and raises the signal again when
+    it is done. An exception instead could come in the middle of an import, which may swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # nobody else may
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

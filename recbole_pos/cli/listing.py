@@ -1,9 +1,15 @@
-"""What there is, as a table or, where that would be cramped, name by name: models and schemes."""
+"""What there is, as a table or, where that would be cramped, name by name: models, schemes,
+options of a model, public datasets.
+
+The sentence on an option is the comment beside its default, ``key: value  # (type) sentence``, in
+the plugin's yaml as in RecBole's; what it may be says the table of options.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +21,11 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES
+from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
 from recbole_pos.position.facts import FACTS
 from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.values import shown, suggest
+from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 NARROWEST, WIDEST = 40, 200  # columns of a page
 ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must have
@@ -26,8 +34,9 @@ ROOMY, ENOUGH = 50, 32  # columns of text that a table should have, and must hav
 def list_models() -> None:
     """Print what ``run -m`` takes."""
     ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
+    sources = {n: next(table.source(n) for table in TABLES if n in table) for n in ours}
+    rows = [(name, source, _describe(OURS, name)) for name, source in sources.items()]
     theirs = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
-    rows = [(name, _source(TABLES, name), _told(OURS, name)) for name in ours]
     rows += [(name, "RecBole", text) for name, text in theirs.items()]
     show(("model", "from", "what it is"), rows)
 
@@ -36,40 +45,97 @@ def list_schemes() -> None:
     """Print what ``position`` may name."""
     rows = []
     for name in SCHEMES:
-        text = _told(SCHEMES, name)
+        text = _describe(SCHEMES, name)
         try:
-            found = FACTS.get(name) or _facts(name)
-            told = (", ".join(SCHEMES.defaults(name)) or "-", text)
-            rows.append((name, found.place, found.needs, f"{found.parameters:,}", *told))
+            facts = FACTS.get(name) or _inspect_scheme(name)
+            options = ", ".join(SCHEMES.defaults(name)) or "-"
+            rows.append((name, facts.place, facts.needs, f"{facts.parameters:,}", options, text))
         except UsageError:  # another package's, which the text says
             rows.append((name, "-", "-", "-", "-", text))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     show(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
 
-def _source(tables: Sequence[Any], name: str) -> str:
-    """The package, or the module, that a class is from."""
-    return next(table.source(name) for table in tables if name in table)
+def list_options(model: str, given: Mapping[str, Any]) -> None:
+    """Print the options of a model, those of its own first, with defaults and sentences.
+
+    Args:
+        model: of the plugin or of RecBole.
+        given: options; of them count ``position``, schemes instead of its own, and ``plugins``.
+
+    Raises:
+        UsageError: for an unknown model or scheme.
+    """
+    from recbole_pos.config.options import IGNORED, rule
+    from recbole_pos.config.plugins import import_named, require_spelling, take_model
+
+    take_model(model, import_named(given.get("plugins")))
+    if model not in runnable():
+        require_spelling(given, "configuration")
+        raise UsageError(f"unknown model {shown(model)}{suggest(model, runnable())}")
+    seen: set[str] = set()
+    for title, options, files in _option_sources(model, given.get("position")):
+        texts = {key: text for file in files for key, text in _sentences(file).items()}
+        new = [key for key in options if key not in seen and rule(key).role != IGNORED]
+        seen.update(new)
+        if new:
+            print(f"\n{title}")
+            rows = [(k, _plain(options[k]), allowed(k), texts.get(k, "")) for k in new]
+            show(("option", "default", "may be", "what it is for"), rows)
 
 
-def _told(table: Mapping[str, type], name: str) -> str:
-    """What a class is; of one of another package's that cannot be had, why."""
+def list_logs(data_path: str) -> None:
+    """Print the public datasets, and which of them are in a folder."""
+    from recbole_pos.public.described import public_logs
+
+    rows, counted = [], ("users", "items", "events")
+    for name, log in public_logs().items():
+        here = "yes" if (Path(data_path) / name / f"{name}.inter").is_file() else "no"
+        counts = [f"{log.counts[what]:,}" if what in log.counts else "?" for what in counted]
+        rows.append((name, *counts, here, f"{log.title} ({', '.join(log.papers)}). {log.source}"))
+    show(("name", *counted, "here", "what it is (papers), and where"), rows)
+
+
+def describe_log(name: str) -> None:
+    """Print what is known of a public dataset."""
+    from recbole_pos.public.described import public_log
+
+    log = public_log(name)
+    counts = ", ".join(f"{count:,} {what}" for what, count in log.counts.items()) or "not known"
+    for line in (
+        f"{log.title}: {counts}",
+        f"source:  {log.source}",
+        f"licence: {log.licence}",
+        *([f"note:    {log.note}"] if log.note else []),
+        f"papers:  {', '.join(log.papers)}",
+        f"files:   {', '.join(log.files)}",
+        *(f"md5:     {md5}  {file}" for file, md5 in log.md5.items()),
+        f"build:   recbole-pos data build {log.name} {' '.join(log.files)}",
+        f"yaml:    {log.yaml}",
+    ):
+        print(line)
+
+
+# --- models and schemes ---
+
+
+def _describe(table: Mapping[str, type], name: str) -> str:
+    """Return what a class is; of one of another package's that cannot be had, why."""
     try:
         return summary(table, name)
     except UsageError as error:
         return str(error)
 
 
-def _facts(name: str) -> Any:
-    """Of a scheme that another package brought, which must be imported for it."""
-
+def _inspect_scheme(name: str) -> Any:
+    """Import a scheme that another package brought, for its facts."""
     from recbole_pos.position.build import describe
 
     return describe(name)
 
 
 def summary(table: Mapping[str, type], name: str) -> str:
-    """The first paragraph of a class's docstring, as plain text.
+    """Return the first paragraph of a class's docstring, as plain text.
 
     The plugin's own classes are read as text, since importing one costs seconds.
     """
@@ -86,8 +152,74 @@ def summary(table: Mapping[str, type], name: str) -> str:
 
 
 def paragraph(text: str | None) -> str:
-    """The first paragraph of a docstring in one line."""
+    """Return the first paragraph of a docstring in one line."""
     return " ".join((text or "").strip().split("\n\n")[0].replace("``", "").split())
+
+
+# --- options of a model ---
+
+
+def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[Path]]]:
+    """Return titles, options and the files with their sentences; what wins comes first."""
+    from recbole_pos.config.defaults import plugin_defaults
+
+    spec = importlib.util.find_spec("recbole")  # where it is, is known without importing it
+    assert spec is not None and spec.submodule_search_locations  # this package requires it
+    theirs = Path(spec.submodule_search_locations[0]) / "properties"
+    general, data = theirs / "overall.yaml", theirs / "dataset" / "sample.yaml"
+    ours = overall_defaults()
+    sources = [
+        ("options of the plugin", ours, [ROOT / "overall.yaml"]),
+        ("options of RecBole: training and evaluation", read_yaml(general), [general]),
+        ("options of RecBole: data", read_yaml(data), [data]),
+    ]
+    own = (theirs if model not in OURS else ROOT) / "model" / f"{model}.yaml"
+    options = read_yaml(own) if own.is_file() else {}
+    if model not in OURS:
+        return [(f"options of {model}", options, [own]), *sources]
+    added = {k: v for k, v in plugin_defaults(model, position).items() if k not in ours}
+    files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
+    files += [ROOT / "base.yaml", own]
+    return [(f"options of {model} and its position schemes", options | added, files), *sources]
+
+
+def _sentences(file: Path) -> dict[str, str]:
+    """Return what the comments of a yaml file say of its keys."""
+    if not file.is_file():
+        return {}
+    comment = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")
+    lines = map(comment.match, file.read_text(encoding="utf-8").splitlines())
+    return {line[1]: line[3].strip() for line in lines if line}
+
+
+def _plain(default: Any) -> str:
+    if default is None:
+        return "-"
+    if isinstance(default, dict):
+        return ", ".join(f"{key}: {_plain(value)}" for key, value in default.items())
+    return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)
+
+
+def allowed(name: str) -> str:
+    """Return what an option may be, in a few characters."""
+    from recbole_pos.config.options import rule
+
+    option = rule(name)
+    if option.choices:
+        return ", ".join(option.choices)
+    if option.low is None or option.high is None:
+        return ""
+    low, high = (_number(value) for value in (option.low, option.high))
+    return f"{low} to {high} {option.unit}".strip()
+
+
+def _number(value: float) -> str:
+    if value in (0, 1) or 1e-3 < abs(value) < 1e6:
+        return f"{value:,}"
+    return "above 0" if 0 < value < 1e-300 else f"{value:g}"
+
+
+# --- tables in the width there is ---
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
@@ -105,36 +237,21 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") 
     # names are kept whole; the columns between may break their lines between words
     narrow = [max(len(w) for cell in column for w in cell.split()) for column in cells[1:-1]]
     for widths, needed in ((natural, ROOMY), ([natural[0], *narrow], ENOUGH)):
-        text = width - sum(widths) - 3 * len(columns) - 1  # frame and space around cells
-        if text >= needed:
-            console.print(_table(columns, rows, [*widths, text], note))
+        rest = width - sum(widths) - 3 * len(columns) - 1  # frame and space around cells
+        if rest >= needed:
+            table = Table(caption=note or None)
+            for name, most in zip(columns, [*widths, rest], strict=True):
+                table.add_column(name, max_width=most, overflow="fold")
+            for row in rows:
+                table.add_row(*map(escape, row))
+            console.print(table)
             return
-    for line in _pages(columns, rows, width):
-        console.print(line, markup=False, soft_wrap=True)
-    for line in textwrap.wrap(note, width):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], note: str
-) -> Table:
-    table = Table(caption=note or None)
-    for name, width in zip(columns, widths, strict=True):
-        table.add_column(name, max_width=width, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _pages(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Each name on a line of its own, what is said of it below."""
     wrapper = textwrap.TextWrapper(
         width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
-    lines = []
     for name, *between, text in rows:
-        told = [f"{c}: {cell}" for c, cell in zip(columns[1:-1], between, strict=True)]
-        lines.append(name)
-        for part in (text, "; ".join(told)):
-            lines += wrapper.wrap(part)
-    return lines
+        facts = [f"{c}: {cell}" for c, cell in zip(columns[1:-1], between, strict=True)]
+        for line in (name, *wrapper.wrap(text), *wrapper.wrap("; ".join(facts))):
+            console.print(line, markup=False, soft_wrap=True)
+    for line in textwrap.wrap(note, width):
+        console.print(line, markup=False, soft_wrap=True)

@@ -1,12 +1,12 @@
-"""What a run and a search are told beside their configuration: one field an argument.
+"""Arguments of a run, a search, ... beside their configuration: one field an argument.
 
-The command line is made of these fields (``cli/arguments.py``), and :func:`recbole_pos.run` and
+The command line is made of these fields (``cli/parser.py``), and :func:`recbole_pos.run` and
 :func:`recbole_pos.search` take them by name, so that a default stands once.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,40 +16,33 @@ from recbole_pos.values import is_number, is_whole, shown
 _SMALLEST = 1e-4  # part of a CPU or a GPU that Ray can count
 
 
-def _told(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
-    """A field, with what ``--help`` says of it.
-
-    Args:
-        default: where it is not given.
-        text: the sentence; a default in brackets ends it.
-        kind: type of the value on the command line; bool for a flag.
-        metavar: what stands for the value.
-        more: ``flag``, where the argument is called otherwise on the command line; ``group``, for
-            flags of which one can be given.
-    """
+def _flag(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
+    """Return a field with its sentence in ``--help``, the type of its value there (bool for a
+    flag), and what stands for the value; ``flag`` is its name there where that differs, ``group``
+    has flags of which one can be given."""
     return field(default=default, metadata={"text": text, "kind": kind, "metavar": metavar, **more})
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What is told while a model trains."""
+class Reporting:
+    """What is reported while a model trains."""
 
-    verbose: bool = _told(True, "print nothing", bool, flag="quiet", group="telling")
-    as_json: bool = _told(
+    verbose: bool = _flag(True, "print nothing", bool, flag="quiet", group="reporting")
+    as_json: bool = _flag(
         False,
         "print json objects, one a line: start, epoch (each), result",
         bool,
         flag="json",
-        group="telling",
+        group="reporting",
     )
-    log: str | Path | None = _told(None, "add what is printed to this file too", metavar="FILE")
+    log: str | Path | None = _flag(None, "add what is printed to this file too", metavar="FILE")
 
 
 @dataclass(frozen=True)
-class AttachArguments(Telling):
+class AttachArguments(Reporting):
     """Arguments of :func:`recbole_pos.attach`."""
 
-    run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/<time>)")
+    run_dir: str | Path | None = _flag(None, "output folder (saved/<dataset>/<model>/<time>)")
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,16 @@ class RunArguments(AttachArguments):
     Several processes train together where ``world_size`` is above 1, as RecBole has them.
     """
 
-    resume: str | Path | None = _told(None, "continue an interrupted run", metavar="RUN_DIR")
-    nproc: int = _told(1, "processes here (1)", int, "N")
-    world_size: int = _told(-1, "processes on all machines together", int, "N")
-    ip: str = _told("localhost", "address of the machine that runs process 0")
-    port: int | str | None = _told(None, "where they meet (a free one; 5678 between machines)", int)
-    group_offset: int = _told(0, "number of the first process here", int, "N")
-    max_restarts: int = _told(
+    resume: str | Path | None = _flag(None, "continue an interrupted run", metavar="RUN_DIR")
+    nproc: int = _flag(1, "processes here (1)", int, "N")
+    world_size: int = _flag(-1, "processes on all machines together", int, "N")
+    ip: str = _flag("localhost", "address of the machine that runs process 0")
+    port: int | str | None = _flag(None, "where they meet (a free one; 5678 between machines)", int)
+    group_offset: int = _flag(0, "number of the first process here", int, "N")
+    max_restarts: int = _flag(
         3, "how often all go on from the last epoch when one is lost (3)", int, "N"
     )
-    join_timeout: float = _told(
+    join_timeout: float = _flag(
         60, "seconds to wait for processes that are missing (60)", float, "S"
     )
 
@@ -77,12 +70,12 @@ class RunArguments(AttachArguments):
 class ClusterArguments:
     """Where the trainings of a search or of a study run."""
 
-    max_concurrent: int | None = _told(None, "trainings side by side (as many as fit)", int, "N")
-    address: str | None = _told(None, "Ray cluster: auto or HOST:PORT (one of its own)")
-    storage: str | None = _told(None, "path or URI that all machines reach", metavar="PATH")
-    cpus_per_trial: float = _told(1, "cores of a training (1)", float, "N")
-    gpus_per_trial: float = _told(0, "GPUs of a training; 0.5 shares one (0)", float, "N")
-    verbose: bool = _told(True, "print nothing", bool, flag="quiet")
+    max_concurrent: int | None = _flag(None, "trainings side by side (as many as fit)", int, "N")
+    address: str | None = _flag(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    storage: str | None = _flag(None, "path or URI that all machines reach", metavar="PATH")
+    cpus_per_trial: float = _flag(1, "cores of a training (1)", float, "N")
+    gpus_per_trial: float = _flag(0, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    verbose: bool = _flag(True, "print nothing", bool, flag="quiet")
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
@@ -109,116 +102,116 @@ def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None
 class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
-    vary: tuple[str, ...] = _told(
+    vary: tuple[str, ...] = _flag(
         (), "a row for each value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
     )
-    seeds: int | None = _told(None, "seeds of every row (1, or as the study says)", int, "N")
-    reference: str | None = _told(None, "row that differences are taken to (the first)")
-    rows: tuple[str, ...] = _told((), "train these rows alone; all are shown", list, "ROW")
-    run_dir: str | Path | None = _told(None, "the study's folder (saved/<dataset>/studies/<title>)")
-    dry_run: bool = _told(False, "say what would be trained, and train nothing", bool)
-    report: bool = _told(False, "tables and report of what is finished, and train nothing", bool)
-    known: tuple[str | Path, ...] = _told(
+    seeds: int | None = _flag(None, "seeds of every row (1, or as the study says)", int, "N")
+    reference: str | None = _flag(None, "row that differences are taken to (the first)")
+    rows: tuple[str, ...] = _flag((), "train these rows alone; all are shown", list, "ROW")
+    run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
+    dry_run: bool = _flag(False, "say what would be trained, and train nothing", bool)
+    report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)
+    known: tuple[str | Path, ...] = _flag(
         (), "runs of --pack that are not trained again", list, "FILE"
     )
-    pack: str | Path | None = _told(None, "write what is finished into one file", metavar="FILE")
+    pack: str | Path | None = _flag(None, "write what is finished into one file", metavar="FILE")
 
 
 @dataclass(frozen=True)
 class SearchArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.search`."""
 
-    num_samples: int | None = _told(None, "trials (60; all of a grid)", int, "N")
-    metric: str | None = _told(None, "validation metric to go by (valid_metric), such as ndcg@10")
-    scheduler: Any = _told("asha", "asha (stops weak trials early) or none")
-    grace_epochs: int = _told(5, "epochs of each trial before asha may stop it (5)", int, "N")
-    searcher: str = _told("optuna", "optuna (TPE), random or grid")
-    seed: int = _told(
+    num_samples: int | None = _flag(None, "trials (60; all of a grid)", int, "N")
+    metric: str | None = _flag(None, "validation metric to go by (valid_metric), such as ndcg@10")
+    scheduler: Any = _flag("asha", "asha (stops weak trials early) or none")
+    grace_epochs: int = _flag(5, "epochs of each trial before asha may stop it (5)", int, "N")
+    searcher: str = _flag("optuna", "optuna (TPE), random or grid")
+    seed: int = _flag(
         0, "of the search (0); that of training is `seed` in a configuration file", int
     )
-    run_dir: str | Path | None = _told(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _told(
+    run_dir: str | Path | None = _flag(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
+    resume: str | Path | None = _flag(
         None, "continue a search; with --num_samples, extend it", metavar="DIR"
     )
     # None: the value in brackets, or of a search that is resumed the one it has
-    cpus_per_trial: Any = _told(None, "cores of a training (1)", float, "N")
-    gpus_per_trial: Any = _told(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
-    nproc: int | None = _told(None, "processes that train one trial (1)", int, "N")
+    cpus_per_trial: Any = _flag(None, "cores of a training (1)", float, "N")
+    gpus_per_trial: Any = _flag(None, "GPUs of a training; 0.5 shares one (0)", float, "N")
+    nproc: int | None = _flag(None, "processes that train one trial (1)", int, "N")
 
 
 @dataclass(frozen=True)
 class ConvertArguments:
     """Arguments of :func:`recbole_pos.convert`."""
 
-    name: str | None = _told(None, "of the dataset (that of the file)")
-    items: str | Path | None = _told(None, "file with attributes of items", metavar="FILE")
-    users: str | Path | None = _told(None, "file with attributes of users", metavar="FILE")
-    user: str | None = _told(None, "column of who (by name)", metavar="COLUMN")
-    item: str | None = _told(None, "column of what (by name)", metavar="COLUMN")
-    time: str | None = _told(
+    name: str | None = _flag(None, "of the dataset (that of the file)")
+    items: str | Path | None = _flag(None, "file with attributes of items", metavar="FILE")
+    users: str | Path | None = _flag(None, "file with attributes of users", metavar="FILE")
+    user: str | None = _flag(None, "column of who (by name)", metavar="COLUMN")
+    item: str | None = _flag(None, "column of what (by name)", metavar="COLUMN")
+    time: str | None = _flag(
         None,
         "column of when (by name and what it holds), or row_order: there is none, and the rows of "
         "a user are in order",
         metavar="COLUMN",
     )
-    date_format: str | None = _told(
+    date_format: str | None = _flag(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", metavar="FORM"
     )
-    columns: Any = _told(
+    columns: Any = _flag(
         (), "names of the columns of a text file without a header, in order", metavar="NAME,NAME"
     )
-    item_columns: Any = _told((), "the same of --items", metavar="NAME,NAME")
-    user_columns: Any = _told((), "the same of --users", metavar="NAME,NAME")
-    header: bool = _told(False, "the first line of a text file is a header for sure", bool)
-    types: Any = _told(
+    item_columns: Any = _flag((), "the same of --items", metavar="NAME,NAME")
+    user_columns: Any = _flag((), "the same of --users", metavar="NAME,NAME")
+    header: bool = _flag(False, "the first line of a text file is a header for sure", bool)
+    types: Any = _flag(
         (), "token, token_seq, float or float_seq (guessed)", list, "COLUMN=TYPE", flag="type"
     )
-    tables: Any = _told(
+    tables: Any = _flag(
         (), "item, user or inter, where a column goes (seen)", list, "COLUMN=TABLE", flag="table"
     )
-    decimal: Any = _told((), "decimal separator of numbers (seen)", list, "COLUMN=MARK")
-    thousands: Any = _told((), "thousands separator of numbers (seen)", list, "COLUMN=MARK")
-    rename: Any = _told((), "names of fields", list, "COLUMN=FIELD")
-    drop: tuple[str, ...] = _told((), "columns to leave out", list, "COLUMN")
-    rm_copies: bool = _told(
+    decimal: Any = _flag((), "decimal separator of numbers (seen)", list, "COLUMN=MARK")
+    thousands: Any = _flag((), "thousands separator of numbers (seen)", list, "COLUMN=MARK")
+    rename: Any = _flag((), "names of fields", list, "COLUMN=FIELD")
+    drop: tuple[str, ...] = _flag((), "columns to leave out", list, "COLUMN")
+    rm_copies: bool = _flag(
         False, "leave out exact copies: the same user, item and time as an earlier line", bool
     )
-    min_user: int = _told(1, "leave out users with fewer events (1)", int, "N")
-    min_item: int = _told(1, "leave out items with fewer events (1)", int, "N")
-    core: int = _told(1, "both, until all have so many (1)", int, "N")
-    separator: str | None = _told(None, "between cells of a text file (seen)")
-    no_quotes: bool = _told(False, "quotation marks mean nothing in a text file", bool)
-    encoding: str = _told("utf-8", "of text files (utf-8)")
-    data_path: str | Path = _told("dataset/", "folder that gets the dataset (dataset/)")
-    overwrite: bool = _told(False, "replace a dataset of this name", bool)
-    dry_run: bool = _told(False, "show what would be written, and write nothing", bool)
-    verbose: bool = _told(True, "print nothing", bool, flag="quiet")
+    min_user: int = _flag(1, "leave out users with fewer events (1)", int, "N")
+    min_item: int = _flag(1, "leave out items with fewer events (1)", int, "N")
+    core: int = _flag(1, "both, until all have so many (1)", int, "N")
+    separator: str | None = _flag(None, "between cells of a text file (seen)")
+    no_quotes: bool = _flag(False, "quotation marks mean nothing in a text file", bool)
+    encoding: str = _flag("utf-8", "of text files (utf-8)")
+    data_path: str | Path = _flag("dataset/", "folder that gets the dataset (dataset/)")
+    overwrite: bool = _flag(False, "replace a dataset of this name", bool)
+    dry_run: bool = _flag(False, "show what would be written, and write nothing", bool)
+    verbose: bool = _flag(True, "print nothing", bool, flag="quiet")
 
 
 @dataclass(frozen=True)
 class ServeArguments:
     """Arguments of :func:`recbole_pos.serve.http.serve`; the limits are those of a request."""
 
-    host: str = _told("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
-    port: int = _told(8080, "port to listen on (8080); 0 takes a free one", int)
-    threads: int = _told(1, "threads that compute (1)", int, "N")
-    max_body: int = _told(2**20, "bytes (1048576)", int, "N")
-    max_histories: int = _told(256, "histories, users, or items with neighbours (256)", int, "N")
-    max_items: int = _told(10_000, "items of a history (10000)", int, "N")
-    max_k: int = _told(1_000, "recommendations of a history (1000)", int, "N")
-    max_waiting: int = _told(256, "requests that wait; more are told 503 (256)", int, "N")
-    allow_reload: bool = _told(False, "let other machines POST /reload, too", bool)
-    data_path: str | None = _told(
+    host: str = _flag("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
+    port: int = _flag(8080, "port to listen on (8080); 0 takes a free one", int)
+    threads: int = _flag(1, "threads that compute (1)", int, "N")
+    max_body: int = _flag(2**20, "bytes (1048576)", int, "N")
+    max_histories: int = _flag(256, "histories, users, or items with neighbours (256)", int, "N")
+    max_items: int = _flag(10_000, "items of a history (10000)", int, "N")
+    max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
+    max_waiting: int = _flag(256, "requests that wait; more are told 503 (256)", int, "N")
+    allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
+    data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
     )
 
 
-Arguments = TypeVar(
-    "Arguments", bound=Telling | ClusterArguments | ConvertArguments | ServeArguments
+Settings = TypeVar(
+    "Settings", bound=Reporting | ClusterArguments | ConvertArguments | ServeArguments
 )
 
 
-def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:
+def arguments(default: Settings, given: dict[str, Any]) -> Settings:
     """A settings object with some fields given by name, as keywords of a call.
 
     Raises:
@@ -234,13 +227,6 @@ def arguments(default: Arguments, given: dict[str, Any]) -> Arguments:
 
 
 def changed(given: Any) -> dict[str, Any]:
-    """The fields of a settings object that are not as by default."""
-    return {
-        one.name: getattr(given, one.name)
-        for one in fields(given)
-        if getattr(given, one.name) != _default(one)
-    }
-
-
-def _default(one: Field) -> Any:
-    return None if one.default is MISSING else one.default
+    """Return the fields of a settings object that are not as by default."""
+    values = {one.name: getattr(given, one.name) for one in fields(given)}
+    return {one.name: values[one.name] for one in fields(given) if values[one.name] != one.default}

@@ -13,12 +13,13 @@ modules that the user's own command or code names, see :func:`allow`.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from importlib.machinery import PathFinder
 from typing import Any
 
 from recbole_pos.errors import UsageError
@@ -42,7 +43,17 @@ def allow(given: Any) -> None:
         _allowed.update(name for name in names if isinstance(name, str))
 
 
-def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[str]:
+def import_named(given: Any) -> list[str]:
+    """Import the modules of ``--plugins``, which may be those of the working directory.
+
+    Raises:
+        UsageError: as of :func:`import_plugins`.
+    """
+    allow(given)
+    return import_plugins(given, "--plugins")
+
+
+def import_plugins(given: Any, where: str, known: Callable[[], bool] = lambda: False) -> list[str]:
     """Import the modules that the option ``plugins`` names.
 
     Args:
@@ -57,32 +68,58 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool]) -> list[st
         UsageError: if one is not there, or fails.
     """
     names = [given] if isinstance(given, str) else given or []
-    if isinstance(given, str) and given.endswith(".py") and _NAME.fullmatch(given[:-3]):
-        raise UsageError(
-            f"{where}: plugins: found the file {shown(given)}, expected the module {given[:-3]}; "
-            f"write --plugins {given[:-3]}"
-        )
     if not isinstance(names, (list, tuple)) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
         for name in names
     ):
+        module = given[:-3] if isinstance(given, str) and given.endswith(".py") else ""
+        hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
-            f"{where}: plugins: expected modules such as [my_models], as `import` names them, "
-            f"found {shown(given)}"
+            f"{where}: plugins: found {shown(given)}, expected modules such as [my_models], as "
+            f"`import` names them{hint}"
         )
     for name in names:
         try:
             _import(name)
-        except ModuleNotFoundError as error:
-            if not _is_part(error.name, name):
-                raise _failed(where, name, error) from error
-            if not known():
-                raise _missing(where, name) from error
-        except UsageError as error:
-            raise UsageError(f"{where}: plugins: {name}: {error}") from error
         except Exception as error:  # whatever code of others does
-            raise _failed(where, name, error) from error
+            missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if not (missing and f"{name}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+                said = (
+                    str(error)
+                    if isinstance(error, UsageError)
+                    else (f"cannot be imported: {type(error).__name__}: {error}")
+                )
+                raise UsageError(f"{where}: plugins: {short(name)}: {said}") from error
+            if not known():
+                raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)
+
+
+def _import(name: str) -> None:
+    """Import a module; of the working directory, too, if the user names it."""
+    if name not in _allowed:
+        with without_working_directory():
+            importlib.import_module(name)
+        return
+    here, top = os.getcwd(), name.partition(".")[0]
+    importlib.invalidate_caches()
+    if importlib.util.find_spec(top) is None and PathFinder.find_spec(top, [here]):
+        sys.path.append(here)  # it stays: processes that this one starts look there too
+    importlib.import_module(name)
+
+
+def _explain_missing(name: str) -> str:
+    register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
+    if name in _allowed:
+        return (
+            f"there is no module {shown(name)}, neither installed nor in {os.getcwd()}; start in "
+            f"the folder that has it. In Python, {register}"
+        )
+    return (
+        f"module {shown(name)} is not installed, and a file that names it does not make the "
+        "working directory be searched. If you trust its code, add --plugins "
+        f"{short(name)}; in Python, import it first, or {register}"
+    )
 
 
 def require_spelling(given: Iterable[Any], where: str) -> None:
@@ -96,51 +133,6 @@ def require_spelling(given: Iterable[Any], where: str) -> None:
             raise UsageError(f"{where}: unknown key {shown(key)} (did you mean plugins?)")
 
 
-def _import(name: str) -> ModuleType:
-    """A module; of the working directory, too, if the user names it."""
-    if name not in _allowed:
-        with without_working_directory():
-            return importlib.import_module(name)
-    here = os.getcwd()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not _is_part(error.name, name) or here in sys.path:
-            raise
-    sys.path.append(here)  # it stays: processes that this one starts look there too
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if _is_part(error.name, name):
-            sys.path.remove(here)
-        raise
-
-
-def _is_part(missing: str | None, name: str) -> bool:
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
-def _missing(where: str, name: str) -> UsageError:
-    register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
-    if name in _allowed:
-        return UsageError(
-            f"{where}: plugins: there is no module {shown(name)}, neither installed nor in "
-            f"{os.getcwd()}; start in the folder that has it. In Python, {register}"
-        )
-    return UsageError(
-        f"{where}: plugins: module {shown(name)} is not installed, and a file that names it does "
-        "not make the working directory be searched. If you trust its code, add --plugins "
-        f"{short(name)}; in Python, import it first, or {register}"
-    )
-
-
-def _failed(where: str, name: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"{where}: plugins: {short(name)} cannot be imported: {type(error).__name__}: {error}"
-    )
-
-
 def take_model(name: str, modules: Iterable[str]) -> None:
     """Register the class of that name in one of the modules, which need not do so themselves."""
     for module in modules:
@@ -149,14 +141,14 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 
 def modules_of(model: str, schemes: Iterable[str]) -> list[str]:
-    """The modules without which another process would not know a model and schemes."""
-    found = [ADDED.module_of(model), *(SCHEMES.module_of(name) for name in schemes)]
-    return list(dict.fromkeys(module for module in found if module))
+    """Return the modules without which another process would not know a model and schemes."""
+    modules = [ADDED.module_of(model), *(SCHEMES.module_of(name) for name in schemes)]
+    return list(dict.fromkeys(module for module in modules if module))
 
 
 def pack(model: str) -> bytes:
-    """What only this process knows of a model and of any schemes, for processes that it starts: of
-    modules, the names that the user allows.
+    """Pack what only this process knows of a model and of any schemes, for processes that it
+    starts: of modules, the names that the user allows.
 
     Classes of a script or a notebook go as they are (cloudpickle), since nothing can import them.
 
@@ -164,28 +156,28 @@ def pack(model: str) -> bytes:
         UsageError: if one of them cannot be sent.
     """
     models = {name: added for name, added in ADDED.made_here().items() if name == model}
-    parts = [(models, ADDED), (SCHEMES.made_here(), SCHEMES)]
-    if not any(made for made, _ in parts):
-        return pickle.dumps((_allowed, [])) if _allowed else b""
+    made = {"model": models, "scheme": SCHEMES.made_here()}
+    if not any(made.values()):
+        return pickle.dumps((_allowed, {})) if _allowed else b""
     import cloudpickle
 
-    for made, table in parts:
-        for name, added in made.items():
+    for kind, classes in made.items():
+        for name, added in classes.items():
             try:
                 cloudpickle.dumps(added)
             except Exception as error:  # whatever its module holds
                 raise UsageError(
-                    f"{table.kind} {shown(name)} ({place_of(added.cls)}) cannot be sent to other "
+                    f"{kind} {shown(name)} ({place_of(added.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
-    return cloudpickle.dumps((_allowed, [made for made, _ in parts]))
+    return cloudpickle.dumps((_allowed, made))
 
 
 def unpack(packed: bytes) -> None:
     """Know what another process has packed."""
     if packed:
-        names, parts = pickle.loads(packed)
+        names, made = pickle.loads(packed)
         _allowed.update(names)
-        for table, made in zip((ADDED, SCHEMES), parts):  # noqa: B905 - parts may be empty
-            for name, added in made.items():
-                table.add(name, added)
+        for kind, classes in made.items():
+            for name, added in classes.items():
+                (ADDED if kind == "model" else SCHEMES).add(name, added)

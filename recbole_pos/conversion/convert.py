@@ -64,21 +64,22 @@ def convert(
         UsageError: if a file cannot be read, a column is not there or cannot be guessed, a date
             may mean two days, or there is a dataset of this name already.
 
-    >>> import pathlib, tempfile, recbole_pos
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "orders.csv").write_text(
-    ...     "customer,product,bought_at,brand\\n"
-    ...     "ann,red kite,2024-03-02 17:05:31,Fjord\\n"
-    ...     "bob,red kite,2024-03-04 08:00:12,Fjord\\n"
-    ...     ",red kite,2024-03-05 08:00:12,\\n"
-    ... )
-    >>> report = recbole_pos.convert(
-    ...     folder / "orders.csv", name="shop", data_path=folder, verbose=False
-    ... )
-    >>> report.lines["events"].kept, report.lines["events"].dropped
-    (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
-    >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
-    [('brand', 'token', 'item')]
+    Examples:
+        >>> import pathlib, tempfile, recbole_pos
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "orders.csv").write_text(
+        ...     "customer,product,bought_at,brand\\n"
+        ...     "ann,red kite,2024-03-02 17:05:31,Fjord\\n"
+        ...     "bob,red kite,2024-03-04 08:00:12,Fjord\\n"
+        ...     ",red kite,2024-03-05 08:00:12,\\n"
+        ... )
+        >>> report = recbole_pos.convert(
+        ...     folder / "orders.csv", name="shop", data_path=folder, verbose=False
+        ... )
+        >>> report.lines["events"].kept, report.lines["events"].dropped
+        (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
+        >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
+        [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
     with _refusing(str(events)):
@@ -129,6 +130,7 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     report = Report(name)
     report.lines["events"] = Lines.count(source, kept.dropped)
     report.times = dict(kept.forms)
+    report.notes += [note for one in (source, *sources.values()) for note in one.notes]
     builder = Builder(source, kept, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)

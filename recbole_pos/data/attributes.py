@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from recbole_pos.data.location import atomic_file
-from recbole_pos.data.parquet_file import open_table
 from recbole_pos.data.protocols import Dataset, Fields
+from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown, suggest
 

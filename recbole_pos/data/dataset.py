@@ -16,18 +16,16 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
-from recbole_pos.data.atomic import LARGEST
-from recbole_pos.data.cache import Cache, warnings_of
+from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.events import PART, EventLog, read_only
 from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import Later, divide, extended, known_lines
 from recbole_pos.data.identity import identity
 from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
-from recbole_pos.data.prepared import capture, restore
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
-from recbole_pos.data.targets import Split, make_split
-from recbole_pos.data.ties import read_ties, shuffled
+from recbole_pos.data.tables import LARGEST
+from recbole_pos.data.targets import Split, make_split, read_ties, shuffle_ties
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -68,25 +66,12 @@ class _ExactTimeMixin(FilteredTables):
         self._get_field_from_config()
         self.cache = None
         if self.known is None:
-            self.cache = Cache.of(self.config, Path(self.dataset_path), self._files())
-        if not self._restored():
-            with warnings_of(self.logger) as self.told:
+            self.cache = Cache.open(self.config, Path(self.dataset_path), self._files())
+        if self.cache and self.cache.load_into(self):
+            self._take_log()
+        else:
+            with collect_warnings(self.logger) as self.warnings:
                 super()._from_scratch()
-
-    def _restored(self) -> bool:
-        """Whether a cache has the data, as they were."""
-        if not (found := self.cache and self.cache.load()):
-            return False
-        try:
-            arrays, about = found
-            warnings = list(map(str, about["told"]))
-            restore(self, arrays, about["state"])
-        except Exception:  # whatever it is, the text is there
-            return False
-        for text in warnings:
-            self.logger.warning(text)
-        self._take_log()
-        return True
 
     def _filter_by_inter_num(self) -> None:
         """Filters count events, so grown data would pass otherwise than those that were known."""
@@ -173,7 +158,7 @@ class _ExactTimeMixin(FilteredTables):
             fields[PART] = torch.from_numpy(self.given)
         eval_args = self.config["eval_args"]
         log = EventLog.build(
-            shuffled(fields, read_ties(eval_args["ties"])),
+            shuffle_ties(fields, read_ties(eval_args["ties"])),
             self.user_num,
             self.uid_field,
             self.iid_field,
@@ -188,8 +173,7 @@ class _ExactTimeMixin(FilteredTables):
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
         }
         if self.cache:
-            arrays, state = capture(self)
-            self.cache.save(arrays, {"told": self.told, "state": state})
+            self.cache.save(self, self.warnings)
         self._take_log()
 
     def _take_log(self) -> None:

@@ -11,12 +11,11 @@ import pandas as pd
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
-from recbole_pos.data.atomic import AtomicFile
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
 from recbole_pos.data.naming import spelled_out, stacked
-from recbole_pos.data.parquet_file import ParquetTable, open_table
 from recbole_pos.data.splits import TEST, TRAIN, VALID
+from recbole_pos.data.tables import Table, open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
 
@@ -75,6 +74,16 @@ class AtomicTables(Dataset):
             raise
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
+        for table, key in (("user", self.uid_field), ("item", self.iid_field)):
+            if (feat := getattr(self, f"{table}_feat")) is None:
+                continue
+            names, ours = feat[key].cat.categories, self.inter_feat[key].cat.categories
+            if len(names) and len(ours) and not ours.isin(names).any():
+                raise UsageError(
+                    f"{self._file(table)}: no {key} of it has an interaction: it has such as "
+                    f"{shown(names[0])}, the interactions {shown(ours[0])}; write both in one way, "
+                    f"or leave {table} out of load_col"
+                )
         ids = {"inter": {self.uid_field, self.iid_field}}
         ids |= {"user": {self.uid_field}, "item": {self.iid_field}}
         tables = {table: getattr(self, f"{table}_feat") for table in ids}
@@ -165,7 +174,7 @@ class AtomicTables(Dataset):
         """RecBole's, by a reader that takes no line for something else than it is.
 
         Returns:
-            columns to load, see ``AtomicFile.read``; None if there are none.
+            columns to load, see ``Table.read``; None if there are none.
         """
         load_col, unload_col = self._get_load_and_unload_col(source)
         if load_col == set() and source != FeatureSource.INTERACTION:
@@ -207,9 +216,7 @@ class AtomicTables(Dataset):
                     self.field2bucketnum[name] = 2
         return table
 
-    def _require_one_line_each(
-        self, file: AtomicFile | ParquetTable, table: pd.DataFrame, key: str
-    ) -> None:
+    def _require_one_line_each(self, file: Table, table: pd.DataFrame, key: str) -> None:
         """RecBole keeps the first line of a user or item, whatever the others say."""
         twice = table[table[key].duplicated(keep=False)]
         for name, lines in twice.groupby(key, sort=False, observed=True):
@@ -224,7 +231,7 @@ class AtomicTables(Dataset):
                     )
 
     def _require_fields(
-        self, file: AtomicFile | ParquetTable, source: FeatureSource | str, wanted: dict[str, str]
+        self, file: Table, source: FeatureSource | str, wanted: dict[str, str]
     ) -> None:
         """Refuse a file of which ids or times are not loaded, or are of another type."""
         ids = {

@@ -5,6 +5,7 @@ What a cache keeps of it, and how it is made from that again: no step of prepari
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,33 +17,33 @@ from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.data.targets import Split, describe
 
-_PROPERTIES = ("field2seqlen", "field2bucketnum", "feat_name_list")
+_PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
 
 
 def capture(dataset: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays by name, and the rest as values that json keeps, of a dataset with its split."""
+    """Return arrays by name of a dataset with its split, and the rest as values that json keeps."""
     log, split = dataset.log, dataset.split
+    rooms = {"log": log.fields, "missing": dataset.missing, "weight": dataset._preloaded_weight}
+    rooms |= {n: getattr(dataset, n).interaction for n in dataset.feat_name_list[1:]}
     arrays = {
         "offsets": log.offsets,
         "part": split.part,
         "is_target": split.is_target,
         "events_of_users": dataset.events_of_users,
-        **_named("log", {name: column.numpy() for name, column in log.fields.items()}),
-        **_named("missing", dataset.missing),
-        **_named("weight", dataset._preloaded_weight),
+        **{
+            f"{room}/{name}": np.asarray(c)
+            for room, all_ in rooms.items()
+            for name, c in all_.items()
+        },
     }
-    tables = [name for name in dataset.feat_name_list if name != "inter_feat"]
-    for table in tables:
-        columns = getattr(dataset, table).interaction
-        arrays |= _named(table, {name: column.numpy() for name, column in columns.items()})
     tokens: dict[str, str] = {}  # fields that share names have them in one array
     for field, names in dataset.field2id_token.items():
         same = next((f for f in tokens if dataset.field2id_token[f] is names), field)
         tokens[field] = f"tokens/{same}"
         arrays[tokens[field]] = names
-    about = {
+    state = {
+        **{name: getattr(dataset, name) for name in _PLAIN},
         "arrays": sorted(arrays),
-        **{name: getattr(dataset, name) for name in _PROPERTIES},
         "types": {field: kind.value for field, kind in dataset.field2type.items()},
         "sources": {
             field: [isinstance(source, FeatureSource), getattr(source, "value", source)]
@@ -51,120 +52,109 @@ def capture(dataset: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         "alias": {name: list(fields) for name, fields in dataset.alias.items()},
         "rest": list(dataset._rest_fields),
         "tokens": tokens,
-        "tables": tables,
         "summary": split.summary,
-        "identity": dataset.identity,
     }
-    return arrays, about
+    return arrays, state
 
 
-def restore(dataset: Any, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+def restore(dataset: Any, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
     """Give a dataset, of which nothing was read, what ``capture`` took of another.
 
     Raises:
         Exception: of any kind, if they are not what it took; the dataset is then as before.
     """
-    _require(about["arrays"] == sorted(arrays))
-    _require(about["feat_name_list"] == ["inter_feat", *about["tables"]])
-    for names in (about["rest"], *about["alias"].values()):
-        _require(isinstance(names, list) and all(isinstance(name, str) for name in names))
-    sizes = {**about["field2seqlen"], **about["field2bucketnum"]}
-    _require(all(type(size) is int for size in sizes.values()))
-    user, item, time = dataset.uid_field, dataset.iid_field, dataset.time_field
-    made = {name: about[name] for name in _PROPERTIES}
-    made["field2type"] = {field: FeatureType(kind) for field, kind in about["types"].items()}
-    made["field2source"] = {
-        field: FeatureSource(source) if known else source
-        for field, (known, source) in about["sources"].items()
-    }
-    made["alias"] = {name: np.array(fields) for name, fields in about["alias"].items()}
-    made["_rest_fields"] = np.array(about["rest"])
+    tables = state["feat_name_list"][1:]
+    _require(state["arrays"] == sorted(arrays), state["feat_name_list"][0] == "inter_feat")
+    for names in (state["rest"], *state["alias"].values(), tables):
+        _require(isinstance(names, list), all(isinstance(name, str) for name in names))
+    sizes = {**state["field2seqlen"], **state["field2bucketnum"]}.values()
+    _require(all(type(size) is int for size in sizes))
+    rooms: dict[str, dict[str, Any]] = {"log": {}, "missing": {}, "weight": {}, "tokens": {}}
+    rooms |= {name: {} for name in tables}
+    for key, array in arrays.items():
+        room, slash, name = key.partition("/")
+        if slash:
+            is_column = room == "log" or room in tables
+            rooms[room][name] = torch.from_numpy(array) if is_column else array
     ids = {
-        key: {name: i for i, name in enumerate(arrays[key].tolist())}
-        for key in set(about["tokens"].values())
+        f"tokens/{f}": {n: i for i, n in enumerate(a.tolist())} for f, a in rooms["tokens"].items()
     }
-    tokens = {field: arrays[key] for field, key in about["tokens"].items()}
-    made["field2id_token"] = tokens
-    made["field2token_id"] = {field: ids[key] for field, key in about["tokens"].items()}
-    tables = {"user_feat": None, "item_feat": None}
-    tables |= {name: Interaction(_tensors(_of(name, arrays))) for name in about["tables"]}
-    log = EventLog(_tensors(_of("log", arrays)), arrays["offsets"], user, item, time)
-    made["missing"], made["_preloaded_weight"] = _of("missing", arrays), _of("weight", arrays)
-    made["events_of_users"] = arrays["events_of_users"]
-    split = Split(log, arrays["part"], arrays["is_target"], about["summary"])
-    made |= {**tables, "split": split, "identity": about["identity"]}
-    _require_possible(made)
-    for name, value in made.items():
+    fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
+    log = EventLog(rooms["log"], arrays["offsets"], *fields)
+    values = {
+        **{name: state[name] for name in _PLAIN},
+        "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
+        "field2source": {
+            field: FeatureSource(source) if is_known else source
+            for field, (is_known, source) in state["sources"].items()
+        },
+        "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
+        "_rest_fields": np.array(state["rest"]),
+        "field2id_token": {field: arrays[key] for field, key in state["tokens"].items()},
+        "field2token_id": {field: ids[key] for field, key in state["tokens"].items()},
+        "missing": rooms["missing"],
+        "_preloaded_weight": rooms["weight"],
+        "events_of_users": arrays["events_of_users"],
+        "split": Split(log, arrays["part"], arrays["is_target"], state["summary"]),
+        **{"user_feat": None, "item_feat": None},
+        **{name: Interaction(rooms[name]) for name in tables},
+    }
+    _require_possible(values, {name: rooms[name] for name in tables})
+    for name, value in values.items():
         setattr(dataset, name, value)
 
 
-def _require_possible(made: dict[str, Any]) -> None:
-    """Whether values lie within their ranges, and arrays have the lengths that others need.
+def _require_possible(values: dict[str, Any], tables: Mapping[str, Any]) -> None:
+    """Require that values lie within their ranges, and arrays have the lengths that others need.
 
     Raises:
         Exception: of any kind, if not.
     """
-    split, tokens = made["split"], made["field2id_token"]
+    split, tokens = values["split"], values["field2id_token"]
     log, part, is_target = split.log, split.part, split.is_target
     users, items = (len(tokens[field]) for field in (log.user_field, log.item_field))
     events, offsets, lengths = len(log.items), log.offsets, log.lengths
-    _require(offsets.dtype == np.int64 and offsets.shape == (users + 1,))
-    _require(offsets[0] == 0 and offsets[-1] == events and (lengths >= 0).all() and lengths[0] == 0)
-    some = np.flatnonzero(lengths)
-    begins, column = offsets[some], log.users.numpy()
-    for place in (begins, offsets[some + 1] - 1):
-        _require(np.array_equal(column[place], some))
-    _require(bool((column[1:] >= column[:-1]).all()))
-    _require(log.times.dtype == torch.float64 and log.items.dtype == torch.int64)
-    _require(events > 0 and int(log.items.min()) > 0)
+    for array, kind, shape in (
+        (offsets, np.int64, users + 1),
+        (part, np.int8, events),
+        (is_target, np.bool_, events),
+        (values["events_of_users"], np.int64, users),
+    ):
+        _require(array.dtype == kind, array.shape == (shape,))
+    _require(offsets[0] == 0, offsets[-1] == events > 0, (lengths >= 0).all(), lengths[0] == 0)
+    some, column = np.flatnonzero(lengths), log.users.numpy()
+    begins = offsets[some]
+    _require(np.array_equal(column[begins], some), (column[1:] >= column[:-1]).all())
+    _require(np.array_equal(column[offsets[some + 1] - 1], some))
+    _require(log.times.dtype == torch.float64, log.items.dtype == torch.int64, log.items.min() > 0)
     falls = np.flatnonzero(np.diff(part) < 0) + 1  # only between users
-    _require(part.dtype == np.int8 and part.shape == (events,) and part.min() >= TRAIN)
-    _require(part.max() <= TEST and np.isin(falls, begins).all())
-    _require(is_target.dtype == np.bool_ and is_target.shape == (events,))
-    _require(not is_target[begins].any())
-    known = made["events_of_users"]
-    _require(known.dtype == np.int64 and known.shape == (users,) and (known >= lengths).all())
-    tables = {name: made[name].interaction for name in made["feat_name_list"][1:]}
-    sizes = {"user_feat": users, "item_feat": items}
+    _require(part.min() >= TRAIN, part.max() <= TEST, np.isin(falls, begins).all())
+    _require(not is_target[begins].any(), (values["events_of_users"] >= lengths).all())
+    sizes = {"user_feat": users, "item_feat": items, "inter_feat": events}
     for name, columns in {"inter_feat": log.fields, **tables}.items():
-        rows = sizes.get(name, events if name == "inter_feat" else None)
         for field, column in columns.items():
-            kind = made["field2type"][field].value
-            wide = kind.endswith("seq") or made["field2bucketnum"].get(field, 2) > 2  # discretised
-            _require(column.dim() == 1 + wide)
-            _require(rows is None or len(column) == rows)
+            kind = values["field2type"][field].value
+            wide = kind.endswith("seq") or values["field2bucketnum"].get(field, 2) > 2  # in buckets
+            _require(column.dim() == 1 + wide, len(column) == sizes.get(name, len(column)))
             if field in tokens:
                 low, high = column.aminmax() if column.numel() else (0, 0)
-                _require(column.dtype == torch.int64 and 0 <= low and high < len(tokens[field]))
+                _require(column.dtype == torch.int64, 0 <= low, high < len(tokens[field]))
             else:
-                _require(column.dtype.is_floating_point and bool(column.isfinite().all()))
-    for mask in made["missing"].values():
-        _require(mask.dtype == np.bool_ and mask.shape in ((events,), (users,), (items,)))
-    for field, weight in made["_preloaded_weight"].items():
-        _require(weight.dtype.kind == "f" and len(weight) == len(tokens[field]))
+                _require(column.dtype.is_floating_point, column.isfinite().all())
+    for mask in values["missing"].values():
+        _require(mask.dtype == np.bool_, mask.shape in ((events,), (users,), (items,)))
+    for field, weight in values["_preloaded_weight"].items():
+        _require(weight.dtype.kind == "f", len(weight) == len(tokens[field]))
     for names in tokens.values():
-        _require(names.dtype.kind == "U" and names.ndim == 1 and names[0] == "[PAD]")
+        _require(names.dtype.kind == "U", names.ndim == 1, names[0] == "[PAD]")
     describe(split.summary)  # has what is read of it
-    identity, ids = made["identity"], {log.user_field, log.item_field, log.time_field}
-    _require(isinstance(identity["data"], str))
-    _require(all(isinstance(text, str) for text in identity["fields"].values()))
+    identity, ids = values["identity"], {log.user_field, log.item_field, log.time_field}
+    digests = [identity["data"], *identity["fields"].values()]
+    _require(all(isinstance(text, str) for text in digests))
     feats = (log.fields, *(tables.get(name, {}) for name in sizes))
     _require(set(identity["fields"]) == set().union(*feats) - ids)
 
 
-def _require(condition: bool | np.bool_) -> None:
-    if not condition:
+def _require(*conditions: Any) -> None:
+    if not all(conditions):
         raise ValueError("not what was kept")
-
-
-def _named(room: str, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"{room}/{name}": column for name, column in columns.items()}
-
-
-def _of(room: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    start = f"{room}/"
-    return {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}
-
-
-def _tensors(columns: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(column) for name, column in columns.items()}

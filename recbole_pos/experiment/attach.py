@@ -28,11 +28,13 @@ def attach(
 ) -> Any:
     """Add position schemes to a trained model and fine-tune their parameters alone.
 
-    >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-    >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
-    >>> tuned = recbole_pos.attach("first", "kernel", config_dict={"epochs": 1}, run_dir="tuned")
-    >>> tuned.parameters < first.parameters  # only the kernel's are trained
-    True
+    Examples:
+        >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
+        >>> one = {"epochs": 1}
+        >>> tuned = recbole_pos.attach("first", "kernel", config_dict=one, run_dir="tuned")
+        >>> tuned.parameters < first.parameters  # only the kernel's are trained
+        True
 
     A kernel starts as the identity and a bias at zero, so training starts from the trained model
     itself; schemes that have no such start (``learned``, ``rope``) change it at once.

@@ -39,9 +39,10 @@ def evaluate(
     targets' ranks, up to the largest cutoff of the run, with the same items left out. Otherwise the
     best weights are evaluated, which needs the dataset.
 
-    >>> found = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
-    >>> list(found)
-    ['hit@1', 'hit@5', 'mrr@1', 'mrr@5']
+    Examples:
+        >>> found = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
+        >>> list(found)
+        ['hit@1', 'hit@5', 'mrr@1', 'mrr@5']
 
     Args:
         run_dir: the folder of a run.

@@ -40,9 +40,10 @@ def run(
 ) -> Result | None:
     """Train a model to early stopping, test its best epoch, and write the run folder.
 
-    >>> result = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="mine")
-    >>> 0 < result.test["ndcg@10"] < 1
-    True
+    Examples:
+        >>> result = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="mine")
+        >>> 0 < result.test["ndcg@10"] < 1
+        True
 
     Args:
         model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
@@ -132,10 +133,11 @@ def load(
 ) -> Experiment:
     """A trained model with its data; best weights, evaluation mode.
 
-    >>> trained = recbole_pos.load("mine")
-    >>> trained.dataset.user_num, len(trained.dataset.log)
-    (944, 100000)
-    >>> test = trained.trainer.evaluate(trained.loaders["test"])
+    Examples:
+        >>> trained = recbole_pos.load("mine")
+        >>> trained.dataset.user_num, len(trained.dataset.log)
+        (944, 100000)
+        >>> test = trained.trainer.evaluate(trained.loaders["test"])
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions

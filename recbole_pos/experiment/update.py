@@ -36,10 +36,11 @@ def update(
     The same call can be repeated with the same ``run_dir``, whatever ended it: an unfinished run is
     resumed, or begins again if the data have changed since; a finished one is left as it is.
 
-    >>> first = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="old")
-    >>> later = recbole_pos.update("old", {"epochs": 2}, run_dir="new")
-    >>> later.epochs
-    2
+    Examples:
+        >>> first = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="old")
+        >>> later = recbole_pos.update("old", {"epochs": 2}, run_dir="new")
+        >>> later.epochs
+        2
 
     Args:
         trained: run folder of a plugin model.

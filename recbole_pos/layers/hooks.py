@@ -3,7 +3,7 @@
 A scheme sees tensors and a :class:`SequenceContext`, never a config or RecBole's Interaction.
 The attention layer owns projections, causal mask, softmax and dropout, so a scheme that fills only
 ``rotate`` or ``bias`` works inside masked attention; one that mixes along the sequence or replaces
-attention must itself be causal (``tests/test_positions.py`` checks
+attention must itself be causal (``tests/test_schemes.py`` checks
 every registered scheme by gradient).
 """
 

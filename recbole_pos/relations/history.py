@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.layers.relations import BatchRelations
-from recbole_pos.relations.compiled import TableRelation
 from recbole_pos.relations.declare import POSITION, TIME, Relation
-from recbole_pos.relations.lookup import RelationLookup
+from recbole_pos.relations.lookup import RelationLookup, TableRelation
 from recbole_pos.relations.tables import WEAKEST, RelationTable
 
 FAR = 1 << 52  # after everything that is read, and exact in any type a number goes through

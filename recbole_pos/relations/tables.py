@@ -1,4 +1,4 @@
-"""Relations between kinds of things, made once (scipy.sparse) and looked up in every batch.
+"""Relations between classes of things, made once (scipy.sparse) and looked up in every batch.
 
 Things (items, users or events) with the same value of an attribute are one *class*: a brand, a set
 of categories, a price within a brand. How two things are related depends on their classes alone, so
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import scipy.sparse as sp
 
+from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
+from recbole_pos.relations.declare import Relation
 
 # what is weaker relates to nothing: exp of a difference has no end, and float32 would not notice
 WEAKEST = 1e-6
@@ -140,7 +142,7 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
     return sp.csr_matrix((data, (row, col)), shape=(len(values), len(values)))
 
 
-def joint(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
+def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
     """Classes of things that agree in several classifications.
 
     Returns:
@@ -161,7 +163,9 @@ def joint(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]
     return group.reshape(-1) + 1, member
 
 
-def spread(member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str) -> sp.csr_matrix:
+def spread_matrix(
+    member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str
+) -> sp.csr_matrix:
     """A matrix of classes as one of joint classes.
 
     Args:
@@ -193,9 +197,9 @@ def restrict_within(
     Returns:
         Joint classes and their relations.
     """
-    group, (value, shared) = joint([group, condition])
+    group, (value, shared) = join_classes([group, condition])
     advice = "use a field with fewer distinct values, or a condition that fewer things share"
-    together = spread(shared, condition_matrix, name, advice).tocoo()
+    together = spread_matrix(shared, condition_matrix, name, advice).tocoo()
     kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
     kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
     row, col = together.row, together.col
@@ -211,3 +215,78 @@ def _check(pairs: float, name: str, advice: str) -> None:
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, more than {LARGEST:,}; "
             f"{advice}"
         )
+
+
+def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> RelationTable:
+    """Return the table of a declared relation of items, users or events (equation 10).
+
+    Args:
+        relation: categorical, or of numbers of items or users.
+        dataset: has the fields and the log.
+        notices: takes what to report before training.
+    """
+    return RelationTable.from_matrix(*_classes(relation, dataset, notices))
+
+
+def build_user_table(
+    relations: Sequence[Relation], dataset: Dataset, notices: list[str]
+) -> RelationTable | None:
+    """Return the mean of all relations of users, R^U of section 3.1.3; a missing attribute is 0."""
+    if not relations:
+        return None
+    both = [_classes(relation, dataset, notices) for relation in relations]
+    group, members = join_classes([group for group, _ in both])
+    name = " and ".join(relation.field for relation in relations)
+    advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
+    spread = [spread_matrix(m, s, name, advice) for m, (_, s) in zip(members, both, strict=True)]
+    return RelationTable.from_matrix(group, (sum(spread[1:], spread[0]) / len(spread)).tocsr())
+
+
+def _classes(
+    relation: Relation, dataset: Dataset, notices: list[str]
+) -> tuple[np.ndarray, sp.csr_matrix]:
+    """Classes of things and their relations, within a condition if there is one."""
+    column = read_column(relation.field, relation.table, dataset)
+    relate: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    if relation.kind == "categorical":
+        group, hot = multi_hot(column)
+        relate = partial(dot_products, hot)
+    else:
+        group, values = number_classes(column)
+
+        def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+            return similarity(values[i] - values[j], relation.scales)
+
+    if relation.within is not None:
+        shared, tokens = multi_hot(read_column(relation.within, relation.table, dataset))
+        condition = categorical(tokens, relation.within)
+        group, matrix = restrict_within(group, relate, shared, condition, relation.field)
+    elif relation.kind == "categorical":
+        matrix = categorical(hot, relation.field)
+    else:
+        matrix = numerical(values, relation.scales, relation.field)
+    if not matrix.nnz:
+        notices.append(describe_empty(relation, dataset))
+    return group, matrix
+
+
+def describe_empty(relation: Relation, dataset: Dataset) -> str:
+    """Return the notice on a relation whose field nothing has."""
+    both = f" and {relation.within}" if relation.within else ""
+    return (
+        f"relations: {relation.field} relates nothing, as if it were not given: no line of "
+        f"{dataset.dataset_name}.{relation.table} whose id occurs has {relation.field}{both}"
+    )
+
+
+def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
+    """Return a field of things by id, or of events by place in the log; NaN where missing."""
+    feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
+    column = feat[field].numpy()
+    if column.dtype.kind != "f":
+        return column
+    column = column.astype(np.float64)
+    missing = dataset.missing.get(field)
+    if missing is not None:
+        column[missing] = np.nan
+    return column

@@ -40,9 +40,10 @@ def recommend(
     Histories are whole: what was held out from training is read too, and so is what the data have
     beyond what the model was trained on. ``Recommender`` can do more.
 
-    >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
-    >>> list(found), len(found)
-    (['user_id', 'rank', 'item_id', 'score', 'by'], 10)
+    Examples:
+        >>> found = recbole_pos.recommend("mine", users=["196", "22"], k=5)
+        >>> list(found), len(found)
+        (['user_id', 'rank', 'item_id', 'score', 'by'], 10)
 
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.

@@ -45,10 +45,11 @@ class Recommender:
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
     which nothing is known gets the most popular items of training, and ``by`` says so.
 
-    >>> trained = recbole_pos.Recommender.load("mine")
-    >>> found = trained.recommend(histories=[["242", "302", "51"]], k=3)
-    >>> list(found), len(found)
-    (['id', 'rank', 'item', 'score', 'by'], 3)
+    Examples:
+        >>> trained = recbole_pos.Recommender.load("mine")
+        >>> found = trained.recommend(histories=[["242", "302", "51"]], k=3)
+        >>> list(found), len(found)
+        (['id', 'rank', 'item', 'score', 'by'], 3)
 
     Attributes:
         growth: what the data have beyond what the model was trained on.

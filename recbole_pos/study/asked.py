@@ -13,11 +13,11 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.command import plan_of_models
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import fits, with_unread
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.reading import make_plan, read_plan
 from recbole_pos.study.source import Source
+from recbole_pos.study.study_folder import StudyFolder
 
 
 def run_folders(what: Any) -> list[Path]:

@@ -18,7 +18,6 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.study import report, schema
 from recbole_pos.study.configs import QUIET, require_twins
 from recbole_pos.study.expand import fits
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.reading import make_plan
@@ -26,6 +25,7 @@ from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
 from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.tables import all_tables, markdown, tidy
 from recbole_pos.study.ties import TieCount
 from recbole_pos.values import no_formula, short
@@ -112,11 +112,11 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
     """A run as a line of a table, with its best ``metric`` in validation."""
-    path, device = run.path, known.get("device") or ""
+    path, device, text = run.path, known.get("device") or {}, ""
     if device:  # ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor
         processor = f" ({device['processor']})" if device.get("processor") else ""
         threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
-        device = f"{device['name']}{processor}, {threads}, {device['precision']}"
+        text = f"{device['name']}{processor}, {threads}, {device['precision']}"
     return {
         **{key: known[key] for key in ("row", "seed", "status")},
         "reason": known.get("reason", ""),
@@ -124,7 +124,7 @@ def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dic
         VALIDATION: (known.get("best_valid") or {}).get(metric),
         "seconds": (known.get("seconds") or {}).get("training"),
         **{key: known.get(key) for key in ("parameters", "epochs")},
-        "device": device,
+        "device": text,
         **{key: known.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
         "request_time": known.get("request_time", "none"),
         "path": str(path.relative_to(root) if path.is_relative_to(root) else path),

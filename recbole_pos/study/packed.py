@@ -30,10 +30,10 @@ from recbole_pos.files import whole, write_text
 from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT
 from recbole_pos.study.expand import fits
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
 from recbole_pos.study.results import DONE
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 from recbole_pos.values import short, shown
 from recbole_pos.yaml_files import read_yaml
 

@@ -1,0 +1,460 @@
+"""Tables of a dataset, text or parquet, whose columns are named as name:type.
+
+Text is read once, in blocks of whole lines. Arrow reads a block. Where it finds anything unusual
+(a cell too many, a number it does not know) the block is read again line by line in Python, which
+either knows better (``+5``, ``True``, ``1e400``) or can tell in which line and cell the fault is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import compute, parquet
+from pyarrow import csv as arrow
+
+from recbole_pos.data.kinds import KINDS, MISSING
+from recbole_pos.data.location import PARQUET
+from recbole_pos.errors import UsageError
+from recbole_pos.values import Options, shown
+
+_NONE = frozenset(MISSING)
+_TRUTH = {"true": 1.0, "false": 0.0}  # columns that pandas wrote from bool
+LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
+_BLOCK = 1 << 22  # bytes
+_ROWS = 1 << 18  # of a block of parquet
+_ARROW_LIMIT = (1 << 31) - 1  # bytes of a block
+_TOKENS_LIMIT = 1 << 33  # bytes of the array in which RecBole keeps the tokens of a column
+_EXPECTED = {
+    "token": "text or whole numbers",
+    "float": "numbers (a time as a number, such as seconds since 1970)",
+    "token_seq": "lists of text or numbers, or text",
+    "float_seq": "lists of numbers, or text",
+}
+
+
+def open_table(path: str | Path, config: Options) -> Table:
+    """Open a table of a dataset, by the end of its name."""
+    return (ParquetTable if str(path).endswith(PARQUET) else TextTable)(Path(path), config)
+
+
+class Table:
+    """One file.
+
+    Args:
+        path: of the file.
+        config: RecBole's, for seq_separator.
+
+    Attributes:
+        columns: name -> kind of each column.
+    """
+
+    head: str  # what names its columns
+    empty: str  # what is wrong where there is no row
+
+    def __init__(self, path: Path, config: Options) -> None:
+        self.path, self.inner = path, config["seq_separator"]
+        self.columns: dict[str, str] = {}
+        if self.inner == "":
+            raise UsageError("seq_separator is empty: nothing stands between names or numbers")
+
+    def read(self, names: Iterable[str]) -> pd.DataFrame:
+        """Read the named columns of every row; once, since it goes through the file.
+
+        Returns:
+            one row a line: categories of str (token, nan if missing), float64 (float, nan if
+            missing), arrays (token_seq and float_seq, empty if missing).
+
+        Raises:
+            UsageError: for the first row that has not a cell for every column, whose quotes do not
+                end, or in which a number is none; if there is no row.
+        """
+        kinds = {name: self.columns[name] for name in names}
+        parts: dict[str, list[Any]] = {name: [] for name in kinds}
+        for block in self._blocks(kinds):
+            for name, column in block.items():
+                parts[name].append(column)
+        if not any(len(column) for column in next(iter(parts.values()))):
+            raise UsageError(
+                f"{self.path} {self.empty}; fill it; a .user or .item file may also be removed"
+            )
+        columns = {name: self._join(name, parts.pop(name)) for name in kinds}
+        pa.default_memory_pool().release_unused()  # of a large file, hundreds of megabytes
+        return pd.DataFrame(columns, copy=False)
+
+    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield columns of some rows: arrays of numbers, dictionaries of names, lists of arrays."""
+        raise NotImplementedError
+
+    def _join(self, name: str, parts: list[Any]) -> Any:
+        if isinstance(parts[0], list):
+            return pd.Series([value for part in parts for value in part], dtype=object)
+        if isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)
+        tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
+        names = tokens.dictionary.to_pylist()
+        longest = max(names, key=len, default="")
+        if 4 * len(longest) * len(names) > _TOKENS_LIMIT:
+            raise UsageError(
+                f"{self.path}: {name} has {len(names):,} different tokens of up to "
+                f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
+                "are kept at the length of the longest. Shorten it, or leave the column out"
+            )
+        codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        kinds = pd.CategoricalDtype(pd.Index(names, dtype=object))
+        return pd.Categorical.from_codes(codes, dtype=kinds, validate=False)
+
+    def _list(self, cell: Any, kind: str) -> np.ndarray:
+        """Return a cell of a sequence as an array.
+
+        Raises:
+            ValueError: if something in it is no finite number of a float_seq.
+        """
+        if isinstance(cell, str):
+            cell = () if cell in _NONE else cell.split(self.inner)
+        parts = [str(part) for part in cell or () if part is not None and part != ""]
+        if kind == "token_seq":
+            return np.array(parts)
+        numbers = np.array(list(map(float, parts)))
+        if not (np.abs(numbers) <= LARGEST).all():  # a mean has no meaning here
+            raise ValueError("nan or inf")
+        return numbers
+
+
+class TextTable(Table):
+    """Text whose first line names the columns, with a cell of each in every line.
+
+    Args:
+        path: of the file.
+        config: RecBole's, for field_separator, seq_separator and encoding.
+
+    Raises:
+        UsageError: if the file cannot be opened or decoded, or its first line names no columns.
+    """
+
+    head = "its first line"
+    empty = "has a first line with the names of its columns, but no line of data"
+
+    def __init__(self, path: str | Path, config: Options) -> None:
+        super().__init__(Path(path), config)
+        self.separator = config["field_separator"]
+        self.encoding = config["encoding"] or "utf-8"  # RecBole's own Config has no default
+        if len(self.separator) != 1 or self.separator in '"\r\n\0':
+            raise UsageError(
+                f"field_separator: {shown(self.separator)} must be one character, and neither a "
+                'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
+            )
+        self._text = self._decode()
+        self._first: tuple[int, str] = (1, "")  # what was read with the line of names
+        self._read_names()
+
+    def _fail(self, line: int, text: str) -> UsageError:
+        return UsageError(f"{self.path}, line {line}: {text}")
+
+    def _not_text(self, line: int, why: str) -> UsageError:
+        return self._fail(
+            line,
+            f"{why}; the file is no {self.encoding} text. Write it as UTF-8, or set encoding to "
+            "the one it has (cp1252 and utf-16 are what spreadsheets write)",
+        )
+
+    def _decode(self) -> Iterator[tuple[int, str]]:
+        """Yield whole lines, a block at a time, with the number of the first; ends are ``\\n``."""
+        try:
+            "".encode(self.encoding)  # refuses codecs that are not of text
+            codec = codecs.getincrementaldecoder(self.encoding)()
+        except (LookupError, ValueError) as error:
+            raise UsageError(
+                f"encoding: {shown(self.encoding)} is not one that Python knows"
+            ) from error
+        decoder = io.IncrementalNewlineDecoder(codec, translate=True)
+        first, rest, size, raw = 1, "", _BLOCK, b" "
+        try:
+            with open(self.path, "rb") as file:
+                while raw:
+                    raw = file.read(size)
+                    text = rest + decoder.decode(raw, final=not raw)
+                    cut = text.rfind("\n") + 1 if raw else len(text)
+                    size = _BLOCK if cut else 2 * size  # of a long line
+                    block, rest = text[:cut], text[cut:]
+                    if first == 1:
+                        block = block.removeprefix("\ufeff")  # as Excel writes it
+                    if "\0" in block:
+                        line = first + block.count("\n", 0, block.index("\0"))
+                        raise self._not_text(line, "a NUL byte")
+                    block.encode()  # utf-7 and the like can hold what is no character
+                    yield first, block
+                    first += block.count("\n")
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            before: Any = error.object[: error.start]
+            line = first + before.count(b"\n" if isinstance(before, bytes) else "\n")
+            wrong = error.object[error.start : error.start + 1]
+            raise self._not_text(line, f"{error.reason} ({wrong!r})") from error
+        except UnicodeError as error:
+            raise self._not_text(first, str(error)) from error
+
+    def _read_names(self) -> None:
+        for first, text in self._text:
+            if body := text.lstrip():
+                start = text.rfind("\n", 0, len(text) - len(body)) + 1  # of the line with text
+                line, _, rest = text[start:].partition("\n")
+                number = first + text.count("\n", 0, start)
+                self._first = (number + 1, rest)
+                break
+        else:
+            raise UsageError(
+                f"{self.path} is empty: its first line must name the columns as name:type, such as "
+                "user_id:token"
+            )
+        for place, cell in enumerate(self._cells(number, line), 1):
+            name, _, kind = cell.partition(":")
+            if not name or kind not in KINDS:
+                raise self._fail(
+                    number,
+                    f"cell {place} of the first line is {shown(cell[:80])}, but must name a column "
+                    f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
+                    f"Cells are separated by {shown(self.separator)} (field_separator); a file "
+                    "without such a line needs one",
+                )
+            if name in self.columns:
+                raise self._fail(
+                    number, f"two columns are called {shown(name)}; rename one or remove it"
+                )
+            self.columns[name] = kind
+
+    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+        rest, self._first = self._first, (1, "")
+        for first, text in itertools.chain([rest], self._text):
+            try:
+                if text:
+                    yield self._read_fast(text, kinds)
+            except (ValueError, pa.ArrowException):
+                yield self._read_slowly(first, text, kinds)
+
+    def _read_fast(self, text: str, kinds: dict[str, str]) -> dict[str, Any]:
+        """Return the columns of a block.
+
+        Raises:
+            ValueError: if there is anything in it that only ``_read_slowly`` can tell.
+        """
+        if len(self.columns) == 1:
+            raise ValueError("a blank line and an empty cell are the same")
+        if '"' in text:
+            self._check_quotes(text)
+        data = text.encode()
+        if len(data) > _ARROW_LIMIT:
+            raise ValueError("too long for Arrow")
+        types = {"token": pa.dictionary(pa.int32(), pa.string()), "float": pa.float64()}
+        table = arrow.read_csv(
+            pa.py_buffer(data),
+            arrow.ReadOptions(
+                use_threads=False, block_size=len(data) + 1, column_names=list(self.columns)
+            ),
+            arrow.ParseOptions(delimiter=self.separator),
+            arrow.ConvertOptions(
+                column_types={name: types.get(kind, pa.string()) for name, kind in kinds.items()},
+                include_columns=list(kinds),
+                null_values=MISSING,
+                strings_can_be_null=True,
+            ),
+        )
+        columns: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            column = table[name].combine_chunks()
+            if kind == "float":
+                columns[name] = column.to_numpy(zero_copy_only=False)
+                if np.isnan(columns[name]).sum() > column.null_count:
+                    raise ValueError("nan in a spelling that is not among those of MISSING")
+            elif kind == "token":
+                columns[name] = column
+            else:
+                columns[name] = [self._list(cell, kind) for cell in column.to_pylist()]
+        return columns
+
+    def _read_slowly(self, first: int, text: str, kinds: dict[str, str]) -> dict[str, Any]:
+        """Return the columns of a block, or raise the error of its first wrong line."""
+        columns: dict[str, Any] = {name: [] for name in kinds}
+        places = [(place, name) for place, name in enumerate(self.columns) if name in kinds]
+        for number, line in enumerate(text.split("\n"), first):
+            if self.separator not in line and not line.strip():
+                continue
+            cells = self._cells(number, line)
+            if len(cells) != len(self.columns):
+                raise self._fail(number, self._describe_count(cells))
+            for place, name in places:
+                try:
+                    columns[name].append(self._value(cells[place], kinds[name]))
+                except ValueError:
+                    raise self._fail(
+                        number,
+                        f"{name} ({kinds[name]}) is {cells[place][:80]!r}, which is no number; "
+                        "correct the cell or leave it empty",
+                    ) from None
+        for name, kind in kinds.items():
+            if kind == "token":
+                columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+            elif kind == "float":
+                columns[name] = np.array(columns[name], dtype=np.float64)
+        return columns
+
+    def _describe_count(self, cells: list[str]) -> str:
+        number = len(self.columns)
+        have = f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
+        names = ", ".join(list(self.columns)[:8]) + (", ..." if number > 8 else "")
+        more = len(cells) > number
+        hint = "Fill in or cut the line" if not more else "Remove what is too much"
+        if more and not any(cells[number:]):
+            hint = f"Remove the {shown(self.separator)} at its end"
+        return (
+            f"has {have}, but the first line names {number} columns ({names}). Every line must "
+            f"have a cell for each, separated by {shown(self.separator)}. {hint}; a cell that "
+            'holds the separator needs quotation marks ("...")'
+        )
+
+    def _cells(self, number: int, line: str) -> list[str]:
+        if '"' not in line:
+            return line.split(self.separator)
+        longest = csv.field_size_limit(len(line) + 1)  # is one for the whole process
+        try:
+            return next(csv.reader([line], delimiter=self.separator, strict=True))
+        except csv.Error as error:
+            raise self._fail(
+                number,
+                "a cell starts with a quotation mark that its end does not close: double it "
+                '(""") or remove it; a cell cannot hold a line break',
+            ) from error
+        finally:
+            csv.field_size_limit(longest)
+
+    def _check_quotes(self, text: str) -> None:
+        """Refuse a quote that does not end where its cell does: Arrow takes it for any other."""
+        cut = re.escape(self.separator)
+        doubtful = rf'(?:^|{cut})"(?![^"\n]*(?:""[^"\n]*)*"(?:{cut}|$))'  # a few are all right
+        for quote in re.finditer(doubtful, text, re.MULTILINE):
+            self._cells(0, text[text.rfind("\n", 0, quote.end()) + 1 :].partition("\n")[0])
+
+    def _value(self, cell: str, kind: str) -> Any:
+        if kind.endswith("_seq"):
+            return self._list(cell, kind)
+        missing = cell in _NONE
+        if kind == "token":
+            return None if missing else cell
+        truth = _TRUTH.get(cell.lower())
+        return float("nan" if missing else cell) if truth is None else truth
+
+
+class ParquetTable(Table):
+    """Parquet: columns called name:type, or with types from ``column_types``.
+
+    Args:
+        path: of the file.
+        config: RecBole's, for column_types and seq_separator.
+
+    Raises:
+        UsageError: if the file cannot be read, or a column has no type.
+    """
+
+    head = "its schema or column_types"
+    empty = "has no row"
+
+    def __init__(self, path: str | Path, config: Options) -> None:
+        super().__init__(Path(path), config)
+        try:
+            self.file = parquet.ParquetFile(self.path)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damage(error) from error
+        self.names: dict[str, str] = {}  # name -> what the column is called
+        types = config["column_types"] or {}
+        for called in self.file.schema_arrow.names:
+            name, _, kind = called.rpartition(":")
+            if not name or kind not in KINDS:
+                name, kind = called, str(types.get(called))
+            if not name or kind not in KINDS:
+                raise UsageError(
+                    f"{self.path}: column {shown(called)} has no type: call it as in "
+                    f"'user_id:token', or say it in column_types: {{{called}: ...}}, one of "
+                    f"{', '.join(KINDS)}"
+                )
+            if name in self.columns:
+                raise UsageError(
+                    f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
+                )
+            self.names[name], self.columns[name] = called, kind
+
+    def _damage(self, error: Exception) -> UsageError:
+        return UsageError(f"{self.path} cannot be read as parquet: {error}")
+
+    def _blocks(self, kinds: dict[str, str]) -> Iterator[dict[str, Any]]:
+        called, first = [self.names[name] for name in kinds], 0
+        try:
+            for block in self.file.iter_batches(_ROWS, columns=called, use_threads=False):
+                yield {
+                    name: self._convert(first, name, kind, block.column(self.names[name]))
+                    for name, kind in kinds.items()
+                }
+                first += len(block)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damage(error) from error
+
+    def _convert(self, first: int, name: str, kind: str, column: pa.Array) -> Any:
+        """Return one block of a column; ``first`` counts the rows before it."""
+        has_codes = pa.types.is_dictionary(column.type)
+        of = column.type.value_type if has_codes else column.type
+        if pa.types.is_null(of):  # nothing in it has a value
+            column, of = column.cast(pa.string()), pa.string()
+        if kind == "token" and (pa.types.is_integer(of) or _is_text(of)):
+            return self._tokens(name, column)
+        if kind == "float" and (_is_number(of) or pa.types.is_boolean(of)):
+            numbers = column.dictionary_decode() if has_codes else column
+            return np.array(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        is_list = pa.types.is_list(of) or pa.types.is_large_list(of)
+        inside = of.value_type if is_list else of
+        if kind.endswith("seq") and (_is_text(inside) or (is_list and _is_number(inside))):
+            return self._lists(first, name, kind, column)
+        raise UsageError(
+            f"{self.path}: {name} ({kind}) holds {column.type}; expected {_EXPECTED[kind]}. Write "
+            "another type into the file, or give the column another kind"
+        )
+
+    def _tokens(self, name: str, column: pa.Array) -> pa.DictionaryArray:
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        names = coded.dictionary.cast(pa.string())
+        if compute.any(compute.match_substring(names, "\0")).as_py():
+            raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
+        missing = compute.is_in(names, pa.array([*MISSING, None], pa.string()))
+        codes = coded.indices.cast(pa.int32())
+        if compute.any(missing).as_py():
+            codes = compute.if_else(missing.take(codes), None, codes)
+        return pa.DictionaryArray.from_arrays(codes, names)
+
+    def _lists(self, first: int, name: str, kind: str, column: pa.Array) -> list[np.ndarray]:
+        lists = []
+        for row, cell in enumerate(column.to_pylist(), first + 1):
+            try:
+                lists.append(self._list(cell, kind))
+            except ValueError:
+                raise UsageError(
+                    f"{self.path}, row {row}: {name} ({kind}) is {str(cell)[:80]!r}, in which "
+                    "something is no number; correct the cell or leave it empty"
+                ) from None
+        return lists
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(is_one(kind) for is_one in numbers)
