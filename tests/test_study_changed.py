@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
 from recbole_pos.study.collect import results_of
 from recbole_pos.study.comparing import facts_of
+from recbole_pos.study.configs import _read_typed
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.tables import search_table
-from recbole_pos.study.typed_code import code_of
 from recbole_pos.study.work import Work
 
 ROWS: dict[str, Any] = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}}
@@ -231,11 +232,14 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     assert found.seeds == (7,)
 
 
-def typed(text: str) -> type:
-    """A class as a shell has it."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text, names)
-    return names["Mine"]
+def code_of(text: str) -> list[str]:
+    """What is read of a class that was typed into a cell of a notebook."""
+    cell, names = f"<cell {hash(text)}>", {"__name__": "__main__"}
+    linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
+    exec(compile(text, cell, "exec"), names)
+    found: dict[int, str] = {}
+    _read_typed(names["Mine"], "__main__", found)
+    return list(found.values())
 
 
 def test_code_of_a_class_that_no_file_has() -> None:
@@ -252,8 +256,8 @@ class Mine(Base):
     @property
     def name(self): return "a"
 """
-    same = code_of(typed(text))
-    assert same == code_of(typed(text))
+    same = code_of(text)
+    assert same == code_of(text)
     changes = [
         ("K = 2", "K = 3"),
         ("x * K", "x + K"),
@@ -262,4 +266,4 @@ class Mine(Base):
     ]
     changes += [("y + 1", "y + 2"), ('"a"', '"b"'), ("more(", "less(")]
     for before, after in changes:
-        assert code_of(typed(text.replace(before, after))) != same, after
+        assert code_of(text.replace(before, after)) != same, after
