@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 from pathlib import Path
 from typing import Any
@@ -59,19 +58,6 @@ def test_a_report_has_no_run_of_the_options_before(tiny: Path, tmp_path: Path) -
     assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
     assert train(first, folder) == [] and len(done(first, folder)) == 2
     assert pack(first, folder, tmp_path / "all.tar.xz") == 2
-
-
-def test_a_folder_of_0_1(tiny: Path, tmp_path: Path) -> None:
-    """It noted no more than digests, which are of the plan that lies beside them."""
-    folder = StudyFolder(tmp_path / "s")
-    first = plan(tiny, rows=ROWS, seeds=1)
-    train(first, folder)
-    noted = {name: run for name, run in folder.current(first).items()}
-    (folder.path / "current.json").write_text(json.dumps(noted))
-    assert len(done(first, folder)) == 2
-    other = plan(tiny, rows=ROWS, seeds=1, base={**first.base, "epochs": 4})
-    train(other, folder, fits=1)
-    assert done(other, folder) == [("NoPE", 2020)]
 
 
 def test_other_searches_make_other_rows(tiny: Path, tmp_path: Path) -> None:
@@ -176,12 +162,6 @@ def test_names_of_rows_do_not_share_their_draws(tiny: Path, tmp_path: Path) -> N
     folder = StudyFolder(tmp_path / "s")
     train(made, folder)
     assert len(list(folder.searches.glob("*.json"))) == len(names)
-    file = next(folder.searches.glob("RoPE-kernel-*.json"))
-    kept = json.loads(file.read_text())
-    old = StudyFolder(tmp_path / "of 0.1")
-    old.searches.mkdir(parents=True)
-    (old.searches / "RoPE-kernel.json").write_text(file.read_text())
-    assert old.search("RoPE kernel") == kept, "as studies of 0.1 have it"
 
 
 def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> None:
