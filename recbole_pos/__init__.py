@@ -53,8 +53,8 @@ __all__ = [
     "update",
 ]
 
-compat.apply()
-plug.into_recbole()
+plug.register()
+compat.install()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
