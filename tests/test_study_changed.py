@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import types
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
 from recbole_pos.study.collect import results_of
 from recbole_pos.study.comparing import facts_of
-from recbole_pos.study.configs import row_config, sources
+from recbole_pos.study.configs import _read_typed
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
@@ -60,19 +58,6 @@ def test_a_report_has_no_run_of_the_options_before(tiny: Path, tmp_path: Path) -
     assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
     assert train(first, folder) == [] and len(done(first, folder)) == 2
     assert pack(first, folder, tmp_path / "all.tar.xz") == 2
-
-
-def test_a_folder_of_0_1(tiny: Path, tmp_path: Path) -> None:
-    """It noted no more than digests, which are of the plan that lies beside them."""
-    folder = StudyFolder(tmp_path / "s")
-    first = plan(tiny, rows=ROWS, seeds=1)
-    train(first, folder)
-    noted = {name: run for name, run in folder.current(first).items()}
-    (folder.path / "current.json").write_text(json.dumps(noted))
-    assert len(done(first, folder)) == 2
-    other = plan(tiny, rows=ROWS, seeds=1, base={**first.base, "epochs": 4})
-    train(other, folder, fits=1)
-    assert done(other, folder) == [("NoPE", 2020)]
 
 
 def test_other_searches_make_other_rows(tiny: Path, tmp_path: Path) -> None:
@@ -177,12 +162,6 @@ def test_names_of_rows_do_not_share_their_draws(tiny: Path, tmp_path: Path) -> N
     folder = StudyFolder(tmp_path / "s")
     train(made, folder)
     assert len(list(folder.searches.glob("*.json"))) == len(names)
-    file = next(folder.searches.glob("RoPE-kernel-*.json"))
-    kept = json.loads(file.read_text())
-    old = StudyFolder(tmp_path / "of 0.1")
-    old.searches.mkdir(parents=True)
-    (old.searches / "RoPE-kernel.json").write_text(file.read_text())
-    assert old.search("RoPE kernel") == kept, "as studies of 0.1 have it"
 
 
 def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> None:
@@ -233,24 +212,38 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     assert found.seeds == (7,)
 
 
-def test_code_of_a_class_that_no_file_has(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process: the same class is the same, another constant or helper makes another."""
+def code_of(text: str) -> list[str]:
+    """What is read of a class that was typed into a cell of a notebook."""
+    cell, names = f"<cell {hash(text)}>", {"__name__": "__main__"}
+    linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
+    exec(compile(text, cell, "exec"), names)
+    found: dict[int, str] = {}
+    _read_typed(names["Mine"], "__main__", found)
+    return list(found.values())
+
+
+def test_code_of_a_class_that_no_file_has() -> None:
+    """The same text the same; another constant, another helper, another base are others."""
     text = """
-from recbole_pos.model.sasrec import PosSASRec
 K = 2
 def helper(x):
     return x * K
-class Mine(PosSASRec):
-    def more(self, x): return helper(x)
+class Base:
+    def more(self): return {1, 2}
+class Mine(Base):
+    size = 3
+    def encode(self, x): return helper(x) + (lambda y: y + 1)(x)
+    @property
+    def name(self): return "a"
 """
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text, names)
-    config = row_config({"model": "PosSASRec", "dataset": "tiny", "data_path": str(tiny)})
-    config.model_class = names["Mine"]
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as in a shell
-    found = [sources(config), sources(config)]
-    names["K"] = 3
-    found.append(sources(config))
-    exec(text, names)
-    config.model_class = names["Mine"]
-    assert found[0] == found[1] != found[2] != sources(config)
+    same = code_of(text)
+    assert same == code_of(text)
+    changes = [
+        ("K = 2", "K = 3"),
+        ("x * K", "x + K"),
+        ("{1, 2}", "{1, 3}"),
+        ("size = 3", "size = 4"),
+    ]
+    changes += [("y + 1", "y + 2"), ('"a"', '"b"'), ("more(", "less(")]
+    for before, after in changes:
+        assert code_of(text.replace(before, after)) != same, after
