@@ -302,6 +302,9 @@ class Builder:
     ) -> None:
         """Add a column of items or users: the first value of each, and what contradicts it."""
         assigned = assign(cells, entities, len(self.entities[table]))
+        if source is self.source and (empty := int((cells.codes == 0).sum())):
+            note = f"{empty:,} of {len(cells.codes):,} interactions have none: those of the {table}"
+            assigned = replace(assigned, cells=assigned.cells.as_kind(cells.kind, note))
         name = self._add(column, source, table, assigned.cells)
         if lines := int(assigned.contradicting.sum()):
             first = source.places(rows[np.flatnonzero(assigned.contradicting)[:FIRST]])

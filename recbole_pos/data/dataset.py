@@ -25,8 +25,7 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
-from recbole_pos.data.targets import Split, make_split
-from recbole_pos.data.ties import read_ties, shuffled
+from recbole_pos.data.targets import Split, make_split, read_ties, shuffle_ties
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -159,7 +158,7 @@ class _ExactTimeMixin(FilteredTables):
             fields[PART] = torch.from_numpy(self.given)
         eval_args = self.config["eval_args"]
         log = EventLog.build(
-            shuffled(fields, read_ties(eval_args["ties"])),
+            shuffle_ties(fields, read_ties(eval_args["ties"])),
             self.user_num,
             self.uid_field,
             self.iid_field,

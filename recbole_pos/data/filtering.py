@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.data.loading import AtomicTables
-from recbole_pos.data.sessions import filter_sessions, read_session_filter
+from recbole_pos.data.splits import filter_sessions, read_session_filter
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.batch import Needs, SequenceBatch
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.needs import Needs
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
 

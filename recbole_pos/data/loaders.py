@@ -13,10 +13,9 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch, sent
+from recbole_pos.data.batch import Needs, SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
-from recbole_pos.data.needs import Needs
 from recbole_pos.data.shapes import Grid, filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index

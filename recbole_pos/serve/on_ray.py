@@ -22,6 +22,7 @@ import torch
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
 from recbole_pos.files import whole_folder, writing
+from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.screen import Screen
 from recbole_pos.serve.parquet import UNIT, count_of, is_parquet, tables_of, units_of
 from recbole_pos.serve.recommend import (
@@ -33,7 +34,6 @@ from recbole_pos.serve.recommend import (
     tell_unknown,
 )
 from recbole_pos.serve.recommender import Recommender
-from recbole_pos.tune.cluster import connect, stop
 
 _FEWEST = 256  # histories of a part: fewer would not pay for being sent
 _PARTS = 4  # of a process, so that none is long alone at the end

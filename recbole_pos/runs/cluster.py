@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,27 @@ import ray
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-_OF_A_FULL_DISK = ("Trial %s: Error stopping trial", "Saving experiment state to storage")
 
+@dataclass(frozen=True)
+class Resources:
+    """What each process of a run takes, and where runs are kept.
 
-def _no_stacks(record: logging.LogRecord) -> bool:
-    """Leaves out stacks that tell a user nothing.
-
-    Of a lost process progress.py tells in a line, of a full disk the error of the search. And a
-    checkpoint that is deleted already is none that anybody needs.
+    Attributes:
+        cpus: of each process, which has as many threads; gpus: of each, perhaps a fraction.
+        nproc: processes that train one run together.
+        storage: path or URI with runs by the names of their folders, where machines may not reach
+            the folders; None where all do.
     """
-    text = str(record.msg)
-    error = record.exc_info[1] if record.exc_info else None
-    again = "Error handling checkpoint" in text and isinstance(error, FileNotFoundError)
-    full = isinstance(error, OSError) and text.startswith(_OF_A_FULL_DISK)
-    return not (text.startswith("Trial task failed") or again or full)
+
+    cpus: float = 1
+    gpus: float = 0
+    nproc: int = 1
+    storage: str | None = None
+
+    @property
+    def for_ray(self) -> dict[str, float]:
+        """Of one process, as Ray's tasks name them."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
 def connect(address: str | None) -> bool:
@@ -42,17 +50,6 @@ def connect(address: str | None) -> bool:
     Raises:
         UsageError: if nothing answers at the address.
     """
-    # every trial keeps two checkpoints, so the state of the search is written often, by design
-    os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
-    # Ctrl-C reaches the command, which says how to go on; Ray's handler ends as if all was well
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
-    # Ray's tables would come between the lines of progress.py; verbose=0 alone leaves some
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    logging.getLogger("ray.tune").setLevel(logging.WARNING)
-    for name in ("tune_controller", "experiment_state"):
-        noisy = logging.getLogger(f"ray.tune.execution.{name}")
-        if _no_stacks not in noisy.filters:
-            noisy.addFilter(_no_stacks)
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {
@@ -122,32 +119,52 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
-def fill(room: int) -> None:
-    """Let Ray start as many trials at once as have room.
-
-    With a searcher of one's own it lets a single trial wait for a process at a time, so that on a
-    hundred machines the first trials would be over before most machines had begun.
-    """
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, room))
-
-
 def stop(started: bool) -> None:
     """Leave the cluster, and end it if it is this process's own."""
     if started:
         ray.shutdown()
 
 
-def describe_cluster(settings: Any) -> str:
-    """Machines, what a trial takes, and what lies idle, in one line."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def _nodes() -> list[dict[str, float]]:
+    """What each machine has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def room_for(resources: Resources) -> int:
+    """Return how many runs the machines of the cluster can train side by side.
+
+    Raises:
+        UsageError: if none of them can ever train one; Ray would wait for a machine that can.
+    """
+    nodes, takes = _nodes(), {"CPU": resources.cpus, "GPU": resources.gpus}
+    for key, wanted in takes.items():
+        most = max((node.get(key, 0) for node in nodes), default=0)
+        if wanted > most:
+            raise UsageError(
+                f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
+                "any machine in the cluster"
+            )
+    processes = sum(
+        min(int(node.get(key, 0) / wanted + 1e-9) for key, wanted in takes.items() if wanted)
+        for node in nodes
+    )
+    if processes < resources.nproc:
+        raise UsageError(
+            f"--nproc: a trial of {resources.nproc} processes does not fit: there is room for "
+            f"{processes}"
+        )
+    return processes // resources.nproc
+
+
+def describe_cluster(resources: Resources) -> str:
+    """Return machines, what a run takes, and what lies idle, in one line."""
+    nodes = _nodes()
     cpus, gpus = (sum(node.get(key, 0) for node in nodes) for key in ("CPU", "GPU"))
     machines = "1 machine" if len(nodes) == 1 else f"{len(nodes)} machines"
-    idle = (
-        ", none of them used: see --gpus_per_trial" if gpus and not settings.gpus_per_trial else ""
-    )
-    takes = f"{settings.cpus_per_trial:g} CPU"
-    if settings.gpus_per_trial:
-        takes += f" and {settings.gpus_per_trial:g} GPU"
-    if settings.nproc > 1:
-        takes = f"{settings.nproc} times {takes}"
+    idle = ", none of them used: see --gpus_per_trial" if gpus and not resources.gpus else ""
+    takes = f"{resources.cpus:g} CPU"
+    if resources.gpus:
+        takes += f" and {resources.gpus:g} GPU"
+    if resources.nproc > 1:
+        takes = f"{resources.nproc} times {takes}"
     return f"{machines} with {cpus:g} CPUs and {gpus:g} GPUs{idle}; a trial takes {takes}"

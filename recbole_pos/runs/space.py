@@ -1,7 +1,6 @@
 """What is searched: parameters, how each is drawn, and under which values of others it exists.
 
-One description serves all searchers: Optuna asks for values by name, the random searcher draws them
-from a generator, the grid lists them.
+One description serves all searchers: Optuna draws values by name, the grid lists them.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, shown
@@ -46,9 +43,6 @@ class Parameter:
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check()
-
-    def _check(self) -> None:
         kind, values = self.kind, self.values
         if not isinstance(values, list):
             self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
@@ -123,19 +117,6 @@ class Parameter:
         self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
         raise AssertionError
 
-    def draw(self, rng: np.random.Generator) -> Any:
-        """A value from a generator of random numbers."""
-        low, high = self.values[:2] if self.kind != "choice" else (0, 0)
-        if self.kind == "choice":
-            return self.values[int(rng.integers(len(self.values)))]
-        if self.kind == "randint":
-            return int(rng.integers(low, high + 1))
-        if self.kind == "quniform":
-            return self.on_grid(int(rng.integers(self.steps + 1)))
-        if self.kind == "loguniform":
-            return min(max(float(np.exp(rng.uniform(np.log(low), np.log(high)))), low), high)
-        return float(rng.uniform(low, high))
-
     def suggest(self, trial: Any) -> Any:
         """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
         if self.kind == "choice":
@@ -196,24 +177,17 @@ class Space:
                 return False
         return True
 
-    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Random options."""
-        return self._fill(lambda parameter: parameter.draw(rng))
-
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Options that an ``optuna.Trial`` suggests."""
-        return self._fill(lambda parameter: parameter.suggest(trial))
+        """Return the options that an ``optuna.Trial`` suggests."""
+        options: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if self.exists(parameter, options):
+                options[parameter.name] = parameter.suggest(trial)
+        return options
 
     def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
         """What an ``optuna.Trial`` answered for ``suggest`` to give these options."""
         return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
-
-    def _fill(self, choose: Any) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        for parameter in self.parameters:
-            if self.exists(parameter, options):
-                options[parameter.name] = choose(parameter)
-        return options
 
     def points(self, most: int = 10_000) -> int | None:
         """How many combinations there are; None if infinitely many, or more than ``most``."""
@@ -292,16 +266,14 @@ def _can_be(parameter: Parameter, value: Any) -> bool:
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
-    names, placed = {p.name for p in parameters}, set[str]()
-    left, ordered = list(parameters), []
+    left, ordered = {p.name: p for p in parameters}, list[Parameter]()
     while left:
-        ready = next((p for p in left if not (set(p.when) & names) - placed), None)
+        ready = next((p for p in left.values() if not set(p.when) & set(left)), None)
         if ready is None:
+            first = next(iter(left.values()))
             raise UsageError(
-                f"{left[0].where}: {left[0].name}: its condition depends on itself, by way of "
-                f"{shown(list(left[0].when))}"
+                f"{first.where}: {first.name}: its condition depends on itself, by way of "
+                f"{shown(list(first.when))}"
             )
-        left.remove(ready)
-        ordered.append(ready)
-        placed.add(ready.name)
+        ordered.append(left.pop(ready.name))
     return ordered

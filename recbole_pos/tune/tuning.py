@@ -17,34 +17,46 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, arguments
 from recbole_pos.config.plugins import allow, pack
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
 from recbole_pos.data.targets import describe, warnings_about
-from recbole_pos.errors import TrainingError, UsageError
-from recbole_pos.experiment import folder as folders
+from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.folder import RunFolder, versions
 from recbole_pos.experiment.state import load_best
+from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
+from recbole_pos.runs.progress import live_view
+from recbole_pos.runs.searchers import SEARCHERS
+from recbole_pos.runs.shared_data import SharedData
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
 from recbole_pos.screen import Screen
-from recbole_pos.tune.cluster import connect, describe_cluster, fill, stop
-from recbole_pos.tune.data import SharedData
-from recbole_pos.tune.outcome import ENDED, LOST, Record, Trial, best_of, write_json, write_trials
 from recbole_pos.tune.plot import draw
-from recbole_pos.tune.progress import Progress, show_options, trial_folder
-from recbole_pos.tune.searchers import BEST, SEARCHERS, NumberedSearcher
+from recbole_pos.tune.record import (
+    BEST,
+    ENDED,
+    Record,
+    Trial,
+    best_of,
+    copy_run,
+    write_json,
+    write_trials,
+)
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tune.storage import fetch_checkpoint
-from recbole_pos.tune.trial import run_trial, trial_config
+from recbole_pos.tune.trials import (
+    Queue,
+    Recorder,
+    quiet_tune,
+    run_trial,
+    show_options,
+    trial_folder,
+)
 
-# How often a trial is taken up again after its process or machine was lost. What a trial raises
-# itself is not repeated: it would raise again.
-MOST_LOSSES = 3
 REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
 
 
 @dataclass
 class Found:
-    """What a search found; ``test`` is that of ``best`` alone."""
+    """What a search found; ``test`` is that of ``best`` only."""
 
     folder: Path
     trials: list[Trial]
@@ -71,16 +83,19 @@ def search(
     (['finished', 'finished'], True)
 
     Args:
-        model, dataset, config_file_list, config_dict: as of :func:`recbole_pos.run`; options given
-            here are the same in all trials, whatever the space says of them.
+        model: as of :func:`recbole_pos.run`.
+        dataset: as there.
         space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
+        config_file_list: configuration of all trials.
+        config_dict: options over these files; what is given here is the same in all trials,
+            whatever the space has for it.
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
             ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
             how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
             scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
             optuna (TPE), random or grid; ``seed`` of the searcher (that of training is the option
-            ``seed``); ``run_dir``; ``storage``, path or URI for Ray's checkpoints, which all
+            ``seed``); ``run_dir``; ``storage``, path or URI for the runs of trials, which all
             machines reach; ``resume``, the folder of an interrupted search, or of a finished one
             that more ``num_samples`` extend, with which only these, ``address``, ``storage``,
             ``max_concurrent``, what a trial takes, and ``data_path`` and ``plugins`` in
@@ -111,9 +126,10 @@ def search(
         experiment = _prepare(search)
         if folder is None or record is None or len(record.ended) < search.total:
             shared = SharedData(experiment.dataset)
+            quiet_tune()
             started = connect(args.address)
             try:
-                fill(search.room())
+                room = room_for(search.resources)
                 if folder is None or record is None:
                     folder = SearchFolder.create(args.run_dir, search)
                     held.enter_context(folder.held())
@@ -121,8 +137,10 @@ def search(
                 else:
                     folder.write(search)
                 _headline(screen, search, folder, record, experiment, shared)
-                tuner = _tuner(search, folder, record, args.scheduler, shared, args.verbose)
-                _fit(tuner, search, folder, record)
+                recorder = Recorder(record, search.metric, search.mode, search.total, screen)
+                tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
+                with live_view(screen, recorder.lines):
+                    _fit(tuner, search, folder, record)
             finally:
                 stop(started)
         seconds = time.perf_counter() - began
@@ -149,36 +167,33 @@ def _prepare(settings: Settings) -> Experiment:
 def _tuner(
     settings: Settings,
     folder: SearchFolder,
-    record: Record,
+    recorder: Recorder,
     scheduler: Any,
     shared: SharedData,
-    verbose: bool,
+    room: int,
 ) -> tune.Tuner:
-    """For the trials that have not ended yet."""
+    """Ray Tune for the trials that have not ended yet."""
     bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
-    path = folder.ray_path(settings)
+    record = recorder.record
     trainable = tune.with_resources(
         tune.with_parameters(
             run_trial,
-            model=settings.model,
-            dataset=settings.dataset,
-            base=settings.base,
-            resources={"num_cpus": settings.cpus_per_trial, "num_gpus": settings.gpus_per_trial},
-            nproc=settings.nproc,
+            base=settings.options({}),
+            resources=settings.resources,
             packed=pack(settings.model),
             data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
-            place=path,
+            runs=str(folder.runs.resolve()),
         ),
         tune.PlacementGroupFactory([bundle] * settings.nproc),
     )
-    storage, name = path.rsplit("/", 1)
+    searcher = SEARCHERS[settings.searcher](settings.space, settings.mode, settings.seed)
     asha = _asha(settings, record.ended) if settings.scheduler == "asha" else None
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             metric=None if asha else BEST,  # which ASHA knows already
             mode=None if asha else settings.mode,
-            search_alg=_searcher(settings, record.trials),
+            search_alg=Queue(searcher, record.trials, settings.mode, room),
             scheduler=asha or (None if settings.scheduler == "none" else scheduler),
             num_samples=settings.total - len(record.ended),
             max_concurrent_trials=settings.max_concurrent,
@@ -186,29 +201,13 @@ def _tuner(
             trial_dirname_creator=trial_folder,
         ),
         run_config=tune.RunConfig(
-            name=name,
-            storage_path=storage,
+            name=folder.ray.name,
+            storage_path=str(folder.path.resolve()),
             failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
-            callbacks=[Progress(record, settings.metric, settings.mode, settings.total, verbose)],
+            callbacks=[recorder],
             verbose=0,
         ),
     )
-
-
-def _searcher(settings: Settings, trials: list[Trial]) -> NumberedSearcher:
-    """A searcher that knows what it asked for before, and gives what has not ended again."""
-    searcher = SEARCHERS[settings.searcher](settings.space, settings.mode, settings.seed)
-    for trial in trials:
-        searcher.recall(str(trial.number), trial.options)
-    for trial in trials:
-        if trial.state in ENDED:
-            failed = trial.state == "failed"
-            searcher.on_trial_complete(str(trial.number), {BEST: trial.score}, error=failed)
-        else:
-            config = {"number": trial.number, "options": trial.options, "earlier": trial.folders}
-            searcher.waiting.append(config)
-    return searcher
 
 
 def _asha(settings: Settings, ended: list[Trial]) -> Any:
@@ -237,7 +236,7 @@ def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Re
     resume = f"continue with `recbole-pos tune --resume {folder.path}`"
     try:
         tuner.fit()
-        if sum(trial.state == "interrupted" for trial in record.trials):
+        if any(trial.state == "interrupted" for trial in record.trials):
             raise KeyboardInterrupt  # which Ray took for itself
     except KeyboardInterrupt:
         write_trials(record.trials, names, settings.metric, folder.trials)
@@ -264,7 +263,8 @@ def _headline(
         f"{', '.join(settings.space.names)}; {folder.path}"
     )
     screen.line(
-        f"{describe_cluster(settings)}; data shared by trials: {shared.nbytes / 1e6:.1f} MB"
+        f"{describe_cluster(settings.resources)}; data shared by trials: "
+        f"{shared.nbytes / 1e6:.1f} MB"
     )
     if record.trials:
         screen.line(
@@ -290,8 +290,7 @@ def _finish(
     seconds: float,
 ) -> Found:
     """Write the tables and pictures; test the best trial, unless an earlier call did."""
-    names = settings.space.names
-    write_trials(trials, names, settings.metric, folder.trials)
+    write_trials(trials, settings.space.names, settings.metric, folder.trials)
     if lost := [trial for trial in trials if trial.state == LOST]:
         ended = sum(trial.state in ENDED for trial in trials)
         raise TrainingError(
@@ -306,39 +305,24 @@ def _finish(
             f"all {len(trials)} trials failed; the first one: {first.reason} "
             f"({show_options(first.options)}). {folder.trials} has the reasons of all"
         )
-    config = trial_config(settings.model, settings.dataset, settings.base, best.options)
-    kept, test = RunFolder(folder.best), folder.tested()
-    if test is None or test["trial"] != best.number or not kept.checkpoint.is_file():
-        _keep(best, folder.ray_path(settings), kept)
-    kept.write_config(config.plain)
-    shutil.copy(kept.config, folder.best_yaml)
-    if test is None or test["trial"] != best.number:
-        earlier = [*test.pop("earlier", []), test] if test else []
-        test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
-        test["test"] = _test(config, experiment, kept)
-        test |= {"earlier": earlier} if earlier else {}
-        write_json(test, folder.test)
+    test = _test(settings, folder, experiment, best)
     states = [trial.state for trial in trials]
-    write_json(
-        {
-            "search": {
-                **settings.to_plain(),
-                "space": [asdict(p) for p in settings.space.parameters],
-            },
-            "trials": len(trials),
-            "states": {state: states.count(state) for state in ("finished", "stopped", "failed")},
-            "seconds": round(seconds, 1),
-            "best": {
-                "trial": best.number,
-                "valid": best.score,
-                "best_epoch": best.best_epoch,
-                "options": best.options,
-            },
-            "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
-            "versions": {**folders.versions(), "ray": ray.__version__},
+    content: dict[str, Any] = {
+        "search": asdict(settings),
+        "trials": len(trials),
+        "states": {state: states.count(state) for state in ENDED},
+        "seconds": round(seconds, 1),
+        "best": {
+            "trial": best.number,
+            "valid": best.score,
+            "best_epoch": best.best_epoch,
+            "options": best.options,
         },
-        folder.result,
-    )
+        "failures": {trial.number: trial.reason for trial in trials if trial.state == FAILED},
+        "versions": {**versions(), "ray": ray.__version__},
+    }
+    content["search"]["space"] = content["search"]["space"]["parameters"]
+    write_json(content, folder.result)
     what = f"{settings.model} on {settings.dataset}"
     pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
     screen.results(
@@ -352,19 +336,38 @@ def _finish(
     return Found(folder.path, trials, best, test["test"], seconds)
 
 
-def _keep(best: Trial, place: str, kept: RunFolder) -> None:
-    """The best trial's checkpoint as a run folder, for ``plot``, ``inspect`` and ``load``."""
-    kept.path.mkdir(exist_ok=True)
-    if not fetch_checkpoint(place, best.folders, kept):
-        raise UsageError(
-            f"{place} has no whole checkpoint of trial {best.number}, the best; give the place "
-            f"where {Path(place).parent.name}/{Path(place).name} is now as --storage"
-        )
+def _test(
+    settings: Settings, folder: SearchFolder, experiment: Experiment, best: Trial
+) -> dict[str, Any]:
+    """Keep the best trial as a run, for ``plot``, ``inspect`` and ``load``, and test it: the only
+    reading of test data in a search.
 
-
-def _test(config: PosConfig, experiment: Experiment, kept: RunFolder) -> dict[str, float] | None:
-    """The only reading of test data in a search."""
+    Returns:
+        The content of ``test.json``.
+    """
+    config, kept, test = settings.config(best.options), RunFolder(folder.best), folder.tested()
+    is_tested = test is not None and test["trial"] == best.number
+    if not (is_tested and kept.checkpoint.is_file()):
+        run = RunFolder(folder.runs / best.key)
+        try:
+            if settings.storage is not None:
+                Mirror(run, f"{settings.storage}/{best.key}").fetch()
+            copy_run(run, kept)
+        except OSError as error:
+            raise StorageError(
+                f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
+                f"be read: {reason(error)}; give the place where it is now as --storage"
+            ) from error
+    kept.write_config(config.plain)
+    shutil.copy(kept.config, folder.best_yaml)
+    if test is not None and is_tested:
+        return test
+    earlier = [*test.pop("earlier", []), test] if test else []
     tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
     load_best(tested.model, kept.checkpoint, experiment.dataset.identity)
-    result = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
-    return None if result is None else {name: float(value) for name, value in result.items()}
+    found = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
+    test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
+    test["test"] = None if found is None else {name: float(v) for name, v in found.items()}
+    test |= {"earlier": earlier} if earlier else {}
+    write_json(test, folder.test)
+    return test

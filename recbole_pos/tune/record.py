@@ -1,29 +1,32 @@
-"""What is known of the trials of a search: the record of what happened to them, and its tables."""
+"""What is known of the trials of a search: the record of what happened to them, and their table."""
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
-from collections.abc import Iterator
+import shutil
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
-from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.errors import CheckpointError, StorageError, UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import write_text, writing
-from recbole_pos.tune.searchers import BEST
-from recbole_pos.tune.storage import filesystem
-from recbole_pos.tune.trial import EARLIER, FAILURE
-from recbole_pos.values import shown
+from recbole_pos.runs.storage import filesystem, names_in
+from recbole_pos.runs.worker import FAILED, LOST
+from recbole_pos.values import no_formula, shown
 
-ENDED = ("finished", "stopped", "failed")
+ENDED = ("finished", "stopped", FAILED)
 TRIAL = "trial"  # key of the number of a trial in the record
-LOST = "lost"  # the infrastructure failed, not the trial: it is no result, and is tried again
+BEST = "best"  # the metric of a search: the best validation score of a trial so far
+EARLIER = "earlier"  # key of validation values by epoch, as JSON, in reports of a resumed trial
 # What the content of a damaged file makes Python raise.
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 # What the record keeps of a report.
@@ -38,19 +41,18 @@ class Trial:
     """One sample of a search.
 
     Attributes:
-        folders: with its checkpoints, the newest last: one for each time it was begun.
         state: finished, stopped (by the scheduler), failed, lost (the last two with a reason), or
             interrupted.
         score: best validation value, in epoch ``best_epoch``; epochs count from 1.
         best_valid: all metrics of that epoch.
         curve: the value of every validated epoch.
         ended: whether its last report was that of its last epoch.
+        starts: how often it was begun.
         losses: how often it was given up because its process or machine was lost.
     """
 
     number: int
     options: dict[str, Any]
-    folders: list[str] = field(default_factory=list, repr=False)
     state: str = "interrupted"
     reason: str = ""
     score: float | None = None
@@ -62,7 +64,13 @@ class Trial:
     node: str = ""
     curve: dict[int, float] = field(default_factory=dict, repr=False)
     ended: bool = False
+    starts: int = 0
     losses: int = 0
+
+    @property
+    def key(self) -> str:
+        """The name of its run's folder."""
+        return f"{self.number:05d}"
 
     @property
     def epochs(self) -> int:
@@ -71,11 +79,8 @@ class Trial:
 
     def update(self, line: dict[str, Any]) -> None:
         """Take over a line of the record."""
-        if "folder" in line:
-            name = str(line["folder"])
-            if Path(name).name != name:
-                raise ValueError(f"{shown(name)} is not the name of a folder")
-            self.folders.append(name)
+        if "options" in line:
+            self.starts += 1
             self.state, self.reason = "interrupted", ""
         if "epoch" in line:
             earlier = json.loads(line.get(EARLIER) or "{}")
@@ -98,8 +103,8 @@ class Trial:
 class Record:
     """The trials of a search, and the file that has a line for everything that happens to them.
 
-    ``--resume`` goes by it alone: lines are only appended, so that a search that is killed loses at
-    most the line it was writing, and no line has a path, so that a search can be moved.
+    ``--resume`` goes by it: lines are only appended, so that a search that is killed loses at most
+    the line it was writing, and no line has a path, so that a search can be moved.
 
     Args:
         file: made with the first line.
@@ -162,71 +167,88 @@ class Record:
         return [trial for trial in self.trials if trial.state not in ENDED]
 
 
-def adopt(record: Record, place: str, table: Path) -> None:
+def adopt(record: Record, place: str, table: Path, runs: Path) -> None:
     """Fill the record of a search of version 0.2.0, which kept none, from the files Ray left.
 
     Args:
         record: empty.
-        place: path or URI of Ray's folder.
+        place: path or URI of Ray's folder, with the checkpoints of trials.
         table: trials.csv, which says how trials ended; it is there unless the search was killed.
+        runs: where the last checkpoint of each trial is copied to.
     """
-    rows: dict[str, dict[str, str]] = {}
+    system, root = filesystem(place)
+    ends: dict[int, dict[str, str]] = {}
+
+    def read(name: str) -> str:
+        path = f"{root}/trial_{len(record.trials):05d}/{name}"
+        if system.get_file_info(path).type != fs.FileType.File:
+            return ""
+        with system.open_input_stream(path) as file:
+            return str(file.read().decode())
+
     try:
         if table.is_file():
-            with open(table, newline="", encoding="utf-8") as file:
-                rows = {row["trial"]: row for row in csv.DictReader(file)}
-        for number in itertools.count():
-            lines = list(_read_ray(place, number))
-            if not lines:
-                return
-            state = rows.get(str(number), {}).get("state", "")
-            if lines[-1].get("ended") and state not in ENDED:
-                state = "finished"
-            if "state" not in lines[-1] and state in ENDED:
-                why = rows.get(str(number), {}).get("reason", "")
-                lines.append({TRIAL: number, "state": state, "reason": why})
-            for line in lines:
-                record.add(line)
+            with open(table, newline="", encoding="utf-8") as rows:
+                ends = {int(row[TRIAL]): row for row in csv.DictReader(rows)}
+        while params := read("params.json"):
+            reports = read("result.json").split("\n")[:-1]  # the rest was cut off
+            trial = record.add(
+                {TRIAL: len(record.trials), "options": json.loads(params)["options"]}
+            )
+            end = {"state": "", "reason": ""}
+            for report in map(json.loads, reports):
+                if report["config"]["number"] != trial.number:  # of another in the same process
+                    continue
+                if "failure" in report:
+                    end = {"state": FAILED, "reason": str(report["failure"])}
+                elif "epoch" in report:
+                    kept = {key: report[key] for key in REPORTED if key in report}
+                    record.add({TRIAL: trial.number, **kept})
+            row = ends.get(trial.number, {})
+            if not end["state"] and row.get("state") in ENDED:
+                end = {"state": row["state"], "reason": row.get("reason") or ""}
+            elif not end["state"] and trial.ended:
+                end["state"] = "finished"
+            if end["state"]:
+                record.add({TRIAL: trial.number, **end})
+            _fetch_checkpoint(f"{place}/trial_{trial.key}", RunFolder(runs / trial.key))
     except DAMAGED as error:
         raise UsageError(f"--resume: {place}: damaged: {shown(str(error))}") from error
 
 
-def _read_ray(place: str, number: int) -> Iterator[dict[str, Any]]:
-    """The lines of the record that Ray's files of a trial stand for; none without such files."""
+def _fetch_checkpoint(place: str, target: RunFolder) -> None:
+    """Copy the newest whole checkpoint of a trial of 0.2.0."""
     system, root = filesystem(place)
-    folder = f"trial_{number:05d}"
-    texts = []
-    for name in ("params.json", "result.json"):
-        path = f"{root}/{folder}/{name}"
-        if system.get_file_info(path).type != fs.FileType.File:
-            texts.append("")
-            continue
-        with system.open_input_stream(path) as file:
-            texts.append(file.read().decode())
-    if not texts[0]:
-        return
-    yield {TRIAL: number, "options": json.loads(texts[0])["options"], "folder": folder}
-    for text in texts[1].split("\n")[:-1]:
-        report = json.loads(text)
-        if report["config"]["number"] != number:  # of another trial in the same process
-            continue
-        if FAILURE in report:
-            yield {TRIAL: number, "state": "failed", "reason": report[FAILURE]}
-        elif "epoch" in report:
-            yield {TRIAL: number, **{key: report[key] for key in REPORTED if key in report}}
+    for name in reversed([name for name in names_in(place) if name.startswith("checkpoint_")]):
+        with (
+            tempfile.TemporaryDirectory(prefix="recbole-pos-fetch-") as near,
+            suppress(CheckpointError),
+        ):
+            source = RunFolder(near)
+            fs.copy_files(f"{root}/{name}", near, source_filesystem=system)
+            checkpoint.load(source.checkpoint)
+            copy_run(source, target)
+            return
+
+
+def copy_run(source: RunFolder, target: RunFolder) -> None:
+    """Copy what a training leaves; its best weights become part of its checkpoint."""
+    target.path.mkdir(parents=True, exist_ok=True)
+    for file in (source.config, source.metrics, source.known):
+        if file.is_file():
+            shutil.copy(file, target.path)
+    checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 def best_of(trials: list[Trial], mode: str) -> Trial | None:
-    """The trial with the best score among those that did not fail."""
+    """Return the trial with the best score among those that did not fail."""
     sign = 1 if mode == "max" else -1
-    usable = [
-        (t.score, t) for t in trials if t.state not in ("failed", LOST) and t.score is not None
-    ]
+    usable = [(t.score, t) for t in trials if t.state not in (FAILED, LOST) and t.score is not None]
     return max(usable, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
 
 def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
-    """trials.csv: a row per trial, an empty cell where an option does not exist."""
+    """Write trials.csv: a row per trial, an empty cell where an option does not exist."""
     head = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -234,15 +256,10 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
     for t in trials:
         values = [t.options.get(name, "") for name in names]
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
-        writer.writerow([_cell(value) for value in (*row, *values, t.host, t.node, t.reason)])
+        writer.writerow([no_formula(value) for value in (*row, *values, t.host, t.node, t.reason)])
     write_text(file, text.getvalue())
 
 
-def _cell(value: Any) -> Any:
-    """As it is, but for text that a spreadsheet would run."""
-    return f"'{value}" if str(value).startswith("=") else value
-
-
 def write_json(content: dict[str, Any], file: Path) -> None:
-    """All of the file or nothing."""
+    """Write all of the file or nothing."""
     write_text(file, json.dumps(content, indent=2) + "\n")

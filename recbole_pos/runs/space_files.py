@@ -1,17 +1,20 @@
-"""Reads space files: the plugin's yaml, and RecBole's ``.hyper`` and ``.test``."""
+"""Spaces from files, the plugin's yaml and RecBole's ``.hyper`` and ``.test``, and whether they fit
+the configuration that they are for: a wrong line is an error before the first trial."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from recbole_pos.config.option import DATA, SCHEDULE
+from recbole_pos.config.options import rule
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.space import KINDS, Parameter, Space
+from recbole_pos.runs.space import KINDS, Parameter, Space
 from recbole_pos.values import is_number, shown, suggest
 from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar
 
@@ -83,10 +86,10 @@ def _yaml(path: Path, text: str) -> Space:
         raise UsageError(f"{path}{line}: not valid yaml: {str(problem)[:200]}") from error
     finally:
         loader.dispose()
-    return _space(entries)
+    return _build_space(entries)
 
 
-def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
+def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
     """A space that stands within another file.
 
     Args:
@@ -96,7 +99,7 @@ def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
     Raises:
         UsageError: naming file and line.
     """
-    space = _space([(name, value, lines.get(name, name)) for name, value in content.items()])
+    space = _build_space([(name, value, lines.get(name, name)) for name, value in content.items()])
     if not space.parameters:
         first = next(iter(lines.values()), "space")
         raise UsageError(
@@ -106,7 +109,7 @@ def space_of(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
     return space
 
 
-def _space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
+def _build_space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
     parameters, fixed, lines = [], {}, dict[str, str]()
     for name, value, where in entries:
         _require_new(name, where, lines)
@@ -199,3 +202,58 @@ def _written(value: Any, where: str) -> Any:
         return None
     begun = isinstance(value, str) and value[:1] in ("[", "{")
     return parse_scalar(value, where) if begun else value
+
+
+def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """The configuration that all trials share; options may need each other (kernel_u a kernel).
+
+    Raises:
+        UsageError: naming the line of an option that it is about, where that can be told.
+    """
+    try:
+        return build({})
+    except UsageError as error:
+        named = (space.lines[name] for name in space.fixed if name in str(error))
+        where = next(named, None)
+        if where is None:
+            raise
+        raise UsageError(f"{where}: {_bare(error)}") from error
+
+
+def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
+    """Try every parameter at its ends, with what its condition asks for.
+
+    Args:
+        space: what is searched; its context has the options of the configuration.
+        build: makes a configuration of options beside the fixed ones, or raises UsageError.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    for parameter in space.parameters:
+        role = rule(parameter.name).role
+        if role == DATA:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: data, split and metrics "
+                "are the same for all trials; run one search for each value"
+            )
+        if role == SCHEDULE:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: the scheduler and early "
+                f"stopping decide how long a trial trains; give one value, {parameter.name}: ..."
+            )
+        for name in parameter.when:
+            if name not in space.names and name not in space.context:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
+                    "which is neither searched here nor an option of the model"
+                )
+    for parameter, options in space.combinations():
+        try:
+            build(options)
+        except UsageError as error:
+            raise UsageError(f"{parameter.where}: {_bare(error)}") from error
+
+
+def _bare(error: UsageError) -> str:
+    return str(error).removeprefix("configuration: ")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,11 @@ from recbole_pos.data.location import require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
+from recbole_pos.runs.cluster import Resources, connect, room_for, stop
+from recbole_pos.runs.progress import live_view
+from recbole_pos.runs.shared_data import SharedData
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.screen import Screen
 from recbole_pos.study.asked import (
     complete,
@@ -28,20 +35,16 @@ from recbole_pos.study.asked import (
 from recbole_pos.study.collect import of_runs, results_of, write_results
 from recbole_pos.study.configs import data_key, require_twins
 from recbole_pos.study.expand import check_plan, with_unread
-from recbole_pos.study.fitting import fit
-from recbole_pos.study.folder import StudyFolder, commit
 from recbole_pos.study.packed import PackedStudy, require_place
 from recbole_pos.study.packed import pack as pack_study
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
-from recbole_pos.study.progress import StudyProgress
 from recbole_pos.study.results import DONE, FAILED, Results
+from recbole_pos.study.shown import span
+from recbole_pos.study.study_folder import StudyFolder, commit
 from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 from recbole_pos.study.work import Job, Work
-from recbole_pos.tune.cluster import connect, stop
-from recbole_pos.tune.data import SharedData
-from recbole_pos.tune.storage import Mirror
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def compare(
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
         dataset: of a list of models; of a study, in the place of the one it names.
-        config_file_list, config_dict: configuration of all rows of a list of models, and what wins
-            over the base of a study.
+        config_file_list: configuration of all rows of a list of models, over the base of a study.
+        config_dict: options over these files.
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
             ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
@@ -99,36 +102,36 @@ def compare(
             compared.
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
-    told = arguments(settings or CompareArguments(), given)
+    args = arguments(settings or CompareArguments(), given)
     allow((config_dict or {}).get("plugins"))
-    require_shares(told.max_concurrent, told.cpus_per_trial, told.gpus_per_trial)
-    screen = Screen(told.verbose)
+    require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
+    screen = Screen(args.verbose)
     if runs := run_folders(what):
         for name in ("known", "pack"):
-            if getattr(told, name):
+            if getattr(args, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
-        return _show(of_runs(runs, told.reference), screen, Path(told.run_dir or "compared"))
+        return _show(of_runs(runs, args.reference), screen, Path(args.run_dir or "compared"))
     base = {**(config_dict or {})}
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
-    plan, folder = plan_and_folder(what, dataset, base, told)
+    plan, folder = plan_and_folder(what, dataset, base, args)
     plan = with_unread(plan, complete)
-    require_same_study(plan, folder, told.report)
-    if told.pack:
-        require_place(told.pack)
-    files = (told.known,) if isinstance(told.known, (str, Path)) else told.known
+    require_same_study(plan, folder, args.report)
+    if args.pack:
+        require_place(args.pack)
+    files = (args.known,) if isinstance(args.known, (str, Path)) else args.known
     packed = [PackedStudy(path) for path in files]
-    if told.report and not packed:
-        return _finish(plan, folder, told, screen)
+    if args.report and not packed:
+        return _finish(plan, folder, args, screen)
     configs = check_plan(plan, complete)
     require_metrics(plan, configs)
     require_twins(configs)
     for config in configs.values():
         require_dataset(plan.dataset, Path(config["data_path"]), [], config)
-    if not told.report:
-        folder.use_storage(told.storage, make=not told.dry_run)
-    work = Work(plan, folder, told.rows, packed)
-    if told.dry_run:
+    if not args.report:
+        folder.use_storage(args.storage, make=not args.dry_run)
+    work = Work(plan, folder, args.rows, packed)
+    if args.dry_run:
         said, table = preview(work)
         for line in [*said, *map(str, packed)]:
             screen.line(line)
@@ -137,24 +140,24 @@ def compare(
     if packed:
         work.require_packed()
     # a cluster that does not answer is found out before there is a folder
-    joined = told.address is not None and not told.report and connect(told.address)
+    joined = args.address is not None and not args.report and connect(args.address)
     try:
         with folder.held():
             folder.write_plan(plan)
-            if told.report:
+            if args.report:
                 work.take()
                 _keep(work)
             else:
-                _train(work, told, screen, {c["model"] for c in configs.values()})
+                _train(work, args, screen, {c["model"] for c in configs.values()})
     finally:
         stop(joined)
-    return _finish(plan, folder, told, screen, work)
+    return _finish(plan, folder, args, screen, work)
 
 
 def _finish(
     plan: Plan,
     folder: StudyFolder,
-    told: CompareArguments,
+    args: CompareArguments,
     screen: Screen,
     work: Work | None = None,
 ) -> Compared:
@@ -165,9 +168,9 @@ def _finish(
             screen.line(f"{name}: failed: {reason}")
         for one in work.packed:
             screen.line(str(one))
-    if told.pack:
-        count = pack_study(plan, folder, told.pack)
-        screen.line(f"{told.pack}: {count} run{'s' * (count != 1)}")
+    if args.pack:
+        count = pack_study(plan, folder, args.pack)
+        screen.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
     return shown
 
 
@@ -177,46 +180,47 @@ def _keep(work: Work) -> None:
     work.folder.write_facts(facts_of(work))
 
 
-def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str]) -> None:
-    """Everything that is left to train."""
+def _train(work: Work, args: CompareArguments, screen: Screen, models: set[str]) -> None:
+    """Train everything that is left."""
     folder = work.folder
     waiting = work.ready()
     _keep(work)
     if waiting is None:
         return
-    started = connect(told.address)
-    takes = {"num_cpus": told.cpus_per_trial, "num_gpus": told.gpus_per_trial}
+    started = connect(args.address)
+    resources = Resources(args.cpus_per_trial, args.gpus_per_trial, storage=folder.storage)
+    remote: Any = ray.remote(max_retries=MOST_LOSSES, **resources.for_ray)  # type: ignore[call-overload]
     packed = {model: pack(model) for model in models}
     shared: dict[tuple[str, bool], Any] = {}
     made_by = commit()
     running: dict[Any, tuple[Job, float]] = {}
     twins: list[Job] = []  # of runs that are being trained for another fit
-    progress = StudyProgress(screen, work.plan, work)
+    progress = StudyProgress(screen, work, running)
 
     def begin(job: Job) -> None:
         test = job.fit.stage != "trial"
         key = data_key(job.config), test
         if key not in shared:
             shared[key] = ray.put(SharedData(work.datasets.of(job.config), test))
-        path = folder.run(job.digest).path.resolve()
         facts = {"row": job.fit.row, "seed": job.fit.seed, "stage": job.fit.stage}
         facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
         facts |= {"searched": work.searched(job.fit)}
         folder.write_fit(job.digest, {"status": "running", **facts})
         folder.write_current(work.plan, work.digests)
-        source = str(folder.run(job.begin).path.resolve()) if job.begin else None
-        task = fit.options(**takes)
-        arguments_ = (job.config.plain, str(path), source, packed.get(job.config["model"], b""))
-        begun = task.remote(*arguments_, takes, shared[key], folder.storage)
-        running[begun] = job, time.monotonic()
+        path, source = (
+            str(folder.run(digest).path.resolve()) if digest else None
+            for digest in (job.digest, job.begin)
+        )
+        modules = packed.get(job.config["model"], b"")
+        given = (job.config.plain, path, shared[key], resources, modules, source)
+        running[remote(train_run).remote(*given)] = job, time.monotonic()
 
     try:
-        most = told.max_concurrent or _room(takes)
-        with progress.shown(running):
+        most = args.max_concurrent or room_for(resources)
+        with live_view(screen, progress.lines):
             while waiting is not None or running:
                 while waiting is not None and len(running) < most:
-                    same = any(job.digest == waiting.digest for job, _ in running.values())
-                    if same:
+                    if any(job.digest == waiting.digest for job, _ in running.values()):
                         twins.append(waiting)
                     else:
                         begin(waiting)
@@ -231,7 +235,7 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
                     twins = [twin for twin in twins if twin.digest != job.digest]
                     # for a report meanwhile, or after a kill
                     folder.write_facts({**folder.facts(), **_found_so_far(work)})
-                    progress.ended(job, found, time.monotonic() - since)
+                    progress.end(job, found, time.monotonic() - since)
                 if ended and waiting is None:
                     waiting = work.ready()
     except KeyboardInterrupt:
@@ -244,6 +248,56 @@ def _train(work: Work, told: CompareArguments, screen: Screen, models: set[str])
     finally:
         _keep(work)
         stop(started)
+
+
+class StudyProgress:
+    """What a person sees of a study: a line for each run that ends, and what runs.
+
+    Args:
+        screen: where lines are printed.
+        work: what has ended, and what not.
+        running: task -> job and when it began, as it changes.
+    """
+
+    def __init__(
+        self, screen: Screen, work: Work, running: Mapping[Any, tuple[Job, float]]
+    ) -> None:
+        self.screen, self.work, self.running = screen, work, running
+        self.seconds: list[float] = []
+
+    def end(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
+        """Print a line about a run that has ended."""
+        if found["status"] == DONE:
+            self.seconds.append(seconds)
+            metric, best = self.work.plan.metrics[0], found.get("best_valid") or {}
+            valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
+            text = f"{found['epochs']} epochs{valid}  {span(seconds)}"
+        else:
+            text = f"failed: {found.get('reason', '')}"
+        count = len(self.work.fits)
+        self.screen.line(f"[{count - self.work.pending()} of {count}] {job.fit.name}: {text}")
+
+    def lines(self) -> list[str]:
+        """Return an overview, and a line for each running run."""
+        count, left = len(self.work.fits), self.work.pending()
+        running = list(self.running.values())
+        failed = sum(status == FAILED for status in self.work.status.values())
+        parts = [f"{count - left - failed} of {count} fits done", f"{len(running)} running"]
+        parts += [f"{failed} failed"] if failed else []
+        if self.seconds and left:
+            each = statistics.mean(self.seconds)
+            parts.append(f"about {span(each * left / max(len(running), 1))} left")
+        lines = [f"{self.work.plan.title}: {', '.join(parts)}"]
+        for job, since in running:
+            parts = [span(time.monotonic() - since)]
+            if not self.work.folder.storage:  # else it is on another machine
+                with (
+                    suppress(OSError),
+                    open(self.work.folder.run(job.digest).metrics, "rb") as file,
+                ):
+                    parts.insert(0, f"epoch {sum(1 for _ in file)} of {job.config['epochs']}")
+            lines.append(f"  {job.fit.name}: {', '.join(parts)}")
+        return lines
 
 
 def facts_of(work: Work) -> dict[str, Any]:
@@ -281,32 +335,12 @@ def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
         found = ray.get(task)
         if mirror is not None and found["status"] == DONE:
             mirror.fetch()
-        return found
+        return {**found, "status": DONE if found["status"] == DONE else FAILED}
     except OSError as error:
         return {"status": FAILED, "reason": f"its run cannot be read from the storage: {error}"}
     except ray.exceptions.RayError as error:
         text = str(error).strip().splitlines()
         return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
-
-
-def _room(takes: dict[str, float]) -> int:
-    """How many trainings the machines can do side by side.
-
-    Raises:
-        UsageError: if none of them can ever do one.
-    """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    wanted = {"CPU": takes["num_cpus"], "GPU": takes["num_gpus"]}
-    room = sum(
-        min(int(node.get(key, 0) / share + 1e-9) for key, share in wanted.items() if share)
-        for node in nodes
-    )
-    if not room:
-        raise UsageError(
-            f"--cpus_per_trial, --gpus_per_trial: no machine of the cluster has "
-            f"{wanted['CPU']:g} CPUs and {wanted['GPU']:g} GPUs"
-        )
-    return room
 
 
 def _show(results: Results, screen: Screen, folder: Path) -> Compared:
