@@ -20,7 +20,7 @@ FIRST = 10  # lines that are named, of each reason
 
 @dataclass
 class Column:
-    """What became of a column; it has no ``field`` if it is left out, and load_col may not have it."""
+    """What became of a column; without a ``field`` it is left out."""
 
     column: str
     file: str
