@@ -48,10 +48,10 @@ BASELINES = Registry(
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
         "FGNN": "recbole_pos.model.fgnn:FGNN",
-        "EncodedSTAMP": "recbole_pos.model.encoded:EncodedSTAMP",
-        "EncodedSASRec": "recbole_pos.model.encoded:EncodedSASRec",
-        "AnchoredSRGNN": "recbole_pos.model.anchored:AnchoredSRGNN",
-        "AnchoredGCSAN": "recbole_pos.model.anchored:AnchoredGCSAN",
+        "EncodedSTAMP": "recbole_pos.model.recbole_variants:EncodedSTAMP",
+        "EncodedSASRec": "recbole_pos.model.recbole_variants:EncodedSASRec",
+        "AnchoredSRGNN": "recbole_pos.model.recbole_variants:AnchoredSRGNN",
+        "AnchoredGCSAN": "recbole_pos.model.recbole_variants:AnchoredGCSAN",
     },
     folder="model",
 )
@@ -167,15 +167,13 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {place_of(model)} "
-            f"another "
-            f"one, as in register_model({model.__name__}, name='My{name}')"
+            f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own = gather(model, given, _shipped, ADDED.given)
     if wrong := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
-            f"is no "
-            "option of a model"
+            "is no option of a model"
         )
     ADDED.add(name, Registration(model, given, defaults, own, module))
 
