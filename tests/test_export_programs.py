@@ -19,7 +19,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.models import MODELS
-from recbole_pos.position.facts import FACTS
+from recbole_pos.position.schemes import FACTS
 from recbole_pos.serve.export import histories, opened
 from recbole_pos.serve.onnx_program import write_onnx
 from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced

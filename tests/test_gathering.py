@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_pos.data import gathering
+from recbole_pos.data.batch import Needs
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
-from recbole_pos.data.needs import Needs
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
 

@@ -17,8 +17,18 @@ from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import rule
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.sessions import read_fraction, read_session_filter, session_time
-from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID, global_time, ratio, split_kind
+from recbole_pos.data.splits import (
+    PHASES,
+    TEST,
+    TRAIN,
+    VALID,
+    global_time,
+    ratio,
+    read_fraction,
+    read_session_filter,
+    session_time,
+    split_kind,
+)
 from recbole_pos.data.targets import Split, describe, make_split
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import finish, plan, said
 from small_study import study
-from test_study_preview import finish, plan, said
 
 import recbole_pos
 from recbole_pos.study.collect import results_of

@@ -13,8 +13,7 @@ from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.option import Option, check_kind, check_plain
 from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, rule
-from recbole_pos.data.given import check_given
-from recbole_pos.data.ties import read_ties
+from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.values import is_whole, nearest, shown
 

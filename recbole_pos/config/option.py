@@ -224,14 +224,14 @@ def check_columns(where: str, value: Any) -> None:
 
 def check_fraction(where: str, value: Any) -> None:
     """Check a part of the training sessions."""
-    from recbole_pos.data.sessions import read_fraction  # not for --help: it imports pandas
+    from recbole_pos.data.splits import read_fraction  # not for --help: it imports pandas
 
     read_fraction(value)
 
 
 def check_session_filter(where: str, value: Any) -> None:
     """Check least numbers of events."""
-    from recbole_pos.data.sessions import read_session_filter
+    from recbole_pos.data.splits import read_session_filter
 
     read_session_filter(value)
 

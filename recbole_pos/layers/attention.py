@@ -68,7 +68,7 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **given: Any) -> BlockOptions:
-        """What the options of a model say; those ``given`` are not read from them."""
+        """Read the options of a model; those ``given`` are not read from them."""
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.context import Alignment, SequenceContext, remembered
+from recbole_pos.layers.context import Alignment, SequenceContext, lazy_attribute
 
 
 class PaddedContext(SequenceContext):
@@ -56,25 +56,25 @@ class PaddedContext(SequenceContext):
     def is_full(self) -> bool:
         return False  # a graph is the same for all
 
-    @remembered
+    @lazy_attribute
     def first(self) -> Tensor:
         return torch.arange(self.batch_size, device=self.lengths.device) * self.width
 
-    @remembered
+    @lazy_attribute
     def last(self) -> Tensor:
         return self.first + self.lengths - 1
 
-    @remembered
+    @lazy_attribute
     def age(self) -> Tensor:
         """As packed; 0 at padding."""
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
 
-    @remembered
+    @lazy_attribute
     def real(self) -> Tensor:
         """[m] boolean, False at padding."""
         return ~self.padding.reshape(-1)
 
-    @remembered
+    @lazy_attribute
     def follows(self) -> Tensor:
         return (self.index > 0) & self.real
 

@@ -10,8 +10,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.needs import Needs
+from recbole_pos.data.batch import Needs, SequenceBatch
 from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext

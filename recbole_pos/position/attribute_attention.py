@@ -15,7 +15,7 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.additive import learned_table
-from recbole_pos.position.time_buckets import query_and_key_times
+from recbole_pos.position.time_buckets import pad_times
 
 
 class TimeIntervalAttention(AttentionPosition):
@@ -79,13 +79,13 @@ class TimeIntervalAttention(AttentionPosition):
 
     def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
         """[b, h, t, t] r_ij, the same for all heads."""
-        of_pairs = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
+        of_pairs = ctx.cached(("tisas", self.longest), lambda: intervals(ctx, self.longest))
         return of_pairs[:, None].expand(-1, heads, -1, -1)
 
 
 def intervals(ctx: SequenceContext, longest: int) -> Tensor:
     """[b, t, t] int64, aligned at the start: r_ij; what the future and padding have is not read."""
-    asked, times = query_and_key_times(ctx)
+    asked, times = pad_times(ctx)
     gap = times.diff(dim=1, prepend=times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0

@@ -75,7 +75,7 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
     return Schemes(first, attention, needs_time, reads_request)
 
 
-def row_encodings(
+def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
     """The named schemes, for a model in which events have no other place than at the input.
@@ -95,8 +95,7 @@ def row_encodings(
     if unfit:
         raise UsageError(
             f"position: {shown(position)}: only encodings that are rows by position fit this "
-            f"model, "
-            f"which {', '.join(unfit)} is not"
+            f"model, which {', '.join(unfit)} is not"
         )
     return nn.ModuleList(inputs)
 

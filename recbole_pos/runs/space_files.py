@@ -3,7 +3,6 @@ the configuration that they are for: a wrong line is an error before the first t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 
 from recbole_pos.config.option import DATA, SCHEDULE
-from recbole_pos.config.options import DIVIDES, rule
+from recbole_pos.config.options import rule
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.space import KINDS, Parameter, Space
 from recbole_pos.values import is_number, shown, suggest
@@ -254,31 +253,6 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
             build(options)
         except UsageError as error:
             raise UsageError(f"{parameter.where}: {_bare(error)}") from error
-    _check_divisors(space, build)
-
-
-def _check_divisors(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
-    """Every value of what must divide another option, with every value of that one."""
-    searched = {p.name: p for p in space.parameters if p.kind not in ("uniform", "loguniform")}
-    for pair in DIVIDES:
-        if not set(pair) & set(searched):
-            continue
-        both = [searched[name] for name in pair if name in searched]
-        base = space.making(*both)
-        if base is None:  # they never come together
-            continue
-        for values in itertools.product(*(parameter.all_values() for parameter in both)):
-            chosen = dict(zip((p.name for p in both), values, strict=True))
-            options = base | {
-                p.name: chosen[p.name] for p in both if space.exists(p, base | chosen)
-            }
-            part, whole = ((space.context | options).get(name) for name in pair)
-            if part and whole and whole % part:  # else not worth a configuration
-                try:
-                    build(options)
-                except UsageError as error:
-                    raise UsageError(f"{both[0].where}: {_bare(error)}") from error
-                break  # a model of which it is not asked
 
 
 def _bare(error: UsageError) -> str:

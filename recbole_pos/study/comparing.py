@@ -86,8 +86,8 @@ def compare(
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
         dataset: of a list of models; of a study, in the place of the one it names.
-        config_file_list, config_dict: configuration of all rows of a list of models, and what wins
-            over the base of a study.
+        config_file_list: configuration of all rows of a list of models, over the base of a study.
+        config_dict: options over these files.
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
             ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,

@@ -27,6 +27,7 @@ from recbole_pos.study.source import Source
 
 FIT = "fit.json"  # in a run's folder: of which fit it is
 KNOWN_FROM = "known_from"  # in it: the file of a packed study that the run was taken from
+_AGAIN = "delete it, and run `compare` without --report"
 
 
 class StudyFolder:
@@ -49,7 +50,7 @@ class StudyFolder:
 
     @classmethod
     def of(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
-        """That of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
+        """Return that of a plan: saved/<dataset>/studies/<title>/ unless another one is given."""
         if path is None:
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")[:60] or "study"
             path = Path("saved") / plan.dataset / "studies" / title
@@ -65,11 +66,11 @@ class StudyFolder:
         self.storage = place_of(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
-        """A run and its copy on the storage; None where there is none."""
+        """Return a run and its copy on the storage; None where there is none."""
         return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
 
     def is_begun(self, digest: str) -> bool:
-        """Whether a run has a checkpoint to go on from."""
+        """Whether a run has a checkpoint to resume from."""
         mirror, file = self.mirror(digest), self.run(digest).checkpoint
         return file.is_file() or (mirror is not None and mirror.has(file))
 
@@ -89,17 +90,17 @@ class StudyFolder:
         with only_writer(self.path, "compared"):
             yield
 
+    def _plan(self) -> dict[str, Any]:
+        return schema.read(schema.Kept, self.plan, "delete it, and give the file of the study")
+
     def write_plan(self, plan: Plan) -> None:
         """Keep a plan, so that the study can be continued and shown without its file."""
-        if self.begun:  # runs noted by 0.1 are of the plan that was here until now
-            self.write_current(self.read_plan(), {})
         content = {"name": plan.source.name, "content": plan.source.content}
         storage = self.storage or self._plan().get("storage")
-        content |= {"storage": storage} if storage else {}
-        write_text(self.plan, json.dumps(content, indent=2, default=str) + "\n")
+        _write(self.plan, {**content, **({"storage": storage} if storage else {})})
 
     def read_plan(self) -> Plan:
-        """The plan of the study that is here.
+        """Return the plan of the study that is here.
 
         Raises:
             UsageError: if there is none, or it is damaged.
@@ -109,31 +110,24 @@ class StudyFolder:
             raise UsageError(f"{self.path} is not the folder of a study: no study.json")
         return make_plan(Source(kept["name"], kept["content"]))
 
-    def _plan(self) -> dict[str, Any]:
-        return schema.read(schema.Kept, self.plan, "delete it, and give the file of the study")
-
     def run(self, digest: str) -> RunFolder:
-        """Where a run is, or will be."""
+        """Return where a run is, or will be."""
         return RunFolder(self.runs / digest)
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
-        """Say what a run is, and what became of it."""
-        make_folder(self.runs / digest)
+        """Note what a run is, and what became of it."""
         known = {**(self.fit(digest) or {}), **facts, "digest": digest}
         if known.get("status") != FAILED:
             known.pop("reason", None)  # of an attempt before
-        text = json.dumps(known, indent=2, default=str)
-        write_text(self.runs / digest / FIT, text + "\n")
+        _write(self.runs / digest / FIT, known)
 
     def fit(self, digest: str) -> dict[str, Any] | None:
-        """What was said of a run; None if nothing was.
+        """Return what is known of a run; None if nothing is.
 
         Raises:
             UsageError: if the file is damaged; names the field.
         """
-        if not digest:
-            return None
-        return _facts(self.runs / digest) or None
+        return (_facts(self.runs / digest) or None) if digest else None
 
     def has_weights(self, digest: str) -> bool:
         """Whether the weights of a finished run are here, and not only what it found."""
@@ -141,8 +135,8 @@ class StudyFolder:
         return known.get("status") == DONE and not known.get(KNOWN_FROM) and self.is_begun(digest)
 
     def current(self, plan: Plan) -> dict[str, str]:
-        """Fit -> digest of its run, of those that were made for what the plan asks of them."""
-        noted = self._noted(plan)
+        """Return fit -> digest of its run, of those made for what the plan asks of them."""
+        noted = self._noted()
         return {
             one.name: noted[one.name]["run"]
             for one in fits(plan)
@@ -151,34 +145,27 @@ class StudyFolder:
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
         """Note what runs the plan's fits are; those of rows that were not asked for stay."""
-        found = self._noted(plan)
+        found = self._noted()
         for one in fits(plan):
             if one.name in digests:
                 found[one.name] = {"run": digests[one.name], "asked": asked_digest(plan, one)}
-        write_text(self.path / "current.json", json.dumps(found, indent=2) + "\n")
+        _write(self.path / "current.json", found)
 
-    def _noted(self, plan: Plan) -> dict[str, dict[str, str]]:
-        """Fit -> ``run``, its digest, and what was ``asked``; of 0.1, which did not note that, the
-        plan's."""
-        file = self.path / "current.json"
-        kept = schema.read(schema.Current, file, "delete it, and run `compare` without --report")
-        found = {name: one for name, one in kept.items() if isinstance(one, dict)}
-        for one in fits(plan):
-            if isinstance(kept.get(one.name), str):
-                found[one.name] = {"run": kept[one.name], "asked": asked_digest(plan, one)}
-        return found
+    def _noted(self) -> dict[str, Any]:
+        """Fit -> ``run``, its digest, and what was ``asked``."""
+        kept = schema.read(schema.Current, self.path / "current.json", _AGAIN)
+        return {name: one for name, one in kept.items() if isinstance(one, dict)}
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the data and of what they were trained with."""
-        file = self.path / "facts.json"
-        return schema.read(schema.Facts, file, "delete it, and run `compare` without --report")
+        """Return what is known of the data and of what they were trained with."""
+        return schema.read(schema.Facts, self.path / "facts.json", _AGAIN)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Keep what is known of the data."""
-        write_text(self.path / "facts.json", json.dumps(facts, indent=2, default=str) + "\n")
+        _write(self.path / "facts.json", facts)
 
     def drawn(self, row: str, space: str) -> dict[int, dict[str, Any]]:
-        """Trial -> what a search has drawn for a row, by number.
+        """Return trial -> what a search has drawn for a row, by number.
 
         Args:
             row: its name.
@@ -191,27 +178,27 @@ class StudyFolder:
 
     def write_drawn(self, row: str, space: str, drawn: dict[int, dict[str, Any]]) -> None:
         """Keep what a search has drawn for a row."""
-        make_folder(self.searches)
-        content = {"space": space, "drawn": drawn}
-        write_text(self._search_file(row), json.dumps(content, indent=2, default=str) + "\n")
+        _write(self._search_file(row), {"space": space, "drawn": drawn})
 
     def search(self, row: str) -> dict[str, Any]:
-        """What is kept of a row's search: ``space``, ``drawn``; empty where nothing is."""
-        file = self._search_file(row)
-        file = file if file.is_file() else self.searches / f"{_plain(row)}.json"  # 0.1
-        return schema.read(schema.Drawn, file, "delete it, and the search draws again")
+        """Return what is kept of a row's search: ``space``, ``drawn``; empty if nothing is."""
+        return schema.read(
+            schema.Drawn, self._search_file(row), "delete it, and the search draws again"
+        )
 
     def _search_file(self, row: str) -> Path:
-        return self.searches / f"{_plain(row)[:60]}-{digest({'row': row})[:8]}.json"
+        """Of a row, whose letters and digits others may share."""
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", row)[:60]
+        return self.searches / f"{plain}-{digest({'row': row})[:8]}.json"
 
 
-def _plain(row: str) -> str:
-    """The letters and digits of a name, which others may share."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", row)[:200]
+def _write(file: Path, content: dict[str, Any]) -> None:
+    make_folder(file.parent)
+    write_text(file, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def known_from(run: Path) -> str:
-    """The packed study that a run was taken from; empty for one that was trained."""
+    """Return the packed study that a run was taken from; empty for one that was trained."""
     return _facts(run).get(KNOWN_FROM, "")
 
 
@@ -221,9 +208,9 @@ def _facts(run: Path) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the checkout that the package runs from; empty where it is installed."""
-    package = Path(__file__).resolve().parent
-    command = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12"]
+    """Return the commit of the checkout that the package runs from; empty if it is installed."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent)]
+    command += ["describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

@@ -83,9 +83,12 @@ def search(
     (['finished', 'finished'], True)
 
     Args:
-        model, dataset, config_file_list, config_dict: as of :func:`recbole_pos.run`; options given
-            here are the same in all trials, whatever the space has for them.
+        model: as of :func:`recbole_pos.run`.
+        dataset: as there.
         space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
+        config_file_list: configuration of all trials.
+        config_dict: options over these files; what is given here is the same in all trials,
+            whatever the space has for it.
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
             ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
