@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recbole_pos.serve.export import export
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.serve.recommender import Recommender
-    from recbole_pos.study.driver import compare
+    from recbole_pos.study.comparing import compare
     from recbole_pos.tune import search
 
 __all__ = [
@@ -53,8 +53,8 @@ __all__ = [
     "update",
 ]
 
-compat.apply()
-plug.into_recbole()
+plug.register()
+compat.install()
 
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
@@ -72,7 +72,7 @@ _PLACES = {
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
     "search": "recbole_pos.tune",
-    "compare": "recbole_pos.study.driver",
+    "compare": "recbole_pos.study.comparing",
 }
 
 

@@ -1,73 +1,44 @@
 """Every fix that RecBole 1.2.x needs, most of them for today's numpy; no other file patches it.
 
-Each function is one fix and says what breaks without it. All are safe to apply twice, and are
-applied when RecBole is imported, before or after this package: nothing here imports it before.
+Each function is one fix and says what breaks without it. They are applied as RecBole's modules are
+imported, by the one hook at the end of this file, or at once to those that were imported before;
+nothing here imports RecBole.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
-import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-Action = Callable[[ModuleType], Callable[[], None] | None]
-
 # Names that numpy 1.24 and 2.0 removed and RecBole 1.2 still uses, and what they stand for.
 _NUMPY_ALIASES = {
-    "float": "float64",
-    "float_": "float64",
-    "int": "int64",
-    "complex": "complex128",
-    "complex_": "complex128",
-    "object": "object_",
-    "str": "str_",
-    "unicode_": "str_",
-    "unicode": "str_",
+    **{"float": "float64", "float_": "float64", "int": "int64", "object": "object_"},
+    **{"complex": "complex128", "complex_": "complex128"},
+    **dict.fromkeys(("str", "unicode_", "unicode"), "str_"),
 }
 
 
-def apply() -> None:
-    """Apply all fixes. Called once when ``recbole_pos`` is imported."""
-    when_imported("recbole", after(add_numpy_aliases))
-    when_imported("recbole", after(add_dok_matrix_update))
-    when_imported("recbole", after(silence_pandas_warnings))
-    when_imported("recbole.data.dataset.dataset", after(fill_missing_cells))
-    when_imported("recbole.evaluator.collector", after(keep_plain_values))
-    when_imported("recbole.evaluator.metrics", import_when_called("sklearn.metrics"))
-    when_imported("recbole.utils.utils", import_when_called("torch.utils.tensorboard"))
-    when_imported("recbole.config.configurator", after(skip_numpy_settings_of_config))
-    when_imported("recbole.model.sequential_recommender.sine", keep_anomaly_mode_as_it_is)
-    when_imported("recbole.model.general_recommender.pop", after(count_every_event_in_pop))
-    when_imported("recbole.model.layers", after(embed_several_numbers))
-    when_imported("recbole.quick_start.quick_start", after(report_metrics_together))
+def prepare_recbole(module: ModuleType | None = None) -> None:
+    """What RecBole uses of others and is gone: AttributeError with numpy 2 and scipy 1.13.
 
-
-def add_numpy_aliases(module: ModuleType | None = None) -> None:
-    """RecBole reads np.float, np.float_ and others: AttributeError with numpy 2."""
+    LightGCN, NGCF and others call dok_matrix._update. With pandas 2 reading warns for each column.
+    """
     import numpy as np
+    import scipy.sparse
 
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, getattr(np, target))
-
-
-def add_dok_matrix_update(module: ModuleType | None = None) -> None:
-    """LightGCN, NGCF and others call dok_matrix._update, gone since scipy 1.13: AttributeError."""
-    import scipy.sparse
-
     if not hasattr(scipy.sparse.dok_matrix, "_update"):
         scipy.sparse.dok_matrix._update = lambda self, data: self._dict.update(data)
-
-
-def silence_pandas_warnings(module: ModuleType | None = None) -> None:
-    """RecBole reads with what pandas 2 calls deprecated, a warning for each column."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
@@ -94,78 +65,21 @@ def fill_missing_cells(dataset: ModuleType) -> None:
 
 def keep_plain_values(collector: ModuleType) -> None:
     """RecBole 1.2.1's collector calls .cpu() on all it has collected, numbers and counts, too."""
-    Collector = collector.Collector
-    if hasattr(Collector, "_keeps_plain_values"):
-        return
-    collected = Collector.get_data_struct
 
-    def get_data_struct(self: Any) -> Any:
+    def around(collected: Callable[..., Any], self: Any) -> Any:
         values = self.data_struct._data_dict
-        plain = {key: value for key, value in values.items() if not hasattr(value, "cpu")}
-        for key in plain:
-            del values[key]
-        found = collected(self)
-        found._data_dict.update(plain)
+        plain = {key: values.pop(key) for key in [*values] if not hasattr(values[key], "cpu")}
+        struct = collected(self)
+        struct._data_dict.update(plain)
         values.update(plain)
-        return found
+        return struct
 
-    Collector.get_data_struct, Collector._keeps_plain_values = get_data_struct, True
-
-
-def import_when_called(name: str) -> Action:
-    """RecBole imports scikit-learn and tensorboard wherever it trains: a second of every start.
-
-    Three metrics of ratings call the one, its own trainer the other. While a module of RecBole
-    runs, ``name`` is a stand-in; what is taken from it imports the real one when it is called.
-    """
-
-    def stand_in(module: ModuleType) -> Callable[[], None] | None:
-        if name in sys.modules:
-            return None
-        import torch  # noqa: F401  (looks through all modules while it is imported)
-
-        def named(called: str) -> Callable[..., Any]:
-            if called.startswith("__"):  # what others ask of every module
-                raise AttributeError(called)
-            return functools.partial(_call, name, called)
-
-        there = ModuleType(name)
-        vars(there)["__getattr__"] = named
-        sys.modules[name] = there
-
-        def take_away() -> None:
-            if sys.modules.get(name) is there:
-                del sys.modules[name]
-
-        return take_away
-
-    return stand_in
-
-
-def _call(name: str, called: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(import_module(name), called)(*args, **kwargs)
+    wrap(collector.Collector, "get_data_struct", around)
 
 
 def skip_numpy_settings_of_config(configurator: ModuleType) -> None:
     """Config.compatibility_settings assigns from np.float_ and others, gone in numpy 2."""
-    configurator.Config.compatibility_settings = lambda self: add_numpy_aliases()
-
-
-def keep_anomaly_mode_as_it_is(sine: ModuleType) -> Callable[[], None]:
-    """RecBole's SINE switches autograd anomaly detection on for the whole process when imported.
-
-    Every model imported with it, which is every model of RecBole, then trains 20-25% slower.
-    """
-    import torch
-
-    was_on = torch.is_anomaly_enabled()
-    if hasattr(sine, "SINE"):  # imported before this package: what was on before is not known
-        was_on = False
-
-    def set_back() -> None:
-        torch.autograd.set_detect_anomaly(was_on)
-
-    return set_back
+    configurator.Config.compatibility_settings = lambda self: prepare_recbole()
 
 
 def count_every_event_in_pop(pop: ModuleType) -> None:
@@ -175,15 +89,6 @@ def count_every_event_in_pop(pop: ModuleType) -> None:
     """
     import torch
 
-    Pop = pop.Pop
-    if hasattr(Pop, "_counts_events"):
-        return
-    build = Pop.__init__
-
-    def init(self: Any, config: Any, dataset: Any) -> None:
-        build(self, config, dataset)
-        self.LABEL = config["LABEL_FIELD"]
-
     def calculate_loss(self: Any, interaction: Any) -> torch.Tensor:
         item = interaction[self.ITEM_ID]
         happened = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(item)
@@ -191,23 +96,23 @@ def count_every_event_in_pop(pop: ModuleType) -> None:
         self.max_cnt = self.item_cnt.amax(0)
         return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
-    Pop.__init__, Pop.calculate_loss, Pop._counts_events = init, calculate_loss, True
+    def around(build: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
+        build(self, config, dataset)
+        self.LABEL = config["LABEL_FIELD"]
+
+    wrap(pop.Pop, "__init__", around)
+    pop.Pop.calculate_loss = calculate_loss
 
 
 def embed_several_numbers(layers: ModuleType) -> None:
     """RecBole joins several numerical_features of items at the wrong axis: RuntimeError."""
-    Layer = layers.ContextSeqEmbAbstractLayer
-    embed = Layer.embed_float_fields
-    if hasattr(embed, "__wrapped__"):
-        return
 
-    @functools.wraps(embed)
-    def embed_float_fields(self: Any, float_fields: Any, *args: Any, **named: Any) -> Any:
-        if float_fields is not None:  # [..., 1, 2 fields] to [..., fields, 2]
-            float_fields = float_fields.reshape(*float_fields.shape[:-2], -1, 2)
-        return embed(self, float_fields, *args, **named)
+    def around(embed: Callable[..., Any], self: Any, fields: Any, *args: Any, **named: Any) -> Any:
+        if fields is not None:  # [..., 1, 2 fields] to [..., fields, 2]
+            fields = fields.reshape(*fields.shape[:-2], -1, 2)
+        return embed(self, fields, *args, **named)
 
-    Layer.embed_float_fields = embed_float_fields
+    wrap(layers.ContextSeqEmbAbstractLayer, "embed_float_fields", around)
 
 
 def report_metrics_together(quick_start: ModuleType) -> None:
@@ -220,70 +125,87 @@ def report_metrics_together(quick_start: ModuleType) -> None:
         vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
 
 
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Call ``around(function, *args)`` in place of a function of a class or module; once."""
+    function = getattr(owner, name)
+    if hasattr(function, "is_patched"):
+        return
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **named: Any) -> Any:
+        return around(function, *args, **named)
+
+    vars(wrapper)["is_patched"] = True
+    setattr(owner, name, wrapper)
+
+
 # --- when a module of RecBole is imported ---
 
+PATCHES: dict[str, list[Callable[[ModuleType], None]]] = {
+    "recbole": [prepare_recbole],
+    "recbole.data.dataset.dataset": [fill_missing_cells],
+    "recbole.evaluator.collector": [keep_plain_values],
+    "recbole.config.configurator": [skip_numpy_settings_of_config],
+    "recbole.model.general_recommender.pop": [count_every_event_in_pop],
+    "recbole.model.layers": [embed_several_numbers],
+    "recbole.quick_start.quick_start": [report_metrics_together],
+}
+# RecBole imports these wherever it trains, a second of every start. Three metrics of ratings call
+# the one, its own trainer the other; here they are imported then.
+LATER = {
+    "recbole.evaluator.metrics": "sklearn.metrics",
+    "recbole.utils.utils": "torch.utils.tensorboard",
+}
+# Importing it switches autograd's anomaly detection on for the whole process, and every model of
+# RecBole imports it: all then train 20-25% slower.
+_SINE = "recbole.model.sequential_recommender.sine"
 
-class _Watching(Loader):
-    """A loader that runs actions: what they return, if anything, after the module has run."""
 
-    def __init__(self, loader: Loader, actions: list[Action]) -> None:
-        self.loader, self.actions = loader, actions
+class _Later:
+    """Stands for a module, in another alone, until something of it is called."""
 
-    def __getattr__(self, name: str) -> Any:  # whatever else a loader can do
-        return getattr(self.loader, name)
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        afterwards = [action(module) for action in self.actions]
-        self.loader.exec_module(module)
-        for finish in afterwards:
-            if finish is not None:
-                finish()
+    def __getattr__(self, called: str) -> Callable[..., Any]:
+        return lambda *args, **named: getattr(import_module(self.name), called)(*args, **named)
 
 
-class _Finder(MetaPathFinder):
-    """Finds the modules that are watched, where they are found without it."""
-
-    def __init__(self) -> None:
-        self.actions: dict[str, list[Action]] = {}
-        self.searching = False
+class _Hook(MetaPathFinder):
+    """Finds the modules that are patched where they are found without it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self.actions or self.searching:
-            return None
-        self.searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.searching = False
+        patched = name in PATCHES or name in LATER or name == _SINE
+        spec = PathFinder.find_spec(name, path) if patched else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Watching(spec.loader, self.actions[name])
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(_execute, loader.exec_module)
         return spec
 
 
-_FINDER = _Finder()
+def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    name, torch = module.__name__, sys.modules.get("torch")
+    if later := LATER.get(name):
+
+        def import_(wanted: str, *args: Any) -> Any:
+            return _Later(later) if wanted == later else builtins.__import__(wanted, *args)
+
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+    was_on = torch is not None and torch.is_anomaly_enabled()
+    execute(module)
+    if name == _SINE:
+        sys.modules["torch"].autograd.set_detect_anomaly(was_on)
+    for patch in PATCHES.get(name, ()):
+        patch(module)
 
 
-def when_imported(name: str, action: Action) -> None:
-    """Run an action around the first import of a module; at once if it was imported before.
-
-    Args:
-        name: of the module.
-        action: called with the module, empty, before it runs; what it returns is called afterwards.
-    """
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-    if name in sys.modules:
-        if (finish := action(sys.modules[name])) is not None:
-            finish()
-        return
-    _FINDER.actions.setdefault(name, []).append(action)
-
-
-def after(change: Callable[[ModuleType], None]) -> Action:
-    """An action that changes a module after it has run."""
-    return lambda module: lambda: change(module)
+def install() -> None:
+    """Patch what is imported of RecBole, and whatever will be. Called once, by the package."""
+    for name in [name for name in PATCHES if name in sys.modules]:
+        for patch in PATCHES[name]:
+            patch(sys.modules[name])
+    if _SINE in sys.modules:
+        sys.modules["torch"].autograd.set_detect_anomaly(False)
+    sys.meta_path.insert(0, _Hook())

@@ -29,9 +29,9 @@ import pandas as pd
 
 import recbole_pos
 from recbole_pos.study.collect import results_of
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.reading import read_plan
 from recbole_pos.study.shown import span
+from recbole_pos.study.study_folder import StudyFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"

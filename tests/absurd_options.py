@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import multiprocessing
+import os
+import resource
+import sys
+import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import option_worker
 import shop
+import torch
 
+from recbole_pos.config.option import DATA
+from recbole_pos.config.options import of_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, EXTRA_KEYS, PosConfig
+from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.model.models import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
@@ -97,17 +107,21 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
 
 
 class Limited:
-    """A process in which cases run; replaced when one takes it down."""
+    """A process in which cases run; replaced when one takes it down, or hangs."""
 
-    PATIENCE = 300  # seconds without an answer, on a machine that has other things to do
+    PATIENCE = 120  # seconds without an answer, on a machine that has other things to do
 
     def __init__(self, data_path: str, folder: Path) -> None:
         self.given, self.process = (data_path, str(folder)), None
 
     def try_out(self, case: Case) -> tuple[str, str]:
-        """What came of a case, and what was said."""
+        """Return what came of a case, and what was said."""
         if self.process is None:
-            self._start()
+            context = multiprocessing.get_context("spawn")
+            self.pipe, end = context.Pipe()
+            self.process = context.Process(target=_answer, args=(end, *self.given))
+            self.process.start()
+            end.close()
         try:
             self.pipe.send(case)
             if self.pipe.poll(self.PATIENCE):
@@ -119,14 +133,6 @@ class Limited:
         self.close()
         return found
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, end = context.Pipe()
-        self.process = context.Process(target=option_worker.work, args=(end, *self.given))
-        self.process.start()
-        end.close()
-        assert self.pipe.recv() == "ready"
-
     def close(self) -> None:
         """End the process."""
         if self.process is not None:
@@ -134,3 +140,47 @@ class Limited:
             self.process.join()
             self.pipe.close()
         self.process = None
+
+
+def _answer(pipe: Connection, data_path: str, folder: str) -> None:
+    """Answer cases with (outcome, text), within 6 GB of memory and files of 64 MB."""
+    for limit, most in ((resource.RLIMIT_AS, 6 << 30), (resource.RLIMIT_FSIZE, 64 << 20)):
+        resource.setrlimit(limit, (most, most))
+    os.chdir(folder)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for output in (1,) if "FUZZ_SHOW" in os.environ else (1, 2):
+        os.dup2(silence, output)
+    sys.argv = sys.argv[:1]
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    datasets: dict[Any, Any] = {}
+    while True:
+        model, options, changed = pipe.recv()
+        try:
+            loss = _train(model, {**options, "data_path": data_path}, changed, datasets)
+            answer = ("trained", "") if math.isfinite(loss) else ("failed", f"loss {loss}")
+        except (UsageError, TrainingError) as error:
+            kind = UsageError if isinstance(error, UsageError) else TrainingError
+            answer = kind.__name__, str(error)
+        except Exception:  # also MemoryError
+            answer = "failed", traceback.format_exc()
+        pipe.send(answer)
+
+
+def _train(model: str, options: dict[str, Any], changed: str, datasets: dict[Any, Any]) -> float:
+    """Train an epoch; the data are read again only where an option is about them."""
+    if changed == "data_path":
+        options["data_path"] = options.pop("given_path")
+    config, dataset = PosConfig(model, "shop", None, options), None
+    about_data = (*of_role(DATA), "numerical_features", "discretization", "worker")
+    if changed not in about_data:
+        kind = config["MODEL_TYPE"], str(config["load_col"])
+        if kind not in datasets:
+            datasets[kind] = read_dataset(config)
+            datasets[kind].build()
+        dataset = datasets[kind].for_config(config)
+    made = prepare(config, dataset=dataset)
+    made.trainer.epochs = 1
+    made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
+    made.trainer.evaluate(made.loaders["test"])
+    return made.trainer.progress.history[0]["loss"]

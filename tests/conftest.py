@@ -86,8 +86,8 @@ SLOW = (
     *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
     *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
     *("test_warm_start", "test_dataset_sample", "test_builtins", "test_distributed"),
-    *("test_convert", "test_atomic", "test_checkpoint_writer", "test_shop_example", "test_launch"),
-    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_damages", "test_presets"),
+    *("test_convert", "test_atomic", "test_shop_example", "test_launch"),
+    *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files", "test_presets"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
     *("test_fuzz", "test_splits_time"),
@@ -154,12 +154,40 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_atomic(make_log(), tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="session")
+def notes_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the processes of the Ray below note, see spy.py; ends it with the session."""
+    file = tmp_path_factory.mktemp("spy") / "notes"
+    file.touch()
+    yield file
+    if ray := sys.modules.get("ray"):
+        ray.shutdown()
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """One Ray for all studies of a file."""
+def cluster(notes_of_workers: Path) -> Path:
+    """One Ray for the searches and studies of a session, with warm processes; what they note."""
+    import ray
+    from spy import install_spy
+
+    if not ray.is_initialized():
+        ray.init(
+            "local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 2**20,
+            runtime_env={"worker_process_setup_hook": install_spy(str(notes_of_workers))},
+        )
+    return notes_of_workers
+
+
+@pytest.fixture
+def no_ray() -> Iterator[None]:
+    """For a test that starts a Ray of its own, which ends with it."""
     import ray
 
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.shutdown()
     yield
     ray.shutdown()
 

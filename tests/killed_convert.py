@@ -1,7 +1,8 @@
 """Converts again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, and further ones of ``recbole-pos convert``. A line
-for each step tells what is there after the kill, and after the same command has run again.
+Arguments: the file, the folder of the data, how many steps lie between kills, further ones of
+``recbole-pos convert``. A line for each step tells what is there after the kill, and after the
+same command has run again.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
-def worker(file: str, folder: Path, *options: str) -> None:
-    """Kill it at step 0, 1, 2, ... until it ends."""
+def worker(file: str, folder: Path, stride: int, *options: str) -> None:
+    """Kill it at every ``stride``-th step until it ends."""
     arguments = ["convert", file, "--name", "shop", f"--data_path={folder}", "--quiet", *options]
     before = folder.with_name("before")
     if folder.exists():
@@ -59,8 +60,8 @@ def worker(file: str, folder: Path, *options: str) -> None:
         after = contents(folder)
         convert(arguments, folder)
         print(json.dumps({"killed": killed, "after": after, "again": contents(folder)}))
-        steps += 1
+        steps += stride
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    worker(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -8,7 +8,10 @@ from typing import Any
 
 
 def install_spy(file: str) -> Callable[[], None]:
-    """A function that makes a process note every reading of files, test rows and threads."""
+    """A function that makes a process note every reading of files, test rows and epochs.
+
+    While there is a file ``broken`` beside the notes, models of two layers find no room.
+    """
 
     def spy() -> None:
         import os
@@ -36,7 +39,10 @@ def install_spy(file: str) -> Callable[[], None]:
             return collate(self, index)
 
         def _train_epoch(self, *args, **kwargs):
+            if os.path.exists(f"{file}.broken") and self.config["n_layers"] == 2:
+                raise OSError(28, "No space left on device")
             note("threads", torch.get_num_threads())
+            note("epoch", args[1])
             return epoch(self, *args, **kwargs)
 
         PosSequentialDataset._load_inter_feat = _load_inter_feat

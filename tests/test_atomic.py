@@ -313,14 +313,6 @@ def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch
     assert table.user_id[3] == 'u "3"' and table.tags[0].tolist() == ['7"', "blue"]
 
 
-def test_a_file_is_opened_once(tmp_path: Path, monkeypatch) -> None:
-    opened = []
-    monkeypatch.setattr(tables, "open", lambda *a: opened.append(a) or open(*a), raising=False)
-    (tmp_path / "x.inter").write_text("\n".join(LINES))
-    Reader()._load_feat(str(tmp_path / "x.inter"), FeatureSource.INTERACTION)
-    assert len(opened) == 1
-
-
 def test_tokens_that_would_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
     """RecBole keeps the names of a column in an array as wide as the longest."""
     monkeypatch.setattr(tables, "_TOKENS_LIMIT", 4 * 7 * 1000)

@@ -32,7 +32,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model", [*BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL])
+COMMON = ("GRU4Rec", "SASRec", "BERT4Rec", "SASRecF", "FPMC", "BPR", "ItemKNN")  # one of each kind
+OTHERS = [name for name in (*BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL) if name not in COMMON]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", [*COMMON, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+)
 def test_trains_one_epoch(shop: Path, tmp_path: Path, model: str) -> None:
     options: dict[str, Any] = {"data_path": str(shop), "epochs": 1}
     if model not in (*BUILTIN_GENERAL, "FPMC"):

@@ -9,7 +9,6 @@ import torch
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.serve.histories import Histories
 from recbole_pos.serve.recommender import top_items
 
@@ -55,19 +54,6 @@ def test_the_newest_states_alone(experiment, double, model: str, options: dict) 
     ctx = SequenceContext.from_lengths(lengths, 12, items=items)
     want = made.encode(items, ctx)[ctx.last]
     torch.testing.assert_close(made.states(items, ctx, ctx.last), want, rtol=1e-12, atol=1e-12)
-
-
-@torch.no_grad()
-def test_another_encode_is_heeded(experiment) -> None:
-    class Doubled(PosSASRec):
-        def encode(self, items: torch.Tensor, ctx: SequenceContext) -> torch.Tensor:
-            return 2 * super().encode(items, ctx)
-
-    made = experiment("PosSASRec").model.eval()
-    lengths, items = torch.tensor([2, 1]), torch.tensor([1, 2, 3])
-    one = made.after(items, lengths)
-    made.__class__ = Doubled
-    torch.testing.assert_close(made.after(items, lengths), 2 * one)
 
 
 def test_pairs_in_histories() -> None:

@@ -23,14 +23,18 @@ def orders(path: Path, brand: str, users: int = 3) -> Path:
     return path
 
 
-def killed(file: Path, folder: Path, *options: str) -> list[dict]:
-    command = [sys.executable, str(WORKER), str(file), str(folder), *options]
+STRIDES = [4, pytest.param(1, marks=pytest.mark.long)]
+
+
+def killed(file: Path, folder: Path, stride: int, *options: str) -> list[dict]:
+    command = [sys.executable, str(WORKER), str(file), str(folder), str(stride), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_killed_while_it_replaces_a_dataset(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_killed_while_it_replaces_a_dataset(tmp_path: Path, stride: int) -> None:
     folder = tmp_path / "data"
     main(
         ["convert", str(orders(tmp_path / "a.csv", "old")), "--name=shop", f"--data_path={folder}"]
@@ -40,8 +44,8 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path) -> None:
     (folder / "shop" / ".recbole_pos").mkdir()
     (folder / "shop" / ".recbole_pos" / "cached").write_text("made of the old one")
     old = {name: (folder / name).read_text() for name in TABLES}
-    steps = killed(orders(tmp_path / "b.csv", "new"), folder, "--overwrite")
-    assert len(steps) > 15 and not steps[-1]["killed"]
+    steps = killed(orders(tmp_path / "b.csv", "new"), folder, stride, "--overwrite")
+    assert len(steps) > 15 / stride and not steps[-1]["killed"]
     new = {name: steps[-1]["again"][name] for name in TABLES}
     assert new["shop/shop.item"] != old["shop/shop.item"]
     for step in steps:
@@ -50,9 +54,10 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path) -> None:
         assert step["again"] == {**new, "shop/notes.txt": "mine"}
 
 
-def test_killed_while_it_makes_a_dataset(tmp_path: Path) -> None:
-    steps = killed(orders(tmp_path / "a.csv", "one"), tmp_path / "deep" / "data")
-    assert len(steps) > 8
+@pytest.mark.parametrize("stride", STRIDES)
+def test_killed_while_it_makes_a_dataset(tmp_path: Path, stride: int) -> None:
+    steps = killed(orders(tmp_path / "a.csv", "one"), tmp_path / "deep" / "data", stride)
+    assert len(steps) > 8 / stride
     complete = steps[-1]["again"]
     assert set(complete) == TABLES
     for step in steps:

@@ -20,11 +20,6 @@ SAMPLE = ROOT / "dataset" / "toyshop"
 SUFFIXES = ("inter", "user", "item")
 
 
-def table(suffix: str) -> pd.DataFrame:
-    """A file of the sample, its columns still named name:type."""
-    return pd.read_csv(SAMPLE / f"toyshop.{suffix}", sep="\t")
-
-
 def code_block(language: str, section: str = "", page: str = "data.md") -> str:
     """The first block of a language in a page of docs/, or in a section of it."""
     guide = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -47,21 +42,6 @@ def test_generator_reproduces_the_files(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         name = f"toyshop.{suffix}"
         assert (tmp_path / "again" / name).read_bytes() == (SAMPLE / name).read_bytes(), name
-
-
-def test_every_attribute_type_occurs() -> None:
-    kinds = {column.split(":")[1] for suffix in SUFFIXES for column in table(suffix)}
-    assert kinds == {"token", "token_seq", "float", "float_seq"}
-    assert table("item")["price:float"].isna().any()
-
-
-def test_events_include_short_users_and_ties() -> None:
-    events = table("inter")
-    lengths = events.groupby("user_id:token").size()
-    assert {1, 2, 3, 60} <= set(lengths)
-    assert (len(events), len(lengths)) == (4000, 200)
-    assert events.duplicated(["user_id:token", "timestamp:float"]).any()
-    assert (events["timestamp:float"] % 60 != 0).any()  # real to the second
 
 
 def convert(folder: Path) -> None:

@@ -80,7 +80,8 @@ VALUES: dict[str, Any] = {
     "cross_sequence": "none",
     "train_windows": "last",
 }
-MODELS = ("PosSASRec", "SASRecF", "AttrFormer", "BPR", "ItemKNN", "SPop", "TORoPE")
+MODELS = ["PosSASRec", "SASRecF", "BPR", "ItemKNN", "SPop"]
+MODELS += [pytest.param(name, marks=pytest.mark.long) for name in ("AttrFormer", "TORoPE")]
 
 
 @pytest.fixture(scope="module")

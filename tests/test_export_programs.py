@@ -19,7 +19,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.models import MODELS
-from recbole_pos.position.facts import FACTS
+from recbole_pos.position.schemes import FACTS
 from recbole_pos.serve.export import load_program, random_histories
 from recbole_pos.serve.programs import (
     Encoder,

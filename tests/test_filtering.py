@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recbole.data.dataset import Dataset
 
 from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.naming import number, spelled_out
+from recbole_pos.data.naming import number
 
 INTERVALS = ["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None]
 
@@ -140,9 +140,3 @@ def test_ids_by_first_appearance(one: list, other: list, lists: list[list[str]])
     assert [first.tolist(), second.tolist()] == want
     assert [cells.tolist() for cells in third] == wanted_lists
     assert first.dtype == np.int64
-
-
-def test_names_are_spelled_out() -> None:
-    made = pd.DataFrame({"user": pd.Categorical(["b", None, "a"]), "time": [1.0, 2.0, 3.0]})
-    assert spelled_out(made)["user"].dtype == object
-    pd.testing.assert_frame_equal(spelled_out(made), made.astype({"user": object}))

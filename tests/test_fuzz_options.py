@@ -13,6 +13,7 @@ import pytest
 import shop
 from absurd_options import NAMES, VALUES, Case, Limited, cases, known
 
+pytestmark = pytest.mark.long
 SAMPLE = 300
 LARGEST = 2**32  # no whole number above it means anything here, a seed included
 TRAINING = ("learning_rate", "lr_decay_rate", "weight_decay", "initializer_range", "reg_weight")
@@ -96,13 +97,3 @@ def test_absurd_options(
     told = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     record_property("fuzz", f"{len(chosen):,} of {len(every):,} absurd options: {told}")
     assert wrong == [] and counts["trained"] and counts["UsageError"]
-
-
-def test_a_case_that_takes_too_much_is_caught(limited: Limited) -> None:
-    """The limits hold: without them a million workers or a hang would take the machine along."""
-    assert limited.try_out(("SASRec", {}, "spin"))[0] == "hangs"
-    outcome, text = limited.try_out(("SASRec", {}, "fork"))
-    assert outcome == "failed" and "processes started" in text
-    outcome, text = limited.try_out(("SASRec", {}, "allocate"))
-    assert outcome == "failed" and "memory" in text.lower()
-    assert limited.try_out(("SASRec", {}, "crash")) == ("crashed", "exit code -6")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_pos.data import gathering
+from recbole_pos.data.batch import Needs
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
-from recbole_pos.data.needs import Needs
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
 
@@ -86,22 +86,6 @@ def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, th
     else:
         assert lies_on(device, wanted, log, windows) == there
     assert gathering.ROOM == 0.5
-
-
-def test_one_ahead_is_one_and_in_order() -> None:
-    made, threads = [], set()
-
-    def numbers() -> Iterator[int]:
-        for number in range(6):
-            made.append(number)
-            threads.add(threading.get_ident())
-            yield number
-
-    seen = []
-    for number in one_ahead(numbers()):
-        seen.append(number)
-        assert len(made) <= number + 2
-    assert seen == made == list(range(6)) and threading.get_ident() not in threads
 
 
 def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:

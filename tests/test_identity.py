@@ -65,18 +65,6 @@ def test_changed_attributes_are_refused(
             refused()
 
 
-def test_how_a_trained_model_learns_on_and_is_asked_may_change(
-    trained: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Losses, batches and neighbours of predictions are no part of what the weights compute."""
-    changes = {"prior_weight": 0.5, "future_weights": [1.0], "length_pool": 2, "bank_size": 4}
-    changes |= {"inference_relations": "training_bank", "epochs": 1}
-    made = recbole_pos.attach(trained[1], "cape", changes, tmp_path / "run", verbose=False)
-    assert made.epochs == 1
-    with pytest.raises(UsageError, match="was trained with top_k"):
-        recbole_pos.attach(trained[1], "cape", {"top_k": 1}, tmp_path / "other", verbose=False)
-
-
 def tiny_dataset(
     items: tuple = (1, 2, 1, 3),
     users: tuple = (1, 1, 2, 2),
@@ -138,15 +126,6 @@ def test_a_number_that_is_missing_now_is_a_change(
     assert differ == {"price"}
 
 
-def test_only_what_both_have_loaded_is_compared(trained: tuple[Path, Path]) -> None:
-    few = {**LOAD, "item": ["item_id", "brand"]}
-    made = open_shop(trained[0], load_col=few, relations=["brand"])
-    whole = open_shop(trained[0])
-    assert made.dataset.identity["data"] == whole.dataset.identity["data"]
-    found = whole.dataset.identity["fields"]
-    assert made.dataset.identity["fields"].items() <= found.items()
-
-
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     """RecBole would take one for the other."""
     made = tables()
@@ -157,8 +136,3 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="price: is loaded from shop.inter and from shop.item"):
         recbole_pos.run("AttrFormer", "shop", None, given, run_dir=tmp_path / "run")
     open_shop(folder, load_col={**load, "item": ["item_id", "brand"]}, relations=["price"])
-
-
-def test_arguments_of_run_are_no_options(trained: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match="run_dir is no option.*recbole_pos.run.*run_dir="):
-        open_shop(trained[0], run_dir="somewhere")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import recbole_pos
-from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loading import NAMING_FIELDS
 from recbole_pos.errors import UsageError
@@ -88,16 +87,3 @@ def test_two_lines_about_one(shop: Path, table: str) -> None:
     file.write_text("\n".join([header, first, second, other, *rest]) + "\n")
     with pytest.raises(UsageError, match=f"toyshop.{table}: 2 lines are about {table}_id '{name}'"):
         read(shop)
-
-
-@pytest.mark.parametrize("text", ["[5,inf)", "(5,30]", "[0, 3);[7,9)", "(1e2,inf)"])
-def test_an_interval_on_the_command_line_is_text(text: str) -> None:
-    given = parse_overrides([f"--user_inter_num_interval={text}"])
-    assert given == {"user_inter_num_interval": text}
-    assert PosConfig("FPARec", "toyshop", None, {"data_path": str(TOYSHOP.parent), **given})
-
-
-@pytest.mark.parametrize("text", ["[rope", "[rope, kernel)", "{a: b", '"text'])
-def test_what_is_begun_and_not_closed_is_no_interval(text: str) -> None:
-    with pytest.raises(UsageError, match="--position: .* begins like"):
-        parse_overrides([f"--position={text}"])

@@ -105,16 +105,3 @@ def test_files_of_names(tmp_path: Path) -> None:
     file = tmp_path / "names.txt"
     file.write_bytes("\ufeffi3\r\n i4\r\n\r\na\u2028b\r\n".encode())
     assert read_names(file) == ["i3", " i4", "a\u2028b"]
-
-
-def test_names_of_no_item_are_counted(tiny: Path, tmp_path: Path, capsys) -> None:
-    given = {"epochs": 1, "data_path": str(tiny)}
-    recbole_pos.run("Pop", "tiny", config_dict=given, run_dir=tmp_path / "run", verbose=False)
-    (tmp_path / "names.txt").write_text("i3\nnone of these\n")
-    from recbole_pos.cli.main import main
-
-    capsys.readouterr()
-    command = ["recommend", str(tmp_path / "run"), "-k", "3", "--exclude"]
-    assert main([*command, str(tmp_path / "names.txt")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--exclude: 1 of 2 names are of no item that the model knows, 'none of these'" in said

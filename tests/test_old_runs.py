@@ -12,7 +12,7 @@ import pytest
 import recbole_pos
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.tune.storage import Mirror
+from recbole_pos.runs.storage import Mirror
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(__file__).parent.parent / "dataset"

@@ -20,9 +20,9 @@ from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, 
 from recbole_pos.inspect.plot import draw_attention, draw_curves, draw_kernel
 from recbole_pos.inspect.relations import RelationUse, draw_relations
 from recbole_pos.inspect.report import draw_measures, draw_periods
-from recbole_pos.tune.outcome import Trial
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune.plot import draw
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.tune.record import Trial
 
 SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
@@ -88,7 +88,7 @@ def relations(fields: list[str], layers: int, heads: int, name: str) -> Callable
 def trial(number: int, score: float, options: dict, state: str = "finished") -> Trial:
     curve = {n: score * (1 - abs(n - 3) / 9) for n in range(1, 6)}
     best = max(curve, key=curve.get)
-    return Trial(number, options, [], state, score=curve[best], best_epoch=best, curve=curve)
+    return Trial(number, options, state, score=curve[best], best_epoch=best, curve=curve)
 
 
 def space(names: list[str]) -> Space:

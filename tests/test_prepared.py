@@ -11,7 +11,7 @@ import torch
 from conftest import CROSS_ENTROPY
 from torch import Tensor
 
-from recbole_pos.data.batch import SequenceBatch, each_tensor
+from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.model.training import adapter
 
@@ -94,13 +94,3 @@ def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
     assert set(here) == {None} and not threads  # a CPU has the model do it
     next(loader.batches_on(torch.device("meta"), "auto"))
     assert threads and threading.get_ident() not in threads
-
-
-def test_every_tensor_of_a_batch_moves(experiment) -> None:
-    made = experiment("PosRec")
-    batch = made.model.prepare(next(iter(made.trainer.training_loader(made.loaders["train"]))))
-    graph, anchors = each_tensor(batch, lambda tensor: tensor.to("meta")).prepared
-    parts = [*vars(graph).values(), *vars(graph.events).values(), *vars(anchors).values()]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    assert len(tensors) > 8 and all(tensor.is_meta for tensor in tensors)
-    assert graph.nodes.width == batch.prepared[0].nodes.width

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.presets import FOR, parts_for, preset_or_file
 from recbole_pos.errors import UsageError
@@ -58,6 +57,7 @@ def test_every_row_of_a_comparison_runs_with_its_preset(preset: str) -> None:
     shared = {key: value for key, value in content.items() if key not in (FOR, "eval_args")}
     rows = ROWS[Path(preset).parts[0]]
     assert own in [model for model, _ in rows]
+    assert PosConfig(None, "ml-100k", [preset])["model"] == own
     for model, position in rows:
         given = {} if position is None else {"position": position}
         config = PosConfig(model, "ml-100k", [preset], given)
@@ -69,12 +69,6 @@ def test_every_row_of_a_comparison_runs_with_its_preset(preset: str) -> None:
         for key, value in {**shared, **dict(item for _, o in parts for item in o.items())}.items():
             if key not in given:
                 assert config.plain[key] == value, (model, key)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_names_its_model(preset: str) -> None:
-    content = read_yaml(ROOT / "presets" / preset)
-    assert PosConfig(None, "ml-100k", [preset])["model"] == content["model"]
 
 
 def test_presets_are_found_by_name() -> None:
@@ -140,49 +134,23 @@ def test_options_are_for_schemes_that_position_names(opened) -> None:
     assert opened("FPARec", "for: {fparec: {positional_rank: 3}}\n")["positional_rank"] == 3
 
 
-def test_the_yaml_of_a_dataset_may_have_parts(tmp_path: Path) -> None:
-    """Config files win over them, as over the rest of it."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "own.yaml").write_text("epochs: 2\nfor: {PARec: {n_layers: 3}}\n")
-    given = {"data_path": str(tmp_path)}
-    assert PosConfig("PARec", "own", None, given)["n_layers"] == 3
-    assert PosConfig("PARec", "own", None, {**given, "n_layers": 1})["n_layers"] == 1
-    assert PosConfig("GRU4Rec", "own", None, given)["epochs"] == 2
-    (tmp_path / "more.yaml").write_text("n_layers: 2\n")
-    assert PosConfig("PARec", "own", [str(tmp_path / "more.yaml")], given)["n_layers"] == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("for: {FPARek: {epochs: 1}}", "a.yaml, for FPARek: 'FPARek' is neither.*mean FPARec"),
-        ("for: {'FPARec; PARec': {epochs: 1}}", "is neither a model nor a scheme"),
-        ("for: {'FPARec,': {epochs: 1}}", "'' is neither a model nor a scheme"),
-        ("for: {SASRek: }", "'SASRek' is neither"),
-        ("for: [FPARec]", "a.yaml: for: expected options under names of models or schemes"),
-        ("for: {GRU4Rec: 3}", "a.yaml, for GRU4Rec: expected options, found 3"),
-        ("for: {SASRec: {model: PARec}}", "for SASRec: model cannot stand here"),
-        ("for: {SASRec: {for: {}}}", "for SASRec: for cannot stand here"),
-        ("for: {rope: {position: [nope]}}", "for rope: position cannot stand here"),
-        (
-            "for: {PosSASRec: {epochs: 1}, 'PosSASRec, SASRec': {epochs: 2}}",
-            "for PosSASRec, SASRec: epochs is also given for PosSASRec",
-        ),
-        # keys that the model does not read, as anywhere else
-        ("for: {PosSASRec: {positional_rank: 4}}", "a.yaml, for PosSASRec: unknown key 'positio"),
-        ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", "a.yaml: unknown key 'positional_r"),
-        ("for: {PosSASRec: {epochs: many}}", "a.yaml, for PosSASRec: epochs: expected a whole"),
-    ],
-    ids=str,
-)
-def test_wrong_parts_are_named(opened, text: str, message: str) -> None:
+def test_wrong_parts_are_named(opened) -> None:
     """Whichever model runs, a misspelt name is found."""
-    with pytest.raises(UsageError, match=message):
-        opened("PosSASRec", text + "\n")
-
-
-def test_the_command_that_stopped_at_positional_rank(tmp_path: Path, tiny: Path) -> None:
-    options = ["--epochs=1", "--MAX_ITEM_LIST_LENGTH=5", "--show_progress=False"]
-    files = ["--config_files", "fparec/beauty.yaml"]
-    command = ["run", "-m", "PosSASRec", "-d", "tiny", f"--data_path={tiny}", *files, *options]
-    assert main([*command, "--run_dir", str(tmp_path / "run")]) == 0
+    for text, named in (
+        ("for: {FPARek: {epochs: 1}}", "a.yaml, for FPARek: 'FPARek' is neither"),
+        ("for: {'FPARec; PARec': {epochs: 1}}", "is neither"),
+        ("for: {'FPARec,': {epochs: 1}}", "'' is neither"),
+        ("for: [FPARec]", "a.yaml: for: "),
+        ("for: {GRU4Rec: 3}", "for GRU4Rec: expected options, found 3"),
+        ("for: {SASRec: {model: PARec}}", "for SASRec: model cannot"),
+        ("for: {SASRec: {for: {}}}", "for SASRec: for cannot"),
+        ("for: {rope: {position: [nope]}}", "for rope: position cannot"),
+        ("for: {PosSASRec: {epochs: 1}, 'PosSASRec, SASRec': {epochs: 2}}", "for PosSASRec, SASR"),
+        # keys that the model does not read, as anywhere else
+        ("for: {PosSASRec: {positional_rank: 4}}", "a.yaml, for PosSASRec: unknown key"),
+        ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", "a.yaml: unknown key"),
+        ("for: {PosSASRec: {epochs: many}}", "a.yaml, for PosSASRec: epochs: "),
+    ):
+        with pytest.raises(UsageError) as refused:
+            opened("PosSASRec", text + "\n")
+        assert named in str(refused.value)

@@ -14,7 +14,7 @@ import pytest
 JOIN = """
 import sys
 from recbole_pos.errors import UsageError
-from recbole_pos.tune.cluster import connect, stop
+from recbole_pos.runs.cluster import connect, stop
 try:
     stop(connect(*sys.argv[1:] or [None]))
     print("joined")

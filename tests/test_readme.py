@@ -19,8 +19,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.tune.check import check_space
-from recbole_pos.tune.files import read_space
+from recbole_pos.runs.space_files import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
 from recbole_pos.yaml_files import read_yaml
 

@@ -94,14 +94,15 @@ def test_numbers_of_events(shop: Path, opened) -> None:
     assert None in stars
     want = [np.nan if star is None else star for star in stars]
     np.testing.assert_array_equal(found["stars"].values, want)
-    np.testing.assert_array_equal(found["timestamp"].values, log.times.numpy())
-    np.testing.assert_array_equal(found["position"].values, log.ranks)
+    lookup, every = opened.model.lookup, np.arange(len(log))
+    np.testing.assert_array_equal(found["timestamp"].numbers(every, lookup), log.times.numpy())
+    np.testing.assert_array_equal(found["position"].numbers(every, lookup), log.ranks)
     assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
-    assert found["timestamp"].rising and not found["stars"].rising
     assert found["timestamp"].longest == found["stars"].longest == 5  # a window
     for name in ("time", "timestamp"):  # by either name
-        days = open_shop(shop, relations=[name], timestamp_unit="days").model.lookup.heads[0]
-        np.testing.assert_allclose(days.values, 86_400 * found["timestamp"].values)
+        days = open_shop(shop, relations=[name], timestamp_unit="days").model.lookup
+        seconds = days.heads[0].numbers(every, days)
+        np.testing.assert_allclose(seconds, 86_400 * log.times.numpy())
 
 
 def brute_force(table: RelationTable, group, order: EventOrder, k, across, same_column):
@@ -183,7 +184,7 @@ def test_top_differences_by_brute_force(
     else:
         values[rng.random(len(chain)) < 0.2] = np.nan
     with patch.object(search, "PAIRS", pairs):
-        edges = top_differences(values, chain, k, (1.0, 4.0), WEAKEST, longest, rising)
+        edges = top_differences(values, chain, k, (1.0, 4.0), longest, rising)
     cells, want = [None if np.isnan(v) else v for v in values], []
     for i in range(len(chain)):
         found = [
@@ -220,7 +221,7 @@ def test_the_weakest_relation_of_numbers() -> None:
     assert (matrix != matrix.T).nnz == 0
     far = -math.log(WEAKEST)
     for value, edges in ((far - 0.01, 1), (far + 0.01, 0)):
-        found = top_differences(np.array([0, value]), np.zeros(2, int), 3, (1.0,), WEAKEST, 5, True)
+        found = top_differences(np.array([0, value]), np.zeros(2, int), 3, (1.0,), 5, True)
         assert len(found.value) == edges
     group, values = tables_module.number_classes(np.array([0.0, 20.0, 50.0]))
     reach = tables_module.numerical(values, [1.0, 5.0], "price")  # as far as the largest scale
@@ -348,7 +349,7 @@ def test_an_attribute_that_nothing_has_is_refused(tmp_path: Path, relation, empt
             "unload_col leaves it out",
         ),
         ({"relations": ["vector"], "load_col": {**LOAD, "item": "*"}}, "vector: .*float_seq"),
-        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "scales must be finite"),
+        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "scales.*finite"),
     ],
     ids=str,
 )

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import linecache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_study_preview import finish, plan
+from fake_runs import finish, plan
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
 from recbole_pos.study.collect import results_of
-from recbole_pos.study.driver import facts_of
-from recbole_pos.study.folder import StudyFolder
+from recbole_pos.study.comparing import facts_of
+from recbole_pos.study.configs import _read_typed
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.tables import search_table
-from recbole_pos.study.typed_code import code_of
 from recbole_pos.study.work import Work
 
 ROWS: dict[str, Any] = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}}
@@ -58,19 +58,6 @@ def test_a_report_has_no_run_of_the_options_before(tiny: Path, tmp_path: Path) -
     assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
     assert train(first, folder) == [] and len(done(first, folder)) == 2
     assert pack(first, folder, tmp_path / "all.tar.xz") == 2
-
-
-def test_a_folder_of_0_1(tiny: Path, tmp_path: Path) -> None:
-    """It noted no more than digests, which are of the plan that lies beside them."""
-    folder = StudyFolder(tmp_path / "s")
-    first = plan(tiny, rows=ROWS, seeds=1)
-    train(first, folder)
-    noted = {name: run for name, run in folder.current(first).items()}
-    (folder.path / "current.json").write_text(json.dumps(noted))
-    assert len(done(first, folder)) == 2
-    other = plan(tiny, rows=ROWS, seeds=1, base={**first.base, "epochs": 4})
-    train(other, folder, fits=1)
-    assert done(other, folder) == [("NoPE", 2020)]
 
 
 def test_other_searches_make_other_rows(tiny: Path, tmp_path: Path) -> None:
@@ -175,12 +162,6 @@ def test_names_of_rows_do_not_share_their_draws(tiny: Path, tmp_path: Path) -> N
     folder = StudyFolder(tmp_path / "s")
     train(made, folder)
     assert len(list(folder.searches.glob("*.json"))) == len(names)
-    file = next(folder.searches.glob("RoPE-kernel-*.json"))
-    kept = json.loads(file.read_text())
-    old = StudyFolder(tmp_path / "of 0.1")
-    old.searches.mkdir(parents=True)
-    (old.searches / "RoPE-kernel.json").write_text(file.read_text())
-    assert old.search("RoPE kernel") == kept, "as studies of 0.1 have it"
 
 
 def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> None:
@@ -231,25 +212,14 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     assert found.seeds == (7,)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"tables": []}, "tables: expected a list"),
-        ({"unit": "basket"}, "'basket' is none of user, session"),
-        ({"rows": {"A, trial 0": ROWS["NoPE"]}}, "is no name for a row"),
-        ({"rows": {"A\nB": ROWS["NoPE"]}}, "is no name for a row"),
-    ],
-)
-def test_what_no_study_can_have(tiny: Path, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        plan(tiny, **wrong)
-
-
-def typed(text: str) -> type:
-    """A class as a shell has it."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text, names)
-    return names["Mine"]
+def code_of(text: str) -> list[str]:
+    """What is read of a class that was typed into a cell of a notebook."""
+    cell, names = f"<cell {hash(text)}>", {"__name__": "__main__"}
+    linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
+    exec(compile(text, cell, "exec"), names)
+    found: dict[int, str] = {}
+    _read_typed(names["Mine"], "__main__", found)
+    return list(found.values())
 
 
 def test_code_of_a_class_that_no_file_has() -> None:
@@ -266,8 +236,8 @@ class Mine(Base):
     @property
     def name(self): return "a"
 """
-    same = code_of(typed(text))
-    assert same == code_of(typed(text))
+    same = code_of(text)
+    assert same == code_of(text)
     changes = [
         ("K = 2", "K = 3"),
         ("x * K", "x + K"),
@@ -276,4 +246,4 @@ class Mine(Base):
     ]
     changes += [("y + 1", "y + 2"), ('"a"', '"b"'), ("more(", "less(")]
     for before, after in changes:
-        assert code_of(typed(text.replace(before, after))) != same, after
+        assert code_of(text.replace(before, after)) != same, after

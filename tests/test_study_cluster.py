@@ -18,8 +18,8 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.study.fitting import _runs
-from recbole_pos.tune.storage import Mirror
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.worker import _folders
 
 LAST = 10
 BASE = {
@@ -57,7 +57,7 @@ def slow_epochs(file: str) -> Callable[[], None]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def two_machines(no_ray: None) -> Iterator[Cluster]:
     """Two raylets on loopback, one CPU each."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
@@ -78,12 +78,12 @@ def trained(file: Path) -> dict[str, list[tuple[int, str, int]]]:
 @pytest.mark.long
 @pytest.mark.parametrize("storage", [None, "file://{}/far"])
 def test_a_node_is_killed_in_the_middle(
-    cluster: Cluster, tiny: Path, tmp_path: Path, storage: str | None
+    two_machines: Cluster, tiny: Path, tmp_path: Path, storage: str | None
 ) -> None:
     log = tmp_path / "log"
     hook = {"worker_process_setup_hook": slow_epochs(str(log))}
-    ray.init(cluster.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(cluster.worker_nodes))
+    ray.init(two_machines.address, runtime_env=hook, log_to_driver=False)
+    other = next(iter(two_machines.worker_nodes))
 
     def kill() -> None:
         """When a fit is six epochs along on the other machine, with a storage or without."""
@@ -136,7 +136,7 @@ def test_a_copy_has_whole_files_and_the_newest(tmp_path: Path, scheme: str) -> N
     assert sorted(os.listdir(other.path)) == ["checkpoint.pt", "config.yaml"]
 
 
-def test_a_storage_that_cannot_be_is_told(tiny: Path, tmp_path: Path, capsys) -> None:
+def test_a_storage_that_cannot_be_is_told(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
     """Before anything is trained, in one line, by compare as by tune."""
     (tmp_path / "file").touch()
     what = f"-m FPARec -d tiny --data_path={tiny} --run_dir={tmp_path / 'out'}".split()
@@ -149,5 +149,5 @@ def test_a_storage_that_cannot_be_is_told(tiny: Path, tmp_path: Path, capsys) ->
 
 
 def test_a_machine_that_does_not_see_the_folder_is_told_of(tmp_path: Path) -> None:
-    with _runs(None) as run_of, pytest.raises(UsageError, match="does not see .*--storage"):
-        run_of(str(tmp_path / "elsewhere"))
+    with _folders(None) as folder_at, pytest.raises(UsageError, match="does not see .*--storage"):
+        folder_at(str(tmp_path / "elsewhere" / "run"))

@@ -23,10 +23,9 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
+from recbole_pos.study.comparing import Compared, StudyProgress
 from recbole_pos.study.configs import row_config, run_digest
-from recbole_pos.study.driver import Compared
-from recbole_pos.study.folder import StudyFolder
-from recbole_pos.study.progress import StudyProgress
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
@@ -144,13 +143,13 @@ def test_a_search_goes_by_validation_alone(
     folder = tmp_path / "s"
     kept = StudyFolder(folder)
     seen = []  # what a report would say when a fit has ended
-    ended = StudyProgress.ended
+    ended = StudyProgress.end
 
     def note(self: StudyProgress, job: Job, *args: Any) -> None:
         ended(self, job, *args)
         seen.append((job.fit.stage, kept.facts()))
 
-    monkeypatch.setattr(StudyProgress, "ended", note)
+    monkeypatch.setattr(StudyProgress, "end", note)
     found = recbole_pos.compare(study(tiny, search=search), run_dir=folder, verbose=False)
     assert set(seen[0][1]["chosen"].values()) == {None}  # the other trials may be better
     over = [facts for stage, facts in seen if stage == "trial"][-1]
@@ -310,7 +309,7 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
 def _workers(driver: int) -> list[int]:
     """Processes of Ray's that train, of this driver and no other."""
     family = psutil.Process(driver).children(recursive=True)
-    return [one.pid for one in family if "ray::fit" in " ".join(one.cmdline())]
+    return [one.pid for one in family if "train_run" in " ".join(one.cmdline())]
 
 
 def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys) -> None:

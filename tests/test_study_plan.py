@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from recbole_pos.errors import UnknownKey, UsageError
-from recbole_pos.study.command import plan_of_models
+from recbole_pos.study.asked import plan_of_models
 from recbole_pos.study.expand import (
     check_plan,
     dry_run,

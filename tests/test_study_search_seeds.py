@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import finish, plan, said
 from small_study import study
-from test_study_preview import finish, plan, said
 
 import recbole_pos
-from recbole_pos.errors import UsageError
 from recbole_pos.study.collect import results_of
 from recbole_pos.study.expand import dry_run, fits
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.report import protocol
 from recbole_pos.study.results import DONE, FAILED
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.tables import search_table
 from recbole_pos.study.work import Work
 
@@ -117,20 +116,7 @@ def test_a_report_has_the_mean(tiny: Path, tmp_path: Path) -> None:
     assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
 
 
-WRONG = [
-    ({"search_seeds": 4}, "from 1 to 3; found 4"),
-    ({"search_seeds": 0}, "from 1 to 3; found 0"),
-    ({"search": None}, "search_seeds: no row has a search"),
-]
-
-
-@pytest.mark.parametrize(("more", "message"), WRONG)
-def test_what_is_wrong_is_told(tiny: Path, more: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        searched(tiny, **more)
-
-
-def test_it_is_trained_and_reported(tiny: Path, tmp_path: Path) -> None:
+def test_it_is_trained_and_reported(cluster, tiny: Path, tmp_path: Path) -> None:
     content = study(tiny, rows=ROWS, search=GRID, seeds=2, search_seeds=2)
     folder = tmp_path / "s"
     found = recbole_pos.compare(content, run_dir=folder, verbose=False)

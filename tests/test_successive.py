@@ -1,7 +1,10 @@
-"""Successive evaluation under a global temporal split, through datasets, loaders and models."""
+"""Splits in time, by interaction and by session, through datasets, loaders, models and runs."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,19 @@ import torch
 from conftest import make_log, write_atomic
 from recbole.data.dataloader import FullSortEvalDataLoader
 from recbole.data.utils import create_samplers
+from session_logs import CUT, file_phases, session_log
 
 import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import Needs, training_loader
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL
+from recbole_pos.model.models import BUILTIN_GENERAL
 
 NUMBERS = [0.7, 0.85]
 GT = {"split": {"GT": NUMBERS}}
-PLAIN = [m for m in BUILTIN_SEQUENTIAL if m not in ("SASRecF", "GRU4RecF", "FDSA")]  # no attributes
+ALONE = {"train_neg_sample_args": None}  # uniform negatives are of the whole catalogue
+POPULAR = {"train_neg_sample_args": {"distribution": "popularity", "sample_num": 1}}
 
 
 def late_log() -> pd.DataFrame:
@@ -51,16 +57,12 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same events, but an item is called l<number> after the first boundary."""
-    frame = late_log()
-    after = frame.timestamp > edges(frame)[0]
-    frame["item_id"] = np.where(after, "l", "e") + frame.item_id.str[1:]
-    return str(write_atomic(frame, tmp_path_factory.mktemp("told")))
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_atomic(session_log(), tmp_path_factory.mktemp("sessions")))
 
 
 def brute_force(target: str, cold_items: str) -> dict[str, list[tuple]]:
-    """(user, item, time, past items) of each held-out target."""
+    """(user, item, time, past items) of each held-out target of the late log."""
     frame = late_log()
     first, last = edges(frame)
     trained = set(frame.item_id[frame.timestamp <= first])
@@ -94,64 +96,71 @@ def targets_of(made: Any) -> dict[str, list[tuple]]:
     return found
 
 
-@pytest.mark.parametrize("cold_items", ["keep", "drop"])
-@pytest.mark.parametrize("target", ["all", "last", "first"])
+@pytest.mark.parametrize(
+    ("target", "cold_items"), [("all", "keep"), ("last", "drop"), ("first", "keep")]
+)
 def test_all_models_have_the_same_targets(experiment, late, target, cold_items) -> None:
     options = {**GT, "target": target, "cold_items": cold_items}
     rows = brute_force(target, cold_items)
     want = {phase: [row[:3] for row in found] for phase, found in rows.items()}
-    assert len({user for user, *_ in want["test"]} & {"t", "w"}) == 2
-    assert "one" not in {user for user, *_ in want["test"]}
-    for model in ("FPARec", "SASRec", "Pop", "BPR", "ItemKNN"):
+    users = {user for user, *_ in want["test"]}
+    assert {"t", "w"} <= users and "one" not in users
+    for model in ("FPARec", "SASRec", "Pop", "ItemKNN"):
         made = experiment(model, data_path=late, eval_args=options)
         assert targets_of(made) == want, model
         assert made.dataset.split.summary["targets"]["test"] == len(want["test"])
+
+
+def test_all_models_have_the_same_targets_of_sessions(experiment, sessions: str) -> None:
+    """In every session from its second event on, read from a file whose lines are shuffled."""
+    frame = session_log()
+    phases = file_phases(frame)
+    want: dict[str, list[tuple]] = {"valid": [], "test": []}
+    for session, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
+        if phases[session] != "train":
+            rows = zip(group.item_id, group.timestamp, strict=True)
+            want[phases[session]] += [(session, *row) for row in list(rows)[1:]]
+    for model in ("PosSASRec", "SPop", "SRGNN", "BPR"):
+        made = experiment(model, data_path=sessions, **CUT)
+        assert targets_of(made) == {phase: sorted(rows) for phase, rows in want.items()}, model
 
 
 @pytest.mark.parametrize("split", [{"GT": NUMBERS}, {"RS": [6, 2, 2]}])
 def test_random_targets_are_the_same_for_models_and_seeds(experiment, late, split) -> None:
     options = {"split": split, "target": "random"}
     want = targets_of(experiment("FPARec", data_path=late, eval_args=options))
-    for model, seed in (("FPARec", 5), ("SASRec", 6), ("BPR", 7)):
+    for model, seed in (("FPARec", 5), ("BPR", 7)):
         assert targets_of(experiment(model, data_path=late, eval_args=options, seed=seed)) == want
     # other fields and another order of the users change nothing
     other = {"load_col": {"inter": ["timestamp", "item_id", "user_id"]}}
     assert targets_of(experiment("Pop", data_path=late, eval_args=options, **other)) == want
 
 
-@pytest.mark.parametrize("cold_items", ["keep", "drop"])
-def test_histories_hold_everything_before_the_target(experiment, late, cold_items) -> None:
+@pytest.mark.parametrize("model", ["SASRec", "Pop"])
+def test_histories_hold_everything_before_the_target(experiment, late, model: str) -> None:
     """Held-out events included; and mask_history leaves out exactly these items."""
-    options = {**GT, "cold_items": cold_items}
-    want = {row[:3]: row[3] for found in brute_force("all", cold_items).values() for row in found}
-    made = experiment("SASRec", data_path=late, eval_args=options)
-    general = experiment("Pop", data_path=late, eval_args=options)
-    for phase in ("valid", "test"):
-        seen = 0
-        for experiment_, is_general in ((made, False), (general, True)):
-            tokens = experiment_.dataset.field2id_token
-            trainer = experiment_.trainer
-            trainer.tot_item_num = experiment_.dataset.item_num
-            trainer.eval_log = experiment_.dataset.log
-            if is_general:
-                trainer.fit(experiment_.loaders["train"], saved=False, verbose=False)
-            for batch in experiment_.loaders[phase]:
-                rows, scores, _, items = trainer._full_sort_batch_eval(batch)
-                for row, item in enumerate(items.tolist()):
-                    user = tokens["user_id"][rows["user_id"][row]]
-                    name = tokens["item_id"][item]
-                    past = want[user, name, rows["timestamp"][row].item()]
-                    hidden = torch.where(scores[row] == -torch.inf)[0].numpy()
-                    if is_general:
-                        assert set(tokens["item_id"][hidden]) == {"[PAD]", *past} - {name}
-                    else:
-                        assert hidden.tolist() == [0]
-                        history = rows["item_id_list"][row, : rows["item_length"][row]]
-                        assert tuple(tokens["item_id"][history.numpy()]) == past[-12:]
-                    seen += 1
-        assert seen == 2 * sum(
-            len(v) for k, v in brute_force("all", cold_items).items() if k == phase
-        )
+    want = {row[:3]: row[3] for found in brute_force("all", "keep").values() for row in found}
+    made, seen = experiment(model, data_path=late, eval_args=GT), 0
+    tokens, trainer = made.dataset.field2id_token, made.trainer
+    trainer.tot_item_num, trainer.eval_log = made.dataset.item_num, made.dataset.log
+    if model == "Pop":
+        trainer.fit(made.loaders["train"], saved=False, verbose=False)
+    for batch in (batch for phase in ("valid", "test") for batch in made.loaders[phase]):
+        rows, scores, _, items = trainer._full_sort_batch_eval(batch)
+        for row, item in enumerate(items.tolist()):
+            name = tokens["item_id"][item]
+            past = want[
+                tokens["user_id"][rows["user_id"][row]], name, rows["timestamp"][row].item()
+            ]
+            hidden = torch.where(scores[row] == -torch.inf)[0].numpy()
+            if model == "Pop":
+                assert set(tokens["item_id"][hidden]) == {"[PAD]", *past} - {name}
+            else:
+                assert hidden.tolist() == [0]
+                history = rows["item_id_list"][row, : rows["item_length"][row]]
+                assert tuple(tokens["item_id"][history.numpy()]) == past[-12:]
+            seen += 1
+    assert seen == sum(map(len, brute_force("all", "keep").values()))
 
 
 def trained_items(made: Any) -> set[str]:
@@ -173,63 +182,70 @@ def trained_items(made: Any) -> set[str]:
     return set(tokens[sorted(int(i) for i in ids - {0})])
 
 
-ALONE = {"train_neg_sample_args": None}  # uniform negatives are of the whole catalogue
-POPULAR = {"train_neg_sample_args": {"distribution": "popularity", "sample_num": 1}}
-
-
+@pytest.mark.parametrize("protocol", ["GT", "ST", "ST of recent"])
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("FPARec", {}),
         ("PosSASRec", {"train_windows": "sliding", "MAX_ITEM_LIST_LENGTH": 5}),
-        ("PosSASRec", {"train_windows": "last"}),
-        ("PosSASRec", {"augmentation": "prefix"}),
+        ("FPARec", {"augmentation": "prefix"}),
         ("SASRec", {}),
-        ("SASRec", {"augmentation": "none"}),
         ("FPMC", POPULAR),
         ("Pop", ALONE),
         ("BPR", POPULAR),
-        ("ItemKNN", ALONE),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("cold_items", ["keep", "drop"])
-def test_training_sees_nothing_after_the_first_boundary(
-    experiment, told, model, options, cold_items
+def test_training_sees_nothing_that_is_held_out(
+    experiment, tmp_path: Path, protocol: str, model: str, options: dict
 ) -> None:
-    made = experiment(model, data_path=told, eval_args={**GT, "cold_items": cold_items}, **options)
-    items = trained_items(made)
-    assert items and all(item.startswith("e") for item in items)
-    if cold_items == "keep":  # all held-out items are late ones here
-        held_out = targets_of(made)
-        assert all(item.startswith("l") for rows in held_out.values() for _, item, _ in rows)
-    else:
-        assert made.loaders["valid"] is made.loaders["test"] is None
+    """Neither a later item nor a session of another part; every event but the first is a target."""
+    frame, given = (late_log(), {"eval_args": GT}) if protocol == "GT" else (session_log(), CUT)
+    early = frame.timestamp <= edges(frame)[0] if protocol == "GT" else None
+    if early is None:
+        phases = file_phases(frame)
+        order = [session for session, phase in phases.items() if phase == "train"]
+        if protocol == "ST of recent":
+            order, given = order[len(order) // 2 :], {**CUT, "train_fraction": "1/2"}
+        early = frame.user_id.isin(order)
+    frame["item_id"] = np.where(early, "e", "l") + frame.item_id.str[1:]
+    made = experiment(model, data_path=str(write_atomic(frame, tmp_path)), **given, **options)
+    assert trained_items(made) == set(frame.item_id[early])
+    held_out = targets_of(made)
+    assert all(
+        i.startswith("l") or protocol != "GT" for rows in held_out.values() for _, i, _ in rows
+    )
+    firsts = 0 if model in BUILTIN_GENERAL else frame.user_id[early].nunique()
+    assert (
+        made.loaders["train"].targets == len(made.loaders["train"]._dataset) == early.sum() - firsts
+    )
     if model == "Pop":
         made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
         counted = np.flatnonzero(made.model.item_cnt[:, 0].numpy())
         assert all(t[0] == "e" for t in made.dataset.field2id_token["item_id"][counted])
-    if model == "ItemKNN":
-        known = np.unique(made.model.pred_mat.tocoo().col)
-        assert all(t[0] == "e" for t in made.dataset.field2id_token["item_id"][known])
 
 
-def test_windows_and_rows_train_on_every_event_up_to_the_boundary(experiment, late) -> None:
-    frame = late_log()
-    before = frame[frame.timestamp <= edges(frame)[0]]
-    want = len(before) - before.user_id.nunique()
-    ours = experiment("FPARec", data_path=late, eval_args=GT)
-    assert ours.trainer.training_loader(ours.loaders["train"]).targets == want
-    assert (
-        len(experiment("GRU4Rec", data_path=late, eval_args=GT).loaders["train"]._dataset) == want
-    )
-    assert len(experiment("Pop", data_path=late, eval_args=GT).loaders["train"]._dataset) == len(
-        before
-    )
+def test_histories_never_cross_sessions(experiment, tmp_path: Path) -> None:
+    path = str(write_atomic(session_log(own_items=True), tmp_path))
+    made = experiment("PosSASRec", data_path=path, **CUT)
+    users, items = (made.dataset.field2id_token[name] for name in ("user_id", "item_id"))
+    for part in (loader._dataset for loader in made.loaders.values()):
+        rows = part[np.arange(len(part))]
+        for user, history, length, item in zip(
+            *(rows[f] for f in ("user_id", "item_id_list", "item_length", "item_id")), strict=True
+        ):
+            names = [*items[history[:length].numpy()], items[item]]
+            assert {name.split("_")[0] for name in names} == {users[user]}
+    for batch in made.trainer.training_loader(made.loaders["train"]):
+        owner, of_target = (
+            [items[item].split("_")[0] for item in column]
+            for column in (batch.items, batch.targets)
+        )
+        window = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        assert owner == of_target
+        assert len({*zip(owner, window, strict=True)}) == len(batch.lengths)
 
 
-@pytest.mark.parametrize("model", BUILTIN_GENERAL)
-@pytest.mark.parametrize("mode", ["valid_and_test", "valid_only", "test_only"])
+@pytest.mark.parametrize(("model", "mode"), [("Pop", "valid_and_test"), ("BPR", "test_only")])
 def test_leave_one_out_equals_recboles_general_loader(experiment, model: str, mode: str) -> None:
     """Row by row, with the past masked: the results of RecBole's loader, one row per user."""
     made = experiment(model, eval_args={"split": {"LS": mode}})
@@ -247,26 +263,6 @@ def test_leave_one_out_equals_recboles_general_loader(experiment, model: str, mo
         assert len(recboles.uid_list) == len(made.loaders[phase]._dataset) > 30
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"split": {"GT": [0.9, 0.8]}}, "each larger"),
-        ({"split": {"GT": 0.9}}, "one or two numbers"),
-        ({"split": {"GT": [0.9, 0.9001]}}, "no event for validation"),
-        ({"split": {"GT": [0.99999]}}, "no event for test"),
-        ({"split": {"GT": [0.0001, 0.5]}}, "up to the first boundary"),
-        ({**GT, "target": "lst"}, "did you mean last"),
-        ({**GT, "cold_items": "remove"}, "keep, drop"),
-        ({**GT, "group_by": "none"}, "group_by"),
-    ],
-    ids=str,
-)
-def test_wrong_options_say_what_is_wrong(experiment, late, given: dict, message: str) -> None:
-    for augmentation in ("all_positions", "none"):
-        with pytest.raises(UsageError, match=message):
-            experiment("FPARec", data_path=late, eval_args=given, augmentation=augmentation)
-
-
 def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
     """A user with every trained item: RecBole would look for another one forever."""
     rows = [("a", i, float(t)) for t, i in enumerate("xyz")] + [("b", "x", 3.0)]
@@ -276,17 +272,114 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         "data_path": str(write_atomic(frame, tmp_path)),
         "eval_args": {"split": {"GT": [0.5]}},
     }
-    config = recbole_pos.config.posconfig.PosConfig("BPR", "tiny", None, {**options, **POPULAR})
+    config = PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all 3 items that occur in training"):
         training_loader(config, PosDataset(config).build()[0], Needs())
 
 
-def test_recboles_own_config_gets_the_missing_keys(late, monkeypatch) -> None:
-    """It replaces eval_args as a whole, so that target and cold_items may be missing."""
-    from recbole.config import Config
+def by_hand(made: Any, phase: str, k: int) -> dict[str, float]:
+    """Hit, NDCG and coverage from the scores, without RecBole's evaluator."""
+    log, hits, gains, shown = made.dataset.log, [], [], set()
+    mask = made.config["MODEL_TYPE"].name == "GENERAL"
+    for interaction, _, _, items in made.loaders[phase]:
+        scores = made.model.full_sort_predict(interaction).view(len(items), -1).tolist()
+        for row, target in enumerate(items.tolist()):
+            event, user = int(interaction["target_event"][row]), int(interaction["user_id"][row])
+            past = log.items[log.offsets[user] : event].tolist() if mask else []
+            left_out = {0, *past} - {target}
+            order = [i for i in range(len(scores[row])) if i not in left_out]
+            order.sort(key=lambda item, values=scores[row]: -values[item])
+            shown |= set(order[:k])
+            hits.append(target in order[:k])
+            gains.append(1 / math.log2(order.index(target) + 2) if hits[-1] else 0.0)
+    return {
+        f"hit@{k}": sum(hits) / len(hits),
+        f"ndcg@{k}": sum(gains) / len(gains),
+        # RecBole divides by all ids, the padding included
+        f"itemcoverage@{k}": len(shown) / (len(made.dataset.field2id_token["item_id"])),
+    }
 
-    monkeypatch.setattr("sys.argv", ["pytest"])
-    given = {"order": "TO", "group_by": "user", "mode": "full", **GT}
-    config = Config("FPARec", "tiny", None, {"data_path": late, "eval_args": given})
-    dataset = PosSequentialDataset(config)
-    assert len(dataset.build()[2]) == len(brute_force("all", "keep")["test"])
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["PosSASRec", "BPR"])
+def test_a_run_says_what_was_split_and_metrics_are_those_by_hand(
+    late: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    frame, run = late_log(), tmp_path / "run"
+    first, last = edges(frame)
+    options = {"data_path": late, "eval_args": GT, "epochs": 2, "metrics": ["Hit", "NDCG"]}
+    options["metrics"].append("ItemCoverage")
+    result = recbole_pos.run(model, "tiny", None, {**options, "topk": [10]}, run_dir=run)
+    split = json.loads((run / "result.json").read_text())["split"]
+    assert split == result.split and split["boundaries"] == [first, last]
+    assert split["split"] == {"GT": NUMBERS} and split["target"] == "all"
+    assert split["events"]["test"] == int((frame.timestamp > last).sum())
+    assert split["targets"]["test"] == result.test_targets
+    assert f"split GT at time {repr(first).removesuffix('.0')} and" in capsys.readouterr().out
+    made = recbole_pos.load(run)
+    assert made.dataset.split.summary == split
+    with torch.inference_mode():
+        assert result.test == pytest.approx(by_hand(made, "test", 10), abs=1e-6)
+        assert result.best_valid == pytest.approx(by_hand(made, "valid", 10), abs=1e-6)
+    assert dict(made.trainer.evaluate(made.loaders["test"], load_best_model=False)) == result.test
+
+
+def test_a_split_without_validation(sessions: str, tmp_path: Path, capsys) -> None:
+    options = {"data_path": sessions, "eval_args": {"split": {"ST": 80}}, "epochs": 1}
+    options["train_fraction"] = "1/4"
+    result = recbole_pos.run("Pop", "tiny", None, options, run_dir=tmp_path / "run")
+    assert result.valid_targets == 0 and result.best_valid is None and result.test
+    assert result.split["events"]["valid"] == 0 and len(result.split["boundaries"]) == 1
+    printed = capsys.readouterr().out
+    assert "no validation" in printed and "of 20 sessions (60 older ones left out)" in printed
+
+
+def test_the_yaml_in_the_guide(tmp_path: Path) -> None:
+    """As it stands, and with each of its commented lines instead."""
+    guide = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```yaml\n(.*?)```", guide, re.S) if "session_id" in b)
+    seen = []
+    for line in re.findall(r"# (split: .*?})|# (train_fraction: \S+)", block):
+        changed = re.sub(r"  # split.*\n", "", block)
+        if line[0]:
+            changed = re.sub(r"  split: .*", f"  {line[0]}", changed)
+        else:
+            changed = changed.replace("# train_fraction", "train_fraction")
+        file = tmp_path / "shop.yaml"
+        file.write_text(changed)
+        config = PosConfig("SPop", "ml-100k", [str(file)])
+        seen.append((config["eval_args"]["split"]["ST"], config["train_fraction"]))
+    assert seen == [(0.9, None), (186670, None), ([176670, 186670], None), ([0.9, 0.95], "1/64")]
+
+
+# c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone
+EVENTS = {"a": "xw", "b": "xw", "c": "vz", "g": "vx", "d": "y", "h": "yx"}
+CORE = {"user_inter_num_interval": "[2,inf)", "item_inter_num_interval": "[2,inf)"}
+
+
+def filtered(folder: Path, **options: Any) -> tuple[dict[str, str], PosSequentialDataset]:
+    """The items of each session that filters leave."""
+    rows = [(session, item) for session, items in EVENTS.items() for item in items]
+    frame = pd.DataFrame(rows, columns=["user_id", "item_id"])
+    write_atomic(frame.assign(timestamp=range(len(rows))), folder)
+    item = pd.DataFrame({"item_id:token": list("vwxyzq"), "size:float": range(6)})
+    item.to_csv(folder / "tiny" / "tiny.item", sep="\t", index=False)
+    fields = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "size"]}
+    given = {"data_path": str(folder), "load_col": fields, **options}
+    dataset = PosSequentialDataset(PosConfig("SASRec", "tiny", None, given))
+    users, items = (dataset.field2id_token[field] for field in ("user_id", "item_id"))
+    found: dict[str, str] = {}
+    for user, item in dataset.inter_feat[["user_id", "item_id"]].to_numpy():
+        found[users[user]] = found.get(users[user], "") + items[item]
+    return found, dataset
+
+
+def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
+    left, made = filtered(tmp_path, session_filter={"item": 2, "session": 2})
+    assert left == {"a": "xw", "b": "xw", "g": "vx"}
+    # q never had an event, which is RecBole's to keep; what was dropped has no id and no row
+    assert set(made.field2id_token["item_id"][1:]) == set("xwvq") and made.user_num == 4
+    assert filtered(tmp_path, **CORE)[0] == {"a": "xw", "b": "xw"}
+    assert filtered(tmp_path)[0] == EVENTS
+    with pytest.raises(UsageError, match="session_filter"):
+        filtered(tmp_path, session_filter={"item": 9})

@@ -11,7 +11,7 @@ from conftest import make_log, write_atomic
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.ties import read_ties
+from recbole_pos.data.targets import read_ties
 from recbole_pos.errors import UsageError
 
 

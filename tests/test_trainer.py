@@ -1,11 +1,10 @@
-"""Training: determinism, exact resume after any kind of stop, safe checkpoints, bad losses."""
+"""Training: determinism, exact resume, validation, early stopping, the optimiser, bad losses."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,12 @@ from conftest import CROSS_ENTROPY, make_log, write_atomic
 from steps import learn
 
 import recbole_pos
-from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.diagnosis import explain_loss
-from recbole_pos.experiment.state import weights_of
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loss_watch import LossWatch
+from recbole_pos.experiment.trainer import PosTrainer
 
 OPTIONS = {
     "hidden_size": 16,
@@ -51,6 +52,7 @@ def outcome(folder: Path) -> tuple[dict, list[dict], dict]:
 
 
 def assert_same(one: Path, two: Path) -> None:
+    """Bit for bit."""
     first, second = outcome(one), outcome(two)
     assert first[0].keys() == second[0].keys()
     for name in first[0]:
@@ -59,241 +61,222 @@ def assert_same(one: Path, two: Path) -> None:
 
 
 def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path / "a")
-    run(tiny, tmp_path / "b")
-    assert_same(tmp_path / "a", tmp_path / "b")
+    """Also from the configuration that a run has written; its folder is complete."""
+    whole, again = tmp_path / "run", tmp_path / "again"
+    run(tiny, whole, tensorboard=True)
+    files = [str(whole / "config.yaml")]
+    recbole_pos.run(config_file_list=files, run_dir=again, verbose=False)
+    assert_same(whole, again)
     run(tiny, tmp_path / "c", seed=7)
-    assert outcome(tmp_path / "c")[1] != outcome(tmp_path / "a")[1]
+    assert outcome(tmp_path / "c")[1] != outcome(whole)[1]
+    result = json.loads((whole / "result.json").read_text())
+    assert {"model", "dataset", "best_valid", "targets_per_second", "peak_rss_mb", "seed"} < {
+        *result
+    }
+    assert result["seconds"].keys() == {"data", "training", "evaluation"}
+    line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])
+    assert line.keys() == {"epoch", "loss", "valid", *TIMING}
+    assert list((whole / "tensorboard").iterdir())
 
 
-# a plugin model; a built-in whose loader has a generator and whose loss draws from numpy; one that
-# keeps more than weights
-@pytest.mark.parametrize("model", ["FPARec", "FPMC", "Pop"])
-def test_resume_equals_uninterrupted(tiny: Path, tmp_path: Path, monkeypatch, model: str) -> None:
+# a plugin model; batches of bounded events; a built-in whose loader has a generator and whose loss
+# draws from numpy; one that keeps more than weights
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("FPARec", {}), ("FPARec", {"train_batch_events": 40}), ("FPMC", {}), ("Pop", {})],
+    ids=str,
+)
+def test_resume_equals_uninterrupted(
+    tiny: Path, tmp_path: Path, monkeypatch, model: str, options: dict
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(tiny, whole, model)
-    from recbole_pos.experiment.trainer import PosTrainer
-
+    run(tiny, whole, model, **options)
     step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (3, 2)
 
     def failing(self, loss_func, batch, watch, number: int):
-        epoch = self.progress.next_epoch
-        if (epoch, number) == stop_at:
+        if (self.progress.next_epoch, number) == stop_at:
             raise KeyboardInterrupt
         return step(self, loss_func, batch, watch, number)
 
     monkeypatch.setattr(PosTrainer, "_step", failing)
     with pytest.raises(KeyboardInterrupt):
-        run(tiny, broken, model)
+        run(tiny, broken, model, **options)
     monkeypatch.setattr(PosTrainer, "_step", step)
     np.random.seed(99), torch.manual_seed(99)
     recbole_pos.run(resume=broken, verbose=False)
     assert_same(whole, broken)
 
 
-def test_batches_of_bounded_events_are_the_same_after_a_resume(tiny: Path, tmp_path: Path) -> None:
-    bound = {"train_batch_events": 40}
-    run(tiny, tmp_path / "whole", epochs=2, **bound)
-    run(tiny, tmp_path / "parts", epochs=1, **bound)
+@pytest.mark.parametrize("learner", ["adamw", "sgd", "adagrad", "rmsprop"])
+def test_every_optimiser_can_be_resumed(tiny: Path, tmp_path: Path, learner: str) -> None:
+    run(tiny, tmp_path / "whole", epochs=2, learner=learner)
+    run(tiny, tmp_path / "parts", epochs=1, learner=learner)
     recbole_pos.run(resume=tmp_path / "parts", config_dict={"epochs": 2}, verbose=False)
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-    run(tiny, tmp_path / "unbound", epochs=2)
-    assert outcome(tmp_path / "unbound")[1] != outcome(tmp_path / "whole")[1]
+    assert outcome(tmp_path / "whole")[1] == outcome(tmp_path / "parts")[1]
 
 
-def test_resume_of_a_finished_run_only_tests_again(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path / "run")
-    before = outcome(tmp_path / "run")
-    recbole_pos.run(resume=tmp_path / "run", verbose=False)
-    after = outcome(tmp_path / "run")
-    assert before[1:] == after[1:]
+@pytest.fixture(scope="module")
+def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of a run that early stopping ended after its best epoch."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    found = run(tiny, folder, epochs=60, stopping_step=2, learning_rate=0.01, train_batch_size=2048)
+    assert found.best_epoch < found.epochs - 1 < 59
+    return found
 
 
-def test_resume_takes_no_other_options(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path / "run")
+def test_early_stopping_keeps_and_tests_the_best_epoch(finished: Any) -> None:
+    folder = RunFolder(finished.run_dir)
+    scores = [line["valid"]["ndcg@10"] for line in outcome(folder.path)[1]]
+    assert scores[finished.best_epoch] == max(scores) == finished.best_valid["ndcg@10"]
+    made = recbole_pos.load(folder.path)
+    assert made.trainer.evaluate(made.loaders["test"], load_best_model=False) == finished.test
+    made.trainer.load_weights(checkpoint.load(folder.checkpoint)["weights"])
+    assert made.trainer.evaluate(made.loaders["test"], load_best_model=False) != finished.test
+    file = str(folder.checkpoint)
+    assert made.trainer.evaluate(made.loaders["test"], model_file=file) == finished.test
+
+
+def test_a_finished_run_is_only_tested_again(finished: Any) -> None:
+    """Epochs after the checkpoint are dropped."""
+    folder = RunFolder(finished.run_dir)
+    before = outcome(folder.path)
+    folder.add_metrics({"epoch": 99})
+    recbole_pos.run(resume=finished.run_dir, verbose=False)
+    assert before[1:] == outcome(folder.path)[1:]
+
+
+def test_what_a_folder_is_not_for(finished: Any, tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--resume"):
-        recbole_pos.run(resume=tmp_path / "run", config_dict={"learning_rate": 1.0})
-    with pytest.raises(UsageError, match="not a run folder"):
+        recbole_pos.run(resume=finished.run_dir, config_dict={"learning_rate": 1.0})
+    with pytest.raises(UsageError, match="elsewhere"):
         recbole_pos.run(resume=tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="--resume"):
+        run(tiny, finished.run_dir)
 
 
-def test_a_second_run_does_not_overwrite_the_first(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path / "run")
-    with pytest.raises(UsageError, match="holds a run already"):
-        run(tiny, tmp_path / "run")
-
-
-def test_early_stopping_keeps_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
-    result = run(tiny, tmp_path / "run", epochs=200, stopping_step=2)
-    assert result.epochs < 200
-    scores = [line["valid"]["ndcg@10"] for line in outcome(tmp_path / "run")[1]]
-    assert scores[result.best_epoch] == max(scores) == result.best_valid["ndcg@10"]
-    loaded = recbole_pos.load(tmp_path / "run")
-    test = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
-    assert dict(test) == result.test
-
-
-def test_run_folder_is_complete(tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path / "run", tensorboard=True)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {
-        "model",
-        "dataset",
-        "best_valid",
-        "test",
-        "epochs",
-        "seconds",
-        "targets_per_second",
-    } <= (result.keys())
-    assert {"peak_rss_mb", "seed", "versions"} <= result.keys()
-    assert result["seconds"].keys() == {"data", "training", "evaluation"}
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert line.keys() == {"epoch", "loss", "valid", "seconds", "targets_per_second"}
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
-    again = tmp_path / "again"
-    recbole_pos.run(
-        config_file_list=[str(tmp_path / "run" / "config.yaml")], run_dir=again, verbose=False
+def fit(made: Any, **given: Any) -> Any:
+    """The trainer after its training, which writes nothing."""
+    made.trainer.fit(
+        made.loaders["train"], made.loaders["valid"], verbose=False, saved=False, **given
     )
-    assert_same(tmp_path / "run", again)
-
-
-def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
-    for model in recbole_pos.model.models.MODELS:
-        given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "learning_rate": 0.02}
-        made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
-        loader = made.trainer.training_loader(made.loaders["train"])
-        batch = next(iter(loader))
-        losses = learn(made.trainer, made.model.window_loss, batch, 150)
-        assert losses[-1] < 0.3 < 3 < losses[0], model
-
-
-def test_nan_loss_says_where_and_why(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
-        run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")
-
-
-def test_a_loader_field_that_is_not_finite_is_named(experiment) -> None:
-    made = experiment("PosSASRec")
-    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    object.__setattr__(batch, "times", torch.full((3,), torch.nan))
-    assert "the data: times" in explain_loss(batch, made.model, 1e-3)
+    return made.trainer
 
 
 @pytest.mark.parametrize(
-    ("longest", "options", "told"),
-    [
-        (12, {}, True),
-        (25, {}, False),
-        (12, {"embedding_scale": True}, False),
-        (12, {"model": "FPARec"}, False),  # has it by default
-        (12, {"model": "Pop"}, False),  # does not read it
-    ],
+    ("eval_step", "validated", "whole"), [(1, [0, 1, 2, 3, 4], 5), (2, [1, 3], 4), (50, [4], 5)]
 )
-def test_short_histories_are_told_of(tmp_path: Path, capsys, longest, options, told) -> None:
-    """By users that are there: the mean of 60, whose histories have 1 to ``longest`` events."""
-    log = make_log(longest=longest)
-    write_atomic(log, tmp_path)
-    given = {"model": "PosSASRec", "epochs": 1, "data_path": str(tmp_path), **options}
-    recbole_pos.run(given.pop("model"), "tiny", None, given, run_dir=tmp_path / "run")
-    mean = len(log) / log["user_id"].nunique()
-    assert (f"short histories, {mean:.1f} events a user" in capsys.readouterr().out) == told
+def test_validation_every_few_epochs(
+    experiment, eval_step: int, validated: list[int], whole: int
+) -> None:
+    """It is finished when no epoch is left that would be validated."""
+    made = experiment("FPARec", epochs=5, eval_step=eval_step, stopping_step=99)
+    ended = []
+    trainer = fit(made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.finished)))
+    assert [line["epoch"] for line in trainer.progress.history if line["valid"]] == validated
+    assert ended == [(epoch, epoch + 1 == whole) for epoch in validated]
+    assert trainer.progress.best_epoch in validated
+
+
+def test_no_validation_keeps_the_last_epoch(experiment) -> None:
+    trainer = fit(experiment("FPARec", epochs=3, eval_step=0))
+    assert trainer.progress.best_epoch == 2 and trainer.progress.best_result is None
+    weights = trainer.model.state_dict()
+    for name, best in trainer.best_weights["state_dict"].items():
+        assert torch.equal(best, weights[name])
+
+
+def test_a_metric_that_is_better_when_smaller(experiment) -> None:
+    options = {"metrics": ["NDCG", "AveragePopularity"], "valid_metric": "averagepopularity@10"}
+    made = experiment("FPARec", epochs=60, stopping_step=2, learning_rate=0.01, **options)
+    progress = fit(made).progress
+    scores = [line["valid"]["averagepopularity@10"] for line in progress.history]
+    assert scores[progress.best_epoch] == min(scores) == progress.best_score
+    assert progress.stopped and made.trainer.finished and len(scores) < 60
+
+
+def test_numbers_that_are_none(experiment, tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """A loss says where and why; so does a field that is not finite, and a score."""
+    with pytest.raises(TrainingError, match=r"epoch \d+, batch \d+.*learning_rate"):
+        run(tiny, tmp_path / "run", learning_rate=1e12, learner="sgd")
+    made = experiment("PosSASRec", epochs=1)
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    object.__setattr__(batch, "times", torch.full((3,), torch.nan))
+    assert "the data: times" in explain_loss(batch, made.model, 1e-3)
+    monkeypatch.setattr(made.trainer, "evaluate", lambda *_, **__: {"ndcg@10": float("nan")})
+    with pytest.raises(TrainingError, match="ndcg@10 is nan"):
+        fit(made)
+
+
+def test_the_loss_of_an_epoch_is_a_mean_over_targets(experiment, monkeypatch) -> None:
+    """Batches are in an order of the epoch."""
+    made = experiment("FPARec", epochs=1, train_batch_size=4)
+    seen = []
+
+    def step(_: Any, batch: Any, watch: LossWatch, number: int) -> None:
+        seen.append((len(batch), float(len(seen))))
+        watch.add(seen[-1][1], number, batch, len(batch))
+
+    monkeypatch.setattr(made.trainer, "_step", step)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    line = made.trainer._train_epoch(loader, 5)
+    targets, losses = np.array(seen).T
+    assert len(set(targets)) > 1 and loader.epoch == 5
+    assert line["loss"] == pytest.approx((targets * losses).sum() / targets.sum())
+
+
+def test_gradients_are_clipped(experiment) -> None:
+    options = {"learner": "sgd", "learning_rate": 1.0, "epochs": 1, "train_batch_size": 10**6}
+    made = experiment("FPARec", **options, clip_grad_norm={"max_norm": 1e-3})
+    before = torch.cat([p.detach().flatten().clone() for p in made.model.parameters()])
+    fit(made)
+    after = torch.cat([p.detach().flatten() for p in made.model.parameters()])
+    assert (after - before).norm().item() == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("learner", "kind"),
+    [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)],
+)
+def test_options_of_the_optimiser(experiment, learner: str, kind: type) -> None:
+    given = {"learning_rate": 0.02, "weight_decay": 0.03}
+    if learner != "sgd":
+        given["adam_betas"] = [0.8, 0.7]
+    optimizer = experiment("FPARec", learner=learner, **given).trainer.optimizer
+    assert type(optimizer) is kind
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.02, 0.03)
+    assert learner == "sgd" or group["betas"] == (0.8, 0.7)
 
 
 def test_wrong_learner_and_augmentation(experiment) -> None:
     with pytest.raises(UsageError, match="learner: 'adm'"):
         experiment("FPARec", learner="adm")
-    with pytest.raises(UsageError, match="STAMP can train with prefix or none"):
+    with pytest.raises(UsageError, match="STAMP.*prefix"):
         experiment("STAMP", augmentation="all_positions")
 
 
-def test_every_epoch_has_an_order_of_its_own(experiment) -> None:
-    made = experiment("FPARec")
-    loader = made.trainer.training_loader(made.loaders["train"])
-    made.trainer._train_epoch(loader, 5)
-    assert loader.epoch == 5
+@pytest.mark.parametrize(
+    ("longest", "options", "is_advised"),
+    [(12, {}, True), (25, {}, False), (12, {"embedding_scale": True}, False)],
+)
+def test_short_histories_are_told_of(
+    tmp_path: Path, capsys, longest: int, options: dict, is_advised: bool
+) -> None:
+    """By users that are there: the mean of 60, whose histories have 1 to ``longest`` events."""
+    log = make_log(longest=longest)
+    write_atomic(log, tmp_path)
+    given = {"epochs": 1, "data_path": str(tmp_path), **options}
+    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=tmp_path / "run")
+    mean = len(log) / log["user_id"].nunique()
+    advised = f"{mean:.1f} events a user" in capsys.readouterr().out
+    assert advised == is_advised
 
 
-def test_prefix_augmentation_trains_a_plugin_model_too(tiny: Path, tmp_path: Path) -> None:
-    result = run(tiny, tmp_path / "run", augmentation="prefix", epochs=1)
-    assert result.test["hit@10"] >= 0
-
-
-def test_weights_of_another_architecture(experiment) -> None:
-    weights = weights_of(experiment("FPARec").model)
-    with pytest.raises(CheckpointError, match="cannot be used with this model"):
-        experiment("PARec").trainer.load_weights(weights)
-
-
-class _Evil:
-    def __reduce__(self):
-        return os.mkdir, ("evil-was-here",)
-
-
-@pytest.mark.parametrize("write", [torch.save, lambda o, f: pickle.dump(o, open(f, "wb"))])
-def test_a_checkpoint_with_code_is_refused(tmp_path: Path, monkeypatch, write) -> None:
-    monkeypatch.chdir(tmp_path)
-    write({"format": checkpoint.FORMAT, "weights": _Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(CheckpointError, match="evil.pt"):
-        checkpoint.load(tmp_path / "evil.pt")
-    assert not (tmp_path / "evil-was-here").exists()
-
-
-def test_a_pickled_config_as_recbole_saves_it_is_refused(tmp_path: Path, experiment) -> None:
-    torch.save({"config": experiment("FPARec").config}, tmp_path / "x.pth", pickle_protocol=4)
-    with pytest.raises(CheckpointError, match="pickled object.*nothing in it was run"):
-        checkpoint.load(tmp_path / "x.pth")
-
-
-def test_truncated_and_foreign_checkpoints(tmp_path: Path) -> None:
-    file = tmp_path / "c.pt"
-    checkpoint.save(file, {"weights": torch.randn(1000)})
-    content = file.read_bytes()
-    for size in (0, 1, 100, len(content) // 2, len(content) - 1):
-        file.write_bytes(content[:size])
-        with pytest.raises(CheckpointError, match="c.pt is truncated or damaged"):
-            checkpoint.load(file)
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    file.write_bytes(bytes(flipped))
-    with pytest.raises(CheckpointError, match="checksum"):
-        checkpoint.load(file)
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="lacks optimizer"):
-        checkpoint.load(file, ["weights", "optimizer"])
-    torch.save({"weights": torch.ones(1)}, file)
-    with pytest.raises(CheckpointError, match="not written by this package"):
-        checkpoint.load(file)
-    file.write_text('{"best_epoch": 3}')
-    with pytest.raises(CheckpointError, match="not a checkpoint.*name the folder"):
-        checkpoint.load(file)
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
-        checkpoint.load(tmp_path / "none.pt")
-
-
-def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch) -> None:
-    file = tmp_path / "c.pt"
-    checkpoint.save(file, {"epoch": 1})
-    monkeypatch.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(file, {"epoch": 2})
-    monkeypatch.undo()
-    assert checkpoint.load(file)["epoch"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
-
-
-def test_only_plain_values_are_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="_Evil"):
-        checkpoint.save(tmp_path / "c.pt", {"x": _Evil()})
-
-
-def test_random_state_round_trip() -> None:
-    import random
-
-    def draw() -> list:
-        return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()]
-
-    np.random.standard_normal()  # leaves a cached second value behind
-    state = checkpoint.random_state()
-    first = draw()
-    checkpoint.set_random_state(state)
-    assert draw() == first
+@pytest.mark.long
+def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
+    for model in recbole_pos.model.models.MODELS:
+        given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "learning_rate": 0.02}
+        made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
+        loader = made.trainer.training_loader(made.loaders["train"])
+        losses = learn(made.trainer, made.model.window_loss, next(iter(loader)), 150)
+        assert losses[-1] < 0.3 < 3 < losses[0], model

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import shop
 import torch
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.experiment.build import prepare
-from recbole_pos.tune.data import SharedData
+from recbole_pos.runs.shared_data import SharedData
 
 
 @pytest.mark.parametrize(
-    "split", [{"LS": "valid_and_test"}, {"RS": [6, 2, 2]}, {"GT": [0.7, 0.85]}, {"ST": [0.6, 0.8]}]
+    ("model", "split"),
+    [
+        ("FPARec", {"LS": "valid_and_test"}),
+        ("GRU4Rec", {"RS": [6, 2, 2]}),
+        ("BPR", {"GT": [0.7, 0.85]}),
+        ("AttrFormer", {"ST": [0.6, 0.8]}),
+    ],
 )
-@pytest.mark.parametrize("model", ["FPARec", "GRU4Rec", "BPR", "AttrFormer"])
 def test_what_trials_get_has_no_test_event(tiny: Path, split: dict, model: str) -> None:
     """And is otherwise the same: rows of training and validation, identity, catalogue."""
     options = {"data_path": str(tiny), "eval_args": {"split": split}}
@@ -51,3 +58,19 @@ def test_histories_may_have_another_length(tiny: Path) -> None:
     row = part.loaders["train"]._dataset[[5]]
     assert row["item_id_list"].shape == (1, 7) and part.dataset.field2seqlen["item_id_list"] == 7
     assert whole.dataset.field2seqlen["item_id_list"] == 50
+
+
+def test_empty_cells_of_events_are_cut_with_the_log(tmp_path: Path) -> None:
+    """And those of items and users are not."""
+    whole = shop.open_shop(shop.write(tmp_path, shop.tables()))
+    config = PosConfig("AttrFormer", "shop", None, whole.config.external_config_dict)
+    part = prepare(config, dataset=SharedData(whole.dataset).dataset(config))
+    missing, kept = whole.dataset.missing, whole.dataset.part != TEST
+    assert missing["stars"][~kept].any() and missing["stars"][kept].any()
+    np.testing.assert_array_equal(part.dataset.missing["stars"], missing["stars"][kept])
+    for field in ("price", "age"):
+        np.testing.assert_array_equal(part.dataset.missing[field], missing[field])
+    part.model.load_state_dict(whole.model.state_dict())
+    scores = [dict(e.trainer.evaluate(e.loaders["valid"], load_best_model=False))
+              for e in (whole, part)]  # fmt: skip
+    assert scores[0] == scores[1]

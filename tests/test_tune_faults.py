@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +23,7 @@ from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.tune import search
-from recbole_pos.tune.outcome import Record
-from recbole_pos.tune.settings import SearchFolder
+from recbole_pos.tune.record import Record
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = {
@@ -119,7 +117,7 @@ def second_dies(flag: str, log: str) -> Callable[[], None]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def two_machines(no_ray: None) -> Iterator[Cluster]:
     """Two raylets on loopback, one CPU each."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
@@ -138,12 +136,12 @@ def trained(file: Path) -> dict[float, list[tuple[int, str, int]]]:
 
 
 @pytest.mark.long
-def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: Path) -> None:
+def test_a_node_is_killed_in_the_middle(two_machines: Cluster, tiny: Path, tmp_path: Path) -> None:
     log, space = tmp_path / "log", tmp_path / "space.yaml"
     space.write_text(SPACE)
     hook = {"worker_process_setup_hook": slow_epochs(str(log), 0.4)}
-    ray.init(cluster.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(cluster.worker_nodes))
+    ray.init(two_machines.address, runtime_env=hook, log_to_driver=False)
+    other = next(iter(two_machines.worker_nodes))
     killed: list[str] = []
 
     def kill() -> None:
@@ -179,14 +177,14 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, tiny: Path, tmp_path: 
     wait(lambda: len([node for node in ray.nodes() if node["Alive"]]) == 1)  # Ray notices late
     ray.shutdown()
     one = search("FPARec", "tiny", space, [], {**given, "epochs": 1}, num_samples=4,
-                 run_dir=tmp_path / "one", address=cluster.address, **options)  # fmt: skip
+                 run_dir=tmp_path / "one", address=two_machines.address, **options)  # fmt: skip
     assert not ray.is_initialized()  # left, but not ended
-    assert cluster.head_node.all_processes["raylet"][0].process.poll() is None
+    assert two_machines.head_node.all_processes["raylet"][0].process.poll() is None
     assert [t.options for t in one.trials] == [t.options for t in found.trials]
 
 
 @pytest.mark.long
-def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path) -> None:
+def test_a_trial_whose_processes_always_die_is_failed(no_ray, tiny: Path, tmp_path: Path) -> None:
     """In the process of another trial at first: no result, until they die again on resuming."""
     log, space = tmp_path / "log", tmp_path / "space.yaml"
     space.write_text("n_layers: {choice: [1, 2, 3]}\n")
@@ -215,7 +213,9 @@ def test_a_trial_whose_processes_always_die_is_failed(tiny: Path, tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_trial_goes_on_when_another_process_of_its_team_dies(tiny: Path, tmp_path: Path) -> None:
+def test_a_trial_goes_on_when_another_process_of_its_team_dies(
+    no_ray, tiny: Path, tmp_path: Path
+) -> None:
     log, flag, space = tmp_path / "log", tmp_path / "flag", tmp_path / "space.yaml"
     space.write_text(SPACE)
     hook = {"worker_process_setup_hook": second_dies(str(flag), str(log))}
@@ -258,8 +258,11 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     record = Record(folder / "trials.jsonl")
     done = {trial.number: trial for trial in record.ended}
     assert len(done) >= 2
-    going = [folder / "trials" / trial.folders[-1] for trial in record.unfinished]
-    passed_over = [int(trial.name[-5:]) for trial in going if _let_checkpoints_pass(trial)]
+    begun = [
+        trial
+        for trial in record.unfinished
+        if (folder / "runs" / trial.key / "checkpoint.pt").is_file()
+    ]
     again = [sys.executable, str(SCRIPT), "tune", "--resume", str(folder)]
     # a shell lets what it starts in the background ignore the signal, the tests as well
     heed = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -282,8 +285,8 @@ def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path)
     rows = (folder / "trials.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == [0, 1, 2, 3, 4, 5]
     lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
-    for number in passed_over:  # resumed from what was there, not from the start
-        assert [line.get("epoch") for line in lines if line["trial"] == number].count(1) <= 1
+    for trial in begun:  # resumed from what was there, not from the start
+        assert [line.get("epoch") for line in lines if line["trial"] == trial.number].count(1) <= 1
     for trial in Record(folder / "trials.jsonl").trials:  # what had ended is as it was
         assert trial == done.get(trial.number, trial)
     assert {int(line.split()[1]) for line in ended} <= set(done)
@@ -301,32 +304,18 @@ def _processes(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _let_checkpoints_pass(trial: Path) -> bool:
-    """As if more were written, and older ones deleted, after Ray last saved its state."""
-    there = sorted(trial.glob("checkpoint_*"))
-    if not there:
-        return False
-    shutil.copytree(there[-1], trial / "checkpoint_000500")
-    shutil.copytree(there[-1], trial / "checkpoint_000501")
-    cut_short = trial / "checkpoint_000501" / "checkpoint.pt"
-    cut_short.write_bytes(cut_short.read_bytes()[:1000])
-    for old in there:
-        shutil.rmtree(old)
-    return True
-
-
 @pytest.mark.long
-def test_a_driver_killed_before_it_wrote_anything(tiny: Path, tmp_path: Path) -> None:
+def test_a_driver_killed_before_it_wrote_anything(no_ray, tiny: Path, tmp_path: Path) -> None:
     """Only the settings are there: the search begins."""
     space, folder = tmp_path / "space.yaml", tmp_path / "out"
     space.write_text(SPACE)
     given = {**FAST, "data_path": str(tiny), "epochs": 1}
     options = {"searcher": "random", "num_samples": 2, "run_dir": folder, "verbose": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recbole_pos.tune.driver._tuner", _die)
+        patch.setattr("recbole_pos.tune.tuning._tuner", _die)
         with pytest.raises(ZeroDivisionError):
             search("FPARec", "tiny", space, [], given, **options)
-    assert SearchFolder(folder).begun and sorted(os.listdir(folder)) == ["lock", "search.json"]
+    assert sorted(os.listdir(folder)) == ["lock", "runs", "search.json"]
     assert not ray.is_initialized()
     found = search(resume=folder, verbose=False)
     assert [trial.state for trial in found.trials] == ["finished"] * 2

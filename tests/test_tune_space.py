@@ -6,36 +6,27 @@ import json
 import math
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import shop
 
+from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.time_rotary import _share
-from recbole_pos.tune.driver import _prepare
-from recbole_pos.tune.files import read_space, space_file
+from recbole_pos.runs.searchers import SEARCHERS, GridSearcher, OptunaSearcher, RandomSearcher
+from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.runs.space_files import parse_space, read_space, space_file
 from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tune.space import Space
+from recbole_pos.tune.tuning import _prepare
 from recbole_pos.yaml_files import ROOT, parse_scalar
 
-OTHERS = {
-    "num_samples": None,
-    "max_concurrent": None,
-    "metric": None,
-    "scheduler": "asha",
-    "grace_epochs": 5,
-    "searcher": "optuna",
-    "seed": 0,
-    "storage": None,
-    "cpus_per_trial": 1,
-    "gpus_per_trial": 0,
-    "nproc": 1,
-}
 ALL_KINDS = """
 epochs: 7
 learning_rate: {loguniform: [1e-4, 1e-2]}
@@ -52,10 +43,10 @@ def write(folder: Path, text: str, name: str = "space.yaml") -> Path:
     return file
 
 
-def settings(file: Path | None, model: str = "PosSASRec", given: dict | None = None, **others):
-    return read_settings(
-        model, "ml-100k", file, [], given or {}, SearchArguments(**{**OTHERS, **others})
-    )
+def settings(
+    file: Path | None, model: str = "PosSASRec", given: dict | None = None, **args: Any
+) -> Settings:
+    return read_settings(model, "ml-100k", file, [], given or {}, SearchArguments(**args))
 
 
 def test_the_space_of_torope_tells_its_ratios_apart() -> None:
@@ -84,7 +75,8 @@ def test_the_command_of_posrec_searches_all_of_its_space() -> None:
 def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
     space = read_space(write(tmp_path, ALL_KINDS))
     assert space.fixed == {"epochs": 7}
-    drawn = [space.draw(np.random.default_rng(seed)) for seed in range(300)]
+    searcher = RandomSearcher(space, "max", 0)
+    drawn = [searcher.ask(n) or {} for n in range(200)]
     rates = [options["learning_rate"] for options in drawn]
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
     assert 0.4 < np.mean([rate < 1e-3 for rate in rates]) < 0.6  # half of them in each decade
@@ -92,7 +84,7 @@ def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
     assert {options["n_layers"] for options in drawn} == {1, 2, 3}
     assert {options["block"] for options in drawn} == {"transformer", "hstu"}
     uniform = [options["hidden_dropout_prob"] for options in drawn]
-    assert min(uniform) < 0.13 < 0.37 < max(uniform) and 0.1 <= min(uniform) <= max(uniform) <= 0.4
+    assert 0.1 <= min(uniform) < 0.13 < 0.37 < max(uniform) <= 0.4
 
 
 def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> None:
@@ -103,7 +95,8 @@ def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> 
         "kernel_l: {choice: [toeplitz, full, identity]}\n"
     )
     space = settings(write(tmp_path, text), "KernelAttention").space
-    for options in [space.draw(np.random.default_rng(seed)) for seed in range(60)] + space.grid():
+    tpe = OptunaSearcher(space, "max", 0)
+    for options in [*(tpe.ask(n) for n in range(30)), *space.grid()]:
         holds = options["kernel_u"] == "toeplitz" and options["kernel_l"] != "full"
         assert ("kernel_band" in options) == holds, options
     assert len(space.grid()) == 2 * 2 + 4  # two of six pairs have a band, of two values each
@@ -138,7 +131,7 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
         ("n_layers: {choice: [1, 2], uniform: [0, 1]}", 1, "expected one of"),
         ("n_layers: {randint: [1, 2]}\nn_layers: {randint: [1, 2]}", 2, "given already"),
         ("n_layers: {randint: [0, 2]}", 1, "n_layers must be at least 1"),
-        ("hidden_dropout_prob: {uniform: [0.0, 1.5]}", 1, r"in \[0, 1\)"),
+        ("hidden_dropout_prob: {uniform: [0.0, 1.5]}", 1, "below 1"),
         ("n_layers: {choice: [1, two]}", 1, "expected a whole number"),
         ("block: {choice: [hstu, transfomer]}", 1, "did you mean transformer"),
         ("n_layers: 0\nhidden_size: {choice: [8]}", 1, "n_layers must be at least 1"),
@@ -201,12 +194,9 @@ def test_metric_and_its_direction(tmp_path: Path) -> None:
         ({"cpus_per_trial": 0}, "--cpus_per_trial"),
         ({"nproc": 0}, "--nproc"),
         ({"gpus_per_trial": 1.5}, "--gpus_per_trial"),
-        ({"gpus_per_trial": math.inf}, "--gpus_per_trial"),
         ({"gpus_per_trial": math.nan}, "--gpus_per_trial"),
-        ({"cpus_per_trial": math.inf}, "--cpus_per_trial"),
         ({"cpus_per_trial": 1e-300}, "--cpus_per_trial"),
         ({"num_samples": []}, "--num_samples"),
-        ({"max_concurrent": []}, "--max_concurrent"),
         ({"seed": -1}, "--seed"),
     ],
 )
@@ -231,36 +221,26 @@ LONG = "x" * 10_000
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "name"),
     [
-        f"{LONG}: {{choice: [1]}}",
-        f"n_layers: {{choice: [1], {LONG}: 2}}",
-        f"n_layers: {{{LONG}: [1], when: {{n_heads: 1}}}}",
-        f"n_layers: {{uniform: {LONG}}}",
-        f"n_layers: {{uniform: [1, {LONG}]}}",
-        f"n_layers: {{choice: [{LONG}, {LONG}]}}",
-        f"n_layers: {{loguniform: [-{'9' * 4000}, 1]}}",
-        f"n_layers: {{choice: [1], when: {{{LONG}: 1}}}}",
-        f"n_layers: {{choice: [1], when: {{n_layers: {LONG}}}}}",
-        f"n_layers: {{choice: [1], when: {{n_heads: {LONG}}}}}",
-        f"n_layers: [{LONG}",
-        f"n_layers: {{choice: [{LONG}]}}",
-        f"n_layers: {LONG}\nn_heads: {{choice: [1]}}",
+        (f"{LONG}: {{choice: [1]}}", "space.yaml"),
+        (f"n_layers: {{{LONG}: [1], when: {{n_heads: 1}}}}", "space.yaml"),
+        (f"n_layers: {{choice: [{LONG}, {LONG}]}}", "space.yaml"),
+        (f"n_layers: {{loguniform: [-{'9' * 4000}, 1]}}", "space.yaml"),
+        (f"n_layers: {{choice: [1], when: {{n_heads: {LONG}}}}}", "space.yaml"),
+        (f"n_layers: [{LONG}", "space.yaml"),
+        (f"n_layers: {LONG}\nn_heads: {{choice: [1]}}", "space.yaml"),
+        (f"x {LONG} 1,2", "x.hyper"),
+        (f"{LONG} choice 1", "x.hyper"),
+        ("x loguniform 1,1e9", "x.hyper"),
     ],
 )
-def test_a_message_quotes_the_beginning_of_a_long_value(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError) as error:
-        settings(write(tmp_path, text))
-    assert len(str(error.value)) < 700 and len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("line", [f"x {LONG} 1,2", f"{LONG} choice 1", LONG, "x loguniform 1,1e9"])
-def test_a_message_quotes_the_beginning_of_a_long_line_of_recbole(
-    tmp_path: Path, line: str
+def test_a_message_quotes_the_beginning_of_a_long_value(
+    tmp_path: Path, text: str, name: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        read_space(write(tmp_path, line, "x.hyper"))
-    assert len(str(error.value)) < 700
+        settings(write(tmp_path, text, name))
+    assert len(str(error.value)) < 700 and len(str(error.value).splitlines()) == 1
 
 
 def test_a_space_of_too_many_points_is_not_listed(tmp_path: Path) -> None:
@@ -315,20 +295,13 @@ def test_every_model_of_the_plugin_has_a_space(tmp_path: Path, monkeypatch) -> N
     assert space_file("properties/tune/FPARec.yaml", "x") == space_file(None, "FPARec")
 
 
-def test_a_space_survives_a_file(tmp_path: Path) -> None:
-    space = settings(write(tmp_path, ALL_KINDS)).space
-    again = Space.from_plain(space.to_plain())
-    rng = np.random.default_rng
-    assert again.draw(rng(3)) == space.draw(rng(3)) and again.names == space.names
-
-
 def test_a_search_belongs_to_its_attributes(tmp_path: Path) -> None:
     """As a trained model does: later trials would learn from other data than earlier ones."""
     made = shop.tables()
     given = shop.shop_options(shop.write(tmp_path, made))
-    begun = read_settings("AttrFormer", "shop", None, [], given, SearchArguments(**OTHERS))
+    begun = read_settings("AttrFormer", "shop", None, [], given, SearchArguments())
     _prepare(begun)
-    SearchFolder(tmp_path).settings.write_text(json.dumps(begun.to_plain()))
+    SearchFolder(tmp_path).settings.write_text(json.dumps(asdict(begun)))
     _prepare(SearchFolder(tmp_path).read())
     made["item"]["brand:token"] = made["item"]["brand:token"].to_numpy()[::-1]
     shop.write(tmp_path, made)
@@ -338,26 +311,30 @@ def test_a_search_belongs_to_its_attributes(tmp_path: Path) -> None:
         _prepare(SearchFolder(tmp_path).read())
 
 
-def test_one_process_at_a_time_searches_in_a_folder(tmp_path: Path) -> None:
-    folder = SearchFolder(tmp_path)
+def test_a_folder_is_of_one_search(tmp_path: Path) -> None:
+    """And of no run, and of one process at a time."""
+    made = settings(write(tmp_path, ALL_KINDS))
+    folder = SearchFolder.create(tmp_path / "s", made)
+    with pytest.raises(UsageError, match="holds a search"):
+        RunFolder.create(folder.path, "tiny", "FPARec")
     with folder.held():
         with pytest.raises(UsageError, match=r"is being searched by process \d+"):
-            with SearchFolder(tmp_path).held():
+            with SearchFolder(folder.path).held():
                 pass
-    with SearchFolder(tmp_path).held():
-        pass
-
-
-def test_the_folder_of_a_search_is_not_that_of_a_run(tmp_path: Path) -> None:
-    SearchFolder.create(tmp_path, settings(write(tmp_path, ALL_KINDS)))
-    with pytest.raises(UsageError, match="holds a search"):
-        RunFolder.create(tmp_path, "tiny", "FPARec")
-
-
-def test_the_folder_of_a_run_is_not_that_of_a_search(tmp_path: Path) -> None:
+    assert folder.read() == made
     (tmp_path / "config.yaml").write_text("model: FPARec")
     with pytest.raises(UsageError, match="holds a run already"):
-        SearchFolder.create(tmp_path, settings(write(tmp_path, ALL_KINDS)))
+        SearchFolder.create(tmp_path, made)
+
+
+def test_two_searches_do_not_share_a_storage(tmp_path: Path) -> None:
+    """Folders of the same name would write over each other's runs."""
+    file, storage = write(tmp_path, ALL_KINDS), str(tmp_path / "storage")
+    SearchFolder.create(tmp_path / "a/s", settings(file, storage=storage))
+    (tmp_path / "storage/s/00000").mkdir()
+    with pytest.raises(UsageError, match="holds a search already, of another folder"):
+        SearchFolder.create(tmp_path / "b/s", settings(file, storage=storage))
+    SearchFolder.create(tmp_path / "b/t", settings(file, storage=storage))
 
 
 @pytest.mark.parametrize(
@@ -386,3 +363,156 @@ def test_a_fixed_option_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> 
     file = write(tmp_path, "n_layers: {choice: [1, 2]}\nhidden_size: sixty")
     with pytest.raises(UsageError, match=r"space.yaml.* line 2: hidden_size"):
         settings(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hidden_size: {choice: [64, 48]}\nn_heads: {choice: [1, 3, 4]}", "64 is not .* n_heads 3"),
+        ("hidden_size: {uniform: [8, 64]}", "hidden_size: expected a whole number"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_found_before_the_first_trial(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"space.yaml, line [12]: .*{message}"):
+        settings(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (
+            "PosSASRec",
+            "n_heads: {choice: [1, 8]}\nhidden_size: {choice: [60, 65], when: {n_heads: 1}}",
+        ),
+        ("FGNN", "n_heads: {choice: [3, 4]}\nhidden_size: {choice: [10, 64]}"),  # of full size
+    ],
+)
+def test_sizes_that_fit_where_they_come_together(tmp_path: Path, model: str, text: str) -> None:
+    assert settings(write(tmp_path, text), model).space.names == ["n_heads", "hidden_size"]
+
+
+LEARNING = "learning_rate: {choice: [0.01, 0.001]}\n"
+
+
+def test_a_split_of_the_space_stays(tmp_path: Path) -> None:
+    """Key by key, as from any two sources; what is given wins."""
+    file = write(tmp_path, LEARNING + "eval_args: {split: {GT: [0.8, 0.9]}}\n")
+    both = settings(file, given={"eval_args": {"cold_items": "keep"}}).config()
+    assert both["eval_args"]["split"] == {"GT": [0.8, 0.9]}
+    assert both["eval_args"]["cold_items"] == "keep"
+    given = {"eval_args": {"split": {"LS": "valid_and_test"}}}
+    assert settings(file, given=given).config()["eval_args"]["split"] == given["eval_args"]["split"]
+
+
+def test_parts_of_a_file_for_one_scheme(tmp_path: Path) -> None:
+    """A trial has other schemes than the configuration the file was read for."""
+    mine = write(
+        tmp_path, "for:\n  PosSASRec: {n_layers: 1}\n  rope: {rope_base: 100}\n", "mine.yaml"
+    )
+    space = write(tmp_path, "position: {choice: [[rope], [learned]]}\n")
+
+    def both(**given: Any) -> Settings:
+        return read_settings("PosSASRec", "ml-100k", space, [str(mine)], given, SearchArguments())
+
+    with pytest.raises(UsageError, match="mine.yaml, for rope: a search that tries or sets"):
+        both()
+    space.write_text(LEARNING)
+    found = both(position=["rope"]).config()
+    assert found["rope_base"] == 100 and found["n_layers"] == 1
+
+
+def test_conditions_of_conditions_hold_together() -> None:
+    """What a parent's own condition asks for does not overrule what the child asks for."""
+    a, b = Parameter("a", "choice", [1, 2], "f"), ("b", "choice", [1, 2], "f")
+    c = Parameter("c", "choice", [5], "f", {"a": [2], "b": [1]})
+    space = Space([a, Parameter(*b, {"a": [1, 2]}), c])
+    for parameter, options in space.combinations():
+        assert space.exists(parameter, {k: v for k, v in options.items() if k != parameter.name})
+    with pytest.raises(UsageError, match="never holds"):
+        list(Space([a, Parameter(*b, {"a": [1]}), c]).combinations())
+    rate = Parameter("rate", "uniform", [0.1, 1], "f")
+    with pytest.raises(UsageError, match="never holds"):
+        list(Space([rate, Parameter("x", "choice", [1], "f", {"rate": [5]})]).combinations())
+
+
+def test_points_of_a_space() -> None:
+    """Fifty under conditions, though the product of all counts is half a million."""
+    space: dict[str, Any] = {"base": {"choice": list("abcde")}}
+    for name in "abcde":
+        space[name] = {"choice": list(range(10)), "when": {"base": name}}
+    assert parse_space(space, {}).points() == 50
+    many = [Parameter(f"x{n}", "randint", [1, 10], "f") for n in range(5)]
+    assert Space(many).points() is None and Space(many[:4]).points() == 10_000
+    assert Parameter("x", "quniform", [0, 0.5, 0.2], "f").ends() == [0, 0.4]
+
+
+SEARCHED = [
+    Parameter("n_layers", "choice", [1, 2, 3], "here"),
+    Parameter("dropout", "quniform", [0.0, 0.5, 0.1], "here"),
+    Parameter("window", "randint", [3, 9], "here", {"n_layers": [2]}),
+    Parameter("learning_rate", "loguniform", [1e-4, 1e-1], "here"),
+]
+
+
+@pytest.mark.parametrize("name", list(SEARCHERS))
+def test_a_searcher_recalls_what_it_asked(name: str) -> None:
+    """A new one stands as the old one did: the same trials and results; new ones differ."""
+    space = Space(SEARCHED[:3] if name == "grid" else SEARCHED)
+    old, new = (SEARCHERS[name](space, "max", 3) for _ in range(2))
+    for number in range(8):
+        new.recall(number, old.ask(number) or {})
+    for searcher in (old, new):
+        for number, score in {0: 0.0, 2: 0.2, 3: 0.3, 1: None}.items():
+            searcher.tell(number, score)
+    if name == "optuna":
+        trials = [
+            [(t.number, t.state, t.params, t.value) for t in searcher.study.trials]
+            for searcher in (old, new)
+        ]
+        assert trials[0] == trials[1] and set(old.asked) == set(new.asked)
+    assert new.ask(8) == old.ask(8)
+
+
+def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
+    """And do not repeat; where there are few, they end when all are drawn."""
+    text = (
+        "kernel_u: {choice: [toeplitz, full]}\nn_layers: {randint: [1, 3]}\n"
+        "kernel_band: {choice: [5, 9], when: {kernel_u: toeplitz}}\n"
+    )
+    found = settings(write(tmp_path, text), "KernelAttention", searcher="random")
+    assert found.space.points() == found.total == 3 * 2 + 3
+    one, two, other = (RandomSearcher(found.space, "max", seed) for seed in (0, 0, 1))
+    drawn = []
+    for n in range(9):
+        drawn.append(one.ask(n))
+        one.tell(n, 0.1)
+    assert drawn == [two.ask(n) for n in range(9)] != [other.ask(n) for n in range(9)]
+    assert all(options in drawn for options in found.space.grid()) and one.ask(9) is None
+
+
+def test_optuna_learns_and_knows_failures() -> None:
+    searcher = OptunaSearcher(Space([Parameter("rate", "uniform", [1e-4, 1.0], "f")]), "min", 0)
+    found = []
+    for n in range(40):
+        found.append(searcher.ask(n)["rate"])
+        searcher.tell(n, found[-1])
+    assert np.mean(found[-10:]) < 0.5 * np.mean(found[:10])
+    searcher.ask(40)
+    searcher.tell(40, math.nan)
+    searcher.tell(40, 0.0)  # a second word about the same trial
+    assert [trial.state.name for trial in searcher.study.trials[-1:]] == ["FAIL"]
+
+
+def test_a_grid_ends() -> None:
+    searcher = GridSearcher(Space(SEARCHED[:1]), "max", 0)
+    assert [searcher.ask(n) for n in range(4)] == [*({"n_layers": n} for n in (1, 2, 3)), None]
+
+
+@pytest.mark.parametrize("how", [["--seed=5"], ["--seed", "5"]])
+def test_the_seed_of_the_command_is_that_of_the_search(how: list[str], monkeypatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr("recbole_pos.tune.search", lambda *a, **k: called.append((a, k)))
+    assert main(["tune", "-m", "FPARec", "-d", "tiny", *how, "--epochs=3"]) == 0
+    assert called[0][1]["settings"].seed == 5 and called[0][0][4] == {"epochs": 3}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from recbole_pos.config.options import rule
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index, training_windows
 from recbole_pos.distributed import Share
 from recbole_pos.errors import UsageError
@@ -58,14 +57,6 @@ def test_gather_index(windows: list[tuple[int, int]]) -> None:
     assert gather_index(start, length).tolist() == want
 
 
-def test_plugin_and_builtin_train_on_the_same_targets(experiment) -> None:
-    plugin, builtin = experiment("PosSASRec"), experiment("SASRec")
-    windows = plugin.trainer.training_loader(plugin.loaders["train"])
-    mine = Counter(t for batch in windows for t in batch.targets.tolist())
-    rows = builtin.loaders["train"]._dataset.inter_feat
-    assert mine == Counter(rows["item_id"].tolist())
-
-
 def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
     rows = experiment("SASRec", augmentation="none").loaders["train"]._dataset.inter_feat
     users = rows["user_id"].tolist()
@@ -94,22 +85,6 @@ def test_window_loader_covers_an_epoch(experiment, mode: str, pool: int) -> None
     assert all(map(np.array_equal, batches, loader._batches()))
 
 
-def test_pooled_batches_hold_equal_numbers_of_events(experiment) -> None:
-    made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
-    assert max(events) - min(events) <= 2 * loader.windows.lengths.max()
-
-
-def test_training_never_sees_held_out_events(experiment) -> None:
-    """Neither as input nor as target, in windows and in rows."""
-    made = experiment("PosSASRec", train_windows="sliding")
-    loader = made.trainer.training_loader(made.loaders["train"])
-    held_out = set(np.flatnonzero(made.dataset.part != TRAIN))
-    used = gather_index(loader.windows.start, loader.windows.lengths + 1)
-    assert not held_out & set(used)
-
-
 def test_stride_of_sliding_windows() -> None:
     """Half of a window when it is not given; new targets are at most a window."""
     with pytest.raises(UsageError, match="window_stride: expected 1 to"):
@@ -122,11 +97,6 @@ def test_stride_of_sliding_windows() -> None:
         assert np.array_equal(one.first, two.first) and np.array_equal(one.start, two.start)
 
 
-def test_the_oldest_sliding_window_is_as_long_as_the_others() -> None:
-    windows = training_windows(np.array([0]), np.array([7]), 6, "sliding", 2)
-    assert (windows.start.tolist(), windows.end.tolist()) == ([0], [6])
-
-
 def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
     made = experiment("PosSASRec", length_pool=50, train_batch_size=8)
     loader = made.trainer.training_loader(made.loaders["train"])
@@ -135,12 +105,6 @@ def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
     assert len(spans) > 4 and spans != sorted(spans)
     ordered = sorted(spans)
     assert all(one[1] <= two[0] for one, two in zip(ordered, ordered[1:], strict=False))
-
-
-def test_the_order_of_batches_depends_on_the_seed(experiment) -> None:
-    made = [experiment("PosSASRec", seed=seed) for seed in (1, 2)]
-    one, two = (m.trainer.training_loader(m.loaders["train"])._batches() for m in made)
-    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -171,14 +135,6 @@ def _unbound(experiment, options: dict, epoch: int) -> list[np.ndarray]:
     return loader._batches()
 
 
-def test_a_bound_that_is_not_reached_changes_nothing(experiment) -> None:
-    options = {"train_batch_size": 16}
-    made = experiment("PosSASRec", **options, train_batch_events=10**6)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    whole = _unbound(experiment, options, 0)
-    assert len(loader) == len(whole) and all(map(np.array_equal, loader._batches(), whole))
-
-
 def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> None:
     made = experiment("PosSASRec", train_batch_size=16, train_batch_events=20)
     steps, targets = set(), 0
@@ -202,8 +158,3 @@ def test_sequences_that_read_each_other_stay_together(experiment) -> None:
     events = [int(loader.windows.lengths[batch].sum()) for batch in loader._batches()]
     assert all(n <= 10 or len(one) == 1 for n, one in zip(events, users, strict=True))
     assert max(events) > 10
-
-
-def test_rows_have_no_bound_of_events(experiment) -> None:
-    with pytest.raises(UsageError, match="train_batch_events is only read under augmentation"):
-        experiment("PosSASRec", augmentation="prefix", train_batch_events=100)

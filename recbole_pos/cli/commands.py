@@ -22,7 +22,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.starters import started_by
+from recbole_pos.experiment.environment import started_by
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -224,7 +224,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     "(--key value) are the same for all rows.",
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.study.driver import compare
+    from recbole_pos.study.comparing import compare
 
     if bool(args.what) == bool(args.model):
         raise UsageError(

@@ -22,8 +22,7 @@ from rich.table import Table
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
 from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
-from recbole_pos.position.facts import FACTS
-from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
@@ -237,10 +236,10 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") 
     # names are kept whole; the columns between may break their lines between words
     narrow = [max(len(w) for cell in column for w in cell.split()) for column in cells[1:-1]]
     for widths, needed in ((natural, ROOMY), ([natural[0], *narrow], ENOUGH)):
-        text = width - sum(widths) - 3 * len(columns) - 1  # frame and space around cells
-        if text >= needed:
+        rest = width - sum(widths) - 3 * len(columns) - 1  # frame and space around cells
+        if rest >= needed:
             table = Table(caption=note or None)
-            for name, most in zip(columns, [*widths, text], strict=True):
+            for name, most in zip(columns, [*widths, rest], strict=True):
                 table.add_column(name, max_width=most, overflow="fold")
             for row in rows:
                 table.add_row(*map(escape, row))

@@ -109,7 +109,7 @@ def _warning_in_lines() -> Iterator[None]:
             return f"warning: {message}\n"
         return usual(message, category, *place)
 
-    warnings.formatwarning = formatted
+    warnings.formatwarning = formatted  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -93,27 +93,17 @@ def trained(config: Options, value: Any) -> str | None:
 
 def unused_by(model: str) -> Condition:
     """Read by all models but one of RecBole's, whose code asks for it and does nothing with it."""
-
-    def condition(config: Options, value: Any) -> str | None:
-        if config["model"] == model:
-            return f"is an option of RecBole's {model} that its computation does not use"
-        return None
-
-    return condition
+    wrong = f"is an option of RecBole's {model} that its computation does not use"
+    return lambda config, value: wrong if config["model"] == model else None
 
 
 def custom(instead: str = "") -> Condition:
-    """Read by models of other packages alone.
-
-    Args:
-        instead: what has the effect that is looked for.
-    """
+    """Read by models of other packages only; ``instead`` is what has the effect looked for."""
 
     def condition(config: Options, value: Any) -> str | None:
-        if config["model"] in ADDED:
-            return None
         text = f"is not read by {config['model']}, nor by any model of RecBole's that runs here"
-        return f"{text}; {instead}" if instead else text
+        text += f"; {instead}" if instead else ""
+        return None if config["model"] in ADDED else text
 
     return condition
 
@@ -121,10 +111,8 @@ def custom(instead: str = "") -> Condition:
 def labelled(config: Options, value: Any) -> str | None:
     """As above, of what makes labels of a field; its own values say what has the effect."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
-    what = (
-        f"items are ranked, and no label is read; val_interval: {kept} keeps only what is rated so"
-    )
-    return custom(what)(config, value)
+    what = "items are ranked, and no label is read; val_interval: "
+    return custom(f"{what}{kept} keeps only what is rated so")(config, value)
 
 
 def never(why: str) -> Condition:

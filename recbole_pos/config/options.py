@@ -1,59 +1,46 @@
 """THE table of options: what each may be. Defaults, and the sentence on each, stand in yaml.
 
-From a row come the checks and their messages (``checks.py``), what a search may vary, what starting
-from another run must not change, and what ``run --help`` lists. The type of an option is that of
-its default or, where that is empty, of the row's example. An option within a mapping is written
-with a dot; what is said of a list holds for what is in it. A test holds that every option of the
-plugin, and every number of RecBole's, has a row.
+From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
+vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
+option is that of its default or, where that is empty, of the row's example. An option within a
+mapping is written with a dot; what is said of a list holds for what is in it. A test holds that
+every option of the plugin, and every number of RecBole's, has a row.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
-from recbole_pos.config.effects import (
-    custom,
-    either,
-    embedded,
-    files,
-    histories,
-    labelled,
-    never,
-    of_fields,
-    of_numbers,
-    of_tables,
-    sequential,
-    several_targets,
-    tables,
-    trained,
-    under,
-    unused_by,
-)
-from recbole_pos.config.option import (
-    DATA,
-    IGNORED,
-    SCHEDULE,
-    TRAINING,
-    Option,
-)
+from recbole_pos.config import effects, option
+from recbole_pos.config.effects import custom, never, trained, under, unused_by
+from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
 from recbole_pos.values import SECONDS
 
 
 def cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _rows(names: str, *bounds: Any, **about: Any) -> list[Option]:
+    """Return a row for each name, all the same otherwise."""
+    return [Option(name, *bounds, **about) for name in names.split()]
+
+
+def _choice(name: str, choices: str, **about: Any) -> Option:
+    """Return the row of an option that has one of some names."""
+    return Option(name, choices=tuple(choices.split()), **about)
 
 
 _ABOVE_0, _BELOW_1, _ABOVE_1 = (math.nextafter(a, b) for a, b in ((0, 1), (1, 0), (1, 2)))
 _SIZE = 65_536  # of vectors: beyond any published model, and its square fits in memory
 _LENGTH = 16_384  # of histories, of which attention holds pairs
 _WEIGHT = 1e6  # of a part of a loss or a sum
-_UNITS = tuple(SECONDS)
-_FACTORS = ("toeplitz", "full", "identity")
-_PICKLES = "data are not cached as pickle files here, which would be loaded unchecked; remove it"
+_RUN = "saved/ml-100k/PosSASRec/20260101-120000"
 _EVALUATION = {
     **dict.fromkeys(("split", "order", "group_by", "mode")),
     "target": "all",
@@ -64,47 +51,45 @@ _NEGATIVES = {
     **{"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False},
     "candidate_num": 0,
 }
+_CLIPPING = {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False}
 # Conditions that several options share.
 _WINDOWS = (under("augmentation", "all_positions"),)
 _TRAINED = (trained,)
 _NEGATIVE = (trained, under("train_neg_sample_args.distribution", "uniform", "popularity"))
 _NOT_FEAREC = (unused_by("FEARec"),)
 _NO_GRAPH = (custom("knowledge graphs are not read"),)
-_CLIPPING = {"max_norm": 1.0, "norm_type": 2.0, "error_if_nonfinite": False}
+_OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
+_OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
+_TRANSFORMER = (under("block", "transformer"),)
 
-_TABLE = (
-    # names of a run
-    Option("model", role=DATA),
-    Option("dataset", role=DATA),
+_TABLE: list[Option] = [
+    # what is run, and how files are written
+    *_rows("model data_path USER_ID_FIELD ITEM_ID_FIELD TIME_FIELD", role=DATA),
+    Option("dataset", role=DATA, check=option.check_nothing),
     Option("plugins", example=["my_models"], alone=True, role=DATA),
-    # what is read
-    Option("data_path", role=DATA),
-    Option("encoding", role=DATA, only=(files(parquet=False),)),
-    Option("field_separator", role=DATA, only=(files(parquet=False),)),
-    Option("seq_separator", role=DATA, only=(files(parquet=False),)),
-    Option("column_types", example={"user_id": "token"}, role=DATA, only=(files(parquet=True),)),
-    Option("USER_ID_FIELD", role=DATA),
-    Option("ITEM_ID_FIELD", role=DATA),
-    Option("RATING_FIELD", role=DATA, only=(custom(),)),
-    Option("TIME_FIELD", role=DATA),
+    *_rows(
+        "encoding field_separator seq_separator", role=DATA, only=(effects.files(parquet=False),)
+    ),
+    Option(
+        "column_types", example={"user_id": "token"}, role=DATA, only=(effects.files(parquet=True),)
+    ),
+    *_rows("RATING_FIELD POSITION_FIELD", role=DATA, only=(custom(),)),
     Option("LABEL_FIELD", role=DATA, only=(custom("here items are ranked, and no label is read"),)),
     Option("NEG_PREFIX", role=DATA, only=_NEGATIVE),
-    Option("ITEM_LIST_LENGTH_FIELD", role=DATA, only=(sequential,)),
-    Option("LIST_SUFFIX", role=DATA, only=(sequential,)),
-    Option("POSITION_FIELD", role=DATA, only=(custom(),)),
-    Option("HEAD_ENTITY_ID_FIELD", role=DATA, only=_NO_GRAPH),
-    Option("TAIL_ENTITY_ID_FIELD", role=DATA, only=_NO_GRAPH),
-    Option("RELATION_ID_FIELD", role=DATA, only=_NO_GRAPH),
-    Option("ENTITY_ID_FIELD", role=DATA, only=_NO_GRAPH),
-    Option(
-        "load_col",
-        example={"inter": ["user_id", "item_id", "timestamp"]},
+    *_rows("ITEM_LIST_LENGTH_FIELD LIST_SUFFIX", role=DATA, only=(effects.sequential,)),
+    *_rows(
+        "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD", **_OF_GRAPHS
+    ),
+    Option("kg_reverse_r", example=True, **_OF_GRAPHS),
+    *_rows("alias_of_entity_id alias_of_relation_id", example=["a"], **_OF_GRAPHS),
+    # what of it is read
+    *_rows(
+        "load_col unload_col unused_col",
         empty=True,
         role=DATA,
-        only=(of_tables,),
+        only=(effects.of_tables,),
+        check=option.check_columns,
     ),
-    Option("unload_col", example={"inter": ["rating"]}, role=DATA, only=(of_tables,)),
-    Option("unused_col", example={"inter": ["rating"]}, role=DATA, only=(of_tables,)),
     Option(
         "additional_feat_suffix",
         example=["ent"],
@@ -112,42 +97,47 @@ _TABLE = (
         role=DATA,
         only=(custom("attributes of items belong into the item table"),),
     ),
-    Option("seq_len", 1, 10**6, example={"tags": 10}, role=DATA, unit="tokens", only=(of_fields,)),
-    Option("threshold", example={"rating": 4}, role=DATA, only=(labelled,)),
-    Option("timestamp_unit", choices=_UNITS, role=DATA),
+    Option("seq_len", 1, 10**6, example={"tags": 10}, unit="tokens", **_OF_FIELDS),
+    Option("threshold", example={"rating": 4}, role=DATA, only=(effects.labelled,)),
+    Option("timestamp_unit", choices=tuple(SECONDS), role=DATA),
     Option(
         "preload_weight",
         example={"ent_id": "ent_emb"},
         role=DATA,
         only=(custom("give vectors of items as float fields of the item table"),),
     ),
-    Option("alias_of_user_id", example=["name"], role=DATA, only=(of_fields,)),
-    Option("alias_of_item_id", example=["name"], role=DATA, only=(of_fields,)),
-    Option("alias_of_entity_id", example=["name"], role=DATA, only=_NO_GRAPH),
-    Option("alias_of_relation_id", example=["name"], role=DATA, only=_NO_GRAPH),
-    Option("normalize_field", example=["price"], role=DATA, only=(of_fields,)),
-    Option("normalize_all", example=True, role=DATA, only=(of_numbers,)),
+    *_rows("alias_of_user_id alias_of_item_id", example=["name"], **_OF_FIELDS),
+    Option("normalize_field", example=["price"], **_OF_FIELDS),
+    Option("normalize_all", example=True, role=DATA, only=(effects.of_numbers,)),
     Option(
-        "discretization", 1, 10**6, example={"price": {"method": "LD"}}, role=DATA, only=(embedded,)
+        "discretization", role=DATA, only=(effects.embedded,), check=option.check_discretization
     ),
-    Option("numerical_features", example=["price"], role=DATA, only=(embedded,)),
-    Option("kg_reverse_r", example=True, role=DATA, only=_NO_GRAPH),
+    Option("numerical_features", example=["price"], role=DATA, only=(effects.embedded,)),
     Option("benchmark_filename", example=["train", "valid", "test"], role=DATA),
     # what of it is left
     Option("rm_copies", role=DATA),
-    Option("session_filter", role=DATA),
-    Option("train_fraction", role=DATA),
-    Option("rm_dup_inter", choices=("first", "last"), example="first", role=DATA),
-    Option("val_interval", example={"rating": "[3,inf)"}, interval=True, role=DATA),
-    Option("filter_inter_by_user_or_item", role=DATA, only=(tables,)),
-    Option("user_inter_num_interval", example="[0,inf)", empty=True, interval=True, role=DATA),
-    Option("item_inter_num_interval", example="[0,inf)", empty=True, interval=True, role=DATA),
-    Option("entity_kg_num_interval", example="[0,inf)", interval=True, only=_NO_GRAPH),
-    Option("relation_kg_num_interval", example="[0,inf)", interval=True, only=_NO_GRAPH),
+    Option("session_filter", role=DATA, check=option.check_session_filter),
+    Option("train_fraction", role=DATA, check=option.check_fraction),
+    _choice("rm_dup_inter", "first last", example="first", role=DATA),
+    Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
+    Option("filter_inter_by_user_or_item", role=DATA, only=(effects.tables,)),
+    *_rows(
+        "user_inter_num_interval item_inter_num_interval",
+        example="[0,inf)",
+        empty=True,
+        role=DATA,
+        each=option.check_interval,
+    ),
+    *_rows(
+        "entity_kg_num_interval relation_kg_num_interval",
+        example="[0,inf)",
+        only=_NO_GRAPH,
+        each=option.check_interval,
+    ),
     # evaluation
     Option("eval_args", inner=_EVALUATION, empty=True, role=DATA),
-    Option("eval_args.target", choices=("all", "last", "first", "random"), only=(several_targets,)),
-    Option("eval_args.cold_items", choices=("keep", "drop")),
+    _choice("eval_args.target", "all last first random", only=(effects.several_targets,)),
+    _choice("eval_args.cold_items", "keep drop"),
     Option("eval_args.ties"),
     Option("metrics", alone=True, role=DATA),
     Option("topk", 1, 10**6, alone=True, role=DATA),
@@ -167,31 +157,21 @@ _TABLE = (
     Option(
         "stopping_step", 0, 10**9, role=SCHEDULE, unit="validations", only=(under("eval_step"),)
     ),
-    Option("gpu_id", role=SCHEDULE),
-    Option("compile", role=SCHEDULE),
-    Option("batch_shapes", choices=("auto", "exact", "fixed"), role=TRAINING, only=_WINDOWS),
-    Option("data_on_device", choices=("auto", "always", "never"), role=SCHEDULE),
-    Option(
-        "precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"), role=TRAINING, only=_TRAINED
-    ),
-    Option("worker", 0, 2 * cores(), unit="processes"),
-    Option("show_progress", role=SCHEDULE),
-    Option("tensorboard", role=SCHEDULE),
-    Option("cache", role=SCHEDULE),
+    Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
+    *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
+    _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
+    _choice("data_on_device", "auto always never", role=SCHEDULE),
+    _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
+    Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
     # what an example is
-    Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(histories,)),
-    Option(
+    Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(effects.histories,)),
+    _choice(
         "augmentation",
-        choices=("prefix", "none", "all_positions"),
+        "prefix none all_positions",
         role=TRAINING,
-        only=(sequential, trained),
+        only=(effects.sequential, trained),
     ),
-    Option(
-        "train_windows",
-        choices=("last", "chunk", "sliding", "prefix"),
-        role=TRAINING,
-        only=_WINDOWS,
-    ),
+    _choice("train_windows", "last chunk sliding prefix", role=TRAINING, only=_WINDOWS),
     Option(
         "window_stride",
         1,
@@ -207,7 +187,7 @@ _TABLE = (
         "train_batch_events", 1, 10**9, example=16384, role=TRAINING, unit="events", only=_WINDOWS
     ),
     Option("train_neg_sample_args", inner=_NEGATIVES, empty=True, role=TRAINING, only=_TRAINED),
-    Option("train_neg_sample_args.distribution", choices=("none", "uniform", "popularity")),
+    _choice("train_neg_sample_args.distribution", "none uniform popularity"),
     Option("train_neg_sample_args.sample_num", 1, 10**4),
     Option(
         "train_neg_sample_args.candidate_num",
@@ -223,7 +203,7 @@ _TABLE = (
     ),
     Option("train_neg_sample_args.dynamic", only=(under("train_neg_sample_args.candidate_num"),)),
     # the optimiser
-    Option("learner", choices=("adam", "adamw", "sgd", "adagrad", "rmsprop"), only=_TRAINED),
+    _choice("learner", "adam adamw sgd adagrad rmsprop", only=_TRAINED),
     Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
     Option("adam_betas", 0, _BELOW_1, pair=True, only=(trained, under("learner", "adam", "adamw"))),
     Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
@@ -233,53 +213,34 @@ _TABLE = (
     Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
     Option("clip_grad_norm.norm_type", 0, math.inf),
     # starting from another run
-    Option("init_from", example="saved/ml-100k/PosSASRec/20260101-120000", role=DATA),
+    *_rows("init_from update_from", example=_RUN, role=DATA),
     Option("train_only", example=["kernel"]),
-    Option("update_from", example="saved/ml-100k/PosSASRec/20260101-120000", role=DATA),
     Option("new_items", example="category"),
     # sizes
-    Option("hidden_size", 1, _SIZE),
+    *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
     Option("inner_size", 1, _SIZE, only=(under("block", "transformer", "ligr"),)),
-    Option("embedding_size", 1, _SIZE),
-    Option("n_layers", 1, 1000),
-    Option("num_layers", 1, 1000),
+    *_rows("n_layers num_layers graph_layers block_num step readout_steps kernel_size", 1, 1000),
+    Option("dilations", 1, 1000, filled=True),
     Option("n_heads", 1, 1024, only=_NOT_FEAREC),
-    Option("graph_layers", 1, 1000),
-    Option("block_num", 1, 1000),
-    Option("step", 1, 1000),
-    Option("readout_steps", 1, 1000),
-    Option("nh", 1, 10**4),
-    Option("nv", 1, 10**4),
-    Option("interest_size", 1, 10**4),
-    Option("k_interests", 1, 10**4),
-    Option("prototype_size", 1, 10**4),
-    Option("kernel_size", 1, 1000),
-    Option("dilations", 1, 1000),
+    Option("relation_heads", 1, 1024),
+    *_rows("nh nv interest_size k_interests prototype_size", 1, 10**4),
+    *_rows("order_len short_item_length", 1, _LENGTH, unit="events"),
+    Option("top_k", 1, _LENGTH),
     Option("k", 1, 10**6),
-    Option("order_len", 1, _LENGTH, unit="events"),
-    Option("short_item_length", 1, _LENGTH, unit="events"),
     # layers
-    Option("block", choices=("transformer", "hstu", "ligr")),
-    Option("norm", choices=("pre", "post"), only=(under("block", "transformer"),)),
-    Option(
-        "hidden_act",
-        choices=("gelu", "relu", "swish", "tanh", "sigmoid"),
-        only=(under("block", "transformer"),),
-    ),
+    _choice("block", "transformer hstu ligr"),
+    _choice("norm", "pre post", only=_TRANSFORMER),
+    _choice("hidden_act", "gelu relu swish tanh sigmoid", only=_TRANSFORMER),
     Option("layer_norm_eps", _ABOVE_0, 1),
     Option("hidden_dropout_prob", 0, _BELOW_1, role=TRAINING),
     Option("attn_dropout_prob", 0, _BELOW_1, role=TRAINING, only=_NOT_FEAREC),
-    Option("dropout_prob", 0, _BELOW_1),
+    *_rows("dropout_prob item_dropout sess_dropout", 0, _BELOW_1),
     Option("dropout_probs", 0, _BELOW_1, pair=True),
-    Option("item_dropout", 0, _BELOW_1),
-    Option("sess_dropout", 0, _BELOW_1),
-    Option("attention_bias"),
-    Option("attention_output"),
-    Option("embedding_scale"),
+    *_rows("attention_bias attention_output embedding_scale learn_scales chunking relations"),
     Option("initializer_range", 0, 1000, role=TRAINING, only=(unused_by("CORE"),)),
-    Option("pooling_mode", choices=("mean", "max", "sum")),
-    Option("pooling_type", choices=("average", "max")),
-    Option("dnn_type", choices=("trm", "ave")),
+    _choice("pooling_mode", "mean max sum"),
+    _choice("pooling_type", "average max"),
+    _choice("dnn_type", "trm ave"),
     # losses
     Option("loss_type", empty=True, role=TRAINING),
     Option("n_buckets", 1, 10**4, example=100),
@@ -288,31 +249,24 @@ _TABLE = (
     Option("mix_x"),
     Option("reg_weight", 0, _WEIGHT, pair=True),
     Option("reg_loss_ratio", 0, _WEIGHT),
-    Option("lmd", 0, _WEIGHT, only=_NOT_FEAREC),
-    Option("lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
-    Option("lambda_0", -_WEIGHT, _WEIGHT),
-    Option("lambda_1", -_WEIGHT, _WEIGHT),
-    Option("lambda_2", -_WEIGHT, _WEIGHT),
-    Option("temperature", _ABOVE_0, _WEIGHT),
-    Option("tau_ratio", _ABOVE_0, _WEIGHT),
+    *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
+    *_rows("lmd lmd_sem", 0, _WEIGHT, only=_NOT_FEAREC),
+    *_rows("lambda_0 lambda_1 lambda_2", -_WEIGHT, _WEIGHT),
+    *_rows("temperature tau_ratio", _ABOVE_0, _WEIGHT),
     Option("mask_ratio", _ABOVE_0, 1),
-    Option("ft_ratio", 0, 1),
-    Option("fredom", only=_NOT_FEAREC),
-    Option("fredom_type", only=_NOT_FEAREC),
-    Option("std", only=_NOT_FEAREC),
+    *_rows("ft_ratio weight", 0, 1),
+    *_rows("fredom fredom_type std", only=_NOT_FEAREC),
     Option("alpha", 0, 100),
     Option("shrink", 0, 1e9),
-    Option("weight", 0, 1),
     Option("global_ratio", _ABOVE_0, 1, example=0.5),
     Option("spatial_ratio", 0, 1, example=0.5, only=(under("dual_domain"),)),
     Option("topk_factor", _ABOVE_0, _WEIGHT, example=0.5),
     # position schemes
-    Option("position", alone=True, role=TRAINING),
-    Option("position_from", choices=("newest", "oldest")),
-    Option("positional_rank", 1, _SIZE),
-    Option("positional_mask", choices=("before_softmax", "after_softmax")),
-    Option("kernel_u", choices=_FACTORS),
-    Option("kernel_l", choices=_FACTORS),
+    Option("position", alone=True, filled=True, role=TRAINING, check=option.check_schemes),
+    _choice("position_from", "newest oldest"),
+    _choice("positional_mask", "before_softmax after_softmax"),
+    _choice("kernel_u", "toeplitz full identity"),
+    _choice("kernel_l", "toeplitz full identity"),
     Option("kernel_u_shared", only=(under("kernel_u", "toeplitz", "full"),)),
     Option("kernel_l_shared", only=(under("kernel_l", "toeplitz", "full"),)),
     Option(
@@ -321,57 +275,49 @@ _TABLE = (
         _LENGTH,
         example=20,
         unit="lags",
-        only=(either(under("kernel_u", "toeplitz"), under("kernel_l", "toeplitz")),),
+        only=(effects.either(under("kernel_u", "toeplitz"), under("kernel_l", "toeplitz")),),
     ),
     Option("t5_buckets", 2, 10**5),
     Option("t5_max_distance", 1, 10**6, unit="events"),
-    Option("kerple_kind", choices=("log", "power")),
+    _choice("kerple_kind", "log power"),
     Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
     Option("difsr_fields", example=["brand"], alone=True),
     Option("difsr_size", 1, _SIZE, only=(under("difsr_fields"),)),
     # time
-    Option("request_time", choices=("none", "target"), role=DATA),
-    Option("time_unit", choices=_UNITS),
-    Option("time_from", choices=("first", "previous")),
-    Option("time_buckets", 1, 10**5),
-    Option("hstu_time_buckets", 1, 10**5),
-    Option("decay_kind", choices=("exponential_power", "power")),
-    Option("decay_shortest", 1e-09, 1e12),
-    Option("decay_longest", 1e-09, 1e12),
-    Option("calendar_parts", choices=("hour", "day", "week", "month", "year", "decade")),
-    Option("siren_width", 1, _SIZE),
+    _choice("request_time", "none target", role=DATA),
+    Option("time_unit", choices=tuple(SECONDS)),
+    _choice("time_from", "first previous"),
+    *_rows("time_buckets hstu_time_buckets tisas_intervals", 1, 10**5),
+    _choice("decay_kind", "exponential_power power"),
+    *_rows("decay_shortest decay_longest", 1e-09, 1e12),
+    _choice("calendar_parts", "hour day week month year decade", filled=True),
     Option("siren_omega", 1e-06, 1e6),
     Option("channel_share", 0, 0.5),
-    Option("tisas_intervals", 1, 10**5),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),
     Option("time_base", _ABOVE_1, 1e12, example=10000.0),
     Option("time_scale", 1e-12, 1e12, only=(under("time_base"),)),
-    Option("time_min_period", 1e-09, 1e12, only=(under("time_base", without=True),)),
-    Option("time_max_period", 1e-09, 1e12, only=(under("time_base", without=True),)),
-    Option("learn_frequencies", choices=("fixed", "ladder", "free")),
-    Option("learn_scales"),
-    Option("fusion", choices=("early", "split_dim", "split_head", "split_layer", "effective")),
+    *_rows(
+        "time_min_period time_max_period", 1e-09, 1e12, only=(under("time_base", without=True),)
+    ),
+    _choice("learn_frequencies", "fixed ladder free"),
+    _choice("fusion", "early split_dim split_head split_layer effective"),
     Option("time_ratio", 0, 1, only=(under("fusion", "split_dim", "split_head", "split_layer"),)),
-    Option("gate", choices=("fixed", "sigmoid", "hard"), only=(under("fusion", "early"),)),
-    Option(
+    _choice("gate", "fixed sigmoid hard", only=(under("fusion", "early"),)),
+    _choice(
         "gate_scope",
-        choices=("global", "plane", "head"),
+        "global plane head",
         only=(under("fusion", "early"), under("gate", "sigmoid", "hard")),
     ),
     Option("gate_value", 0, 1, only=(under("fusion", "early", "effective"),)),
     # session graphs
     Option("anchors"),
-    Option("anchor_overlap", choices=("distance", "edge", "sum"), only=(under("anchors"),)),
+    _choice("anchor_overlap", "distance edge sum", only=(under("anchors"),)),
     Option("anchor_self_weight", 0, _WEIGHT, only=(under("anchors"),)),
-    Option("messages", choices=("sum", "mean")),
+    _choice("messages", "sum mean"),
     # relations
-    Option("relations"),
-    Option("relation_heads", 1, 1024),
-    Option("relation_size", 1, _SIZE),
-    Option("top_k", 1, _LENGTH),
-    Option("cross_sequence", choices=("random_order", "time_respecting", "none")),
-    Option("inference_relations", choices=("batch", "training_bank", "own", "none"), role=TRAINING),
+    _choice("cross_sequence", "random_order time_respecting none"),
+    _choice("inference_relations", "batch training_bank own none", role=TRAINING),
     Option(
         "bank_size",
         1,
@@ -380,20 +326,14 @@ _TABLE = (
         unit="users",
         only=(under("inference_relations", "training_bank"),),
     ),
-    Option("user_layers", choices=("odd", "even", "all", "none")),
-    Option(
-        "user_update",
-        choices=("gated", "replace"),
-        only=(under("user_layers", "odd", "even", "all"),),
-    ),
-    Option("chunking"),
-    Option("prior_weight", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
-    Option("future_weights", 0, _WEIGHT, role=TRAINING),
+    _choice("user_layers", "odd even all none"),
+    _choice("user_update", "gated replace", only=(under("user_layers", "odd", "even", "all"),)),
     # without effect here
-    Option("save_dataset", role=IGNORED, why=_PICKLES),
-    Option("dataset_save_path", role=IGNORED, why=_PICKLES),
-    Option("save_dataloaders", role=IGNORED, why=_PICKLES),
-    Option("dataloaders_save_path", role=IGNORED, why=_PICKLES),
+    *_rows(
+        "save_dataset dataset_save_path save_dataloaders dataloaders_save_path",
+        role=IGNORED,
+        why="data are not cached as pickle files here, which would be loaded unchecked; remove it",
+    ),
     Option(
         "checkpoint_dir",
         role=IGNORED,
@@ -406,7 +346,7 @@ _TABLE = (
     ),
     Option("state", role=IGNORED, why="levels of logging are set in Python (logging.basicConfig)"),
     Option("loss_decimal_place", role=IGNORED, why="losses are written in full"),
-)
+]
 OPTIONS = {option.name: option for option in _TABLE}
 
 # What options need of each other. The first is a part of the second: it must divide it ...
@@ -423,10 +363,10 @@ LEAST = {("FEARec", "n_layers"): 2, ("Caser", "embedding_size"): 2}
 
 
 def rule(name: str) -> Option:
-    """What is known of an option; nothing of one that another package brought."""
+    """Return what is known of an option; nothing of one that another package brought."""
     return OPTIONS.get(name) or Option(name)
 
 
 def of_role(*roles: str) -> set[str]:
-    """The options with one of the roles."""
+    """Return the options with one of the roles."""
     return {option.name for option in _TABLE if option.role in roles}

@@ -130,6 +130,7 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     report = Report(name)
     report.lines["events"] = Lines.count(source, kept.dropped)
     report.times = dict(kept.forms)
+    report.notes += [note for one in (source, *sources.values()) for note in one.notes]
     builder = Builder(source, kept, roles, overrides, report)
     for role, other in sources.items():
         builder.add_file(other, role)

@@ -37,9 +37,11 @@ def read_json(file: Path) -> Part:
             if not tables:
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 if block.lstrip().startswith(b"["):
+                    lists = all(line.strip().endswith(b"]") for line in block.splitlines()[:2])
+                    held = "a json list a line" if lists else "one json list"
                     raise UsageError(
-                        f"{file} is one json list; write an object a line, as in "
-                        f"`jq -c '.[]' {file.name} > {file.stem}.jsonl`"
+                        f"{file} holds {held}, expected an object a line; write it anew, for one "
+                        f"list as in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl`"
                     )
             table = _read_fast(block, texts)
             if table is None:

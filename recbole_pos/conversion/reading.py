@@ -106,10 +106,10 @@ def read(path: str | Path, dialect: Dialect) -> Source:
                 f"{part.path}: {len(part.broken):,} of {part.rows + len(part.broken):,} lines are "
                 f"broken, the first, line {part.lines[1][0]}: {part.broken[0].why}"
             )
-        _add_partitions(part, path)
+    notes = dict.fromkeys(note for part in parts for note in _add_partitions(part, path))
     columns = union([(part.columns, part.rows) for part in parts])
     require_few_columns(path, len(columns))
-    return Source(path, parts, columns, form, has_comma)
+    return Source(path, parts, columns, form, has_comma, notes=list(notes))
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -140,11 +140,17 @@ def _format(file: Path) -> str | None:
     return None if form == "parquet" else form
 
 
-def _add_partitions(part: Part, folder: Path) -> None:
-    """Add columns that the names of folders tell, such as country=NO."""
+def _add_partitions(part: Part, folder: Path) -> Iterator[str]:
+    """Add columns that the names of folders tell, such as country=NO; yield what is left out."""
     for name in part.path.relative_to(folder).parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
-        if column and equals and column not in part.columns:
+        if column in part.columns:
+            if part.columns[column].cast(pa.string()).unique().to_pylist() != [value]:
+                yield (
+                    f"{column}: the files have a column of this name, which is read; the values in "
+                    "the names of folders, which differ, are left out"
+                )
+        elif column and equals:
             cells: pa.Array = pa.nulls(part.rows)
             if value != _NO_PARTITION:
                 codes = np.zeros(part.rows, np.int32)

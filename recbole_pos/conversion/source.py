@@ -87,6 +87,7 @@ class Source:
         decimal_comma: whether numbers may be written with one.
         origin: [rows] which row of the files each is, where these had lists; None if it is itself.
         rejected: rows that are no interactions, by reason.
+        notes: what is left out of it, for people.
     """
 
     path: Path
@@ -96,6 +97,7 @@ class Source:
     decimal_comma: bool = False
     origin: np.ndarray | None = None
     rejected: dict[str, np.ndarray] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def rows(self) -> int:

@@ -25,8 +25,7 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
-from recbole_pos.data.targets import Split, make_split
-from recbole_pos.data.ties import read_ties, shuffled
+from recbole_pos.data.targets import Split, make_split, read_ties, shuffle_ties
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -40,15 +39,15 @@ class _ExactTimeMixin(FilteredTables):
     Args:
         config: RecBole configuration.
         known: what a run knew: names keep their ids.
-        alone: whether only the events that were known are read, and all others put aside.
+        alone: whether only what was known is read, and all else put aside.
 
     Attributes (after ``build``):
         later: what was put aside; None if nothing was.
-        events_of_users: [users] int64 events of each before the split left any out.
-        split: the log with the part of every event and the targets, see ``targets.py``.
+        events_of_users: [users] int64 interactions of each before the split left any out.
+        split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
-        missing: for fields of type float, which cells had no number: [users], [items] or [events of
-            the log] bool. RecBole puts the mean there.
+        missing: for fields of type float, which cells had no number ([users], [items] or [events]
+            bool): RecBole puts the mean there.
     """
 
     split: Split
@@ -126,10 +125,7 @@ class _ExactTimeMixin(FilteredTables):
         self.inter_feat[self.time_field] = exact
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
-        """RecBole's, with times in float64 instead of float32 (a step of 64-128 s since 1970).
-
-        Ids and times are not copied.
-        """
+        """RecBole's, with times in float64 (float32 has steps of 64-128 s); ids are not copied."""
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
         columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: read_only(column) for name, column in exact.items()}
@@ -159,7 +155,7 @@ class _ExactTimeMixin(FilteredTables):
             fields[PART] = torch.from_numpy(self.given)
         eval_args = self.config["eval_args"]
         log = EventLog.build(
-            shuffled(fields, read_ties(eval_args["ties"])),
+            shuffle_ties(fields, read_ties(eval_args["ties"])),
             self.user_num,
             self.uid_field,
             self.iid_field,
@@ -245,11 +241,7 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def with_later(self: Kind, new_users: bool = True) -> Kind:
-        """A copy, after ``build``, in which what was put aside is history; see ``grown.py``.
-
-        Args:
-            new_users: whether to take the events of users that were not known.
-        """
+        """Return a copy, after ``build``, in which what was put aside is history (``grown.py``)."""
         return self if self.later is None else extended(self, self.later, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:

@@ -74,6 +74,16 @@ class AtomicTables(Dataset):
             raise
         except ValueError as error:  # how RecBole refuses files or options about them
             raise UsageError(f"data: {error}") from error
+        for table, key in (("user", self.uid_field), ("item", self.iid_field)):
+            if (feat := getattr(self, f"{table}_feat")) is None:
+                continue
+            names, ours = feat[key].cat.categories, self.inter_feat[key].cat.categories
+            if len(names) and len(ours) and not ours.isin(names).any():
+                raise UsageError(
+                    f"{self._file(table)}: no {key} of it has an interaction: it has such as "
+                    f"{shown(names[0])}, the interactions {shown(ours[0])}; write both in one way, "
+                    f"or leave {table} out of load_col"
+                )
         ids = {"inter": {self.uid_field, self.iid_field}}
         ids |= {"user": {self.uid_field}, "item": {self.iid_field}}
         tables = {table: getattr(self, f"{table}_feat") for table in ids}

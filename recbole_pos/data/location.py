@@ -10,26 +10,15 @@ from pathlib import Path
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown, suggest
 
-_TABLES = (
-    ".csv",
-    ".tsv",
-    ".txt",
-    ".dat",
-    ".json",
-    ".jsonl",
-    ".ndjson",
-    ".parquet",
-    ".xlsx",
-    ".gz",
-    ".zip",
-)
-_RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")  # what makes a folder one of tables
+# ends of tables; the first of them make a folder one of tables
+_RAW = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")
+_TABLES = (*_RAW, ".txt", ".dat", ".json", ".xlsx", ".zip")
 PARQUET = ".parquet"
 _ATOMIC = (".inter", ".item", ".user", ".yaml")
 
 
 def atomic_file(folder: Path, name: str, suffix: str) -> Path:
-    """Where a table of a dataset is, as text or as parquet; as text if there is none.
+    """Return where a table of a dataset is, as text or as parquet; as text if there is none.
 
     Raises:
         UsageError: if it is there twice, or no file can have its name.
@@ -50,12 +39,7 @@ def atomic_file(folder: Path, name: str, suffix: str) -> Path:
 
 
 def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
-    """The files of interactions of a dataset: one, or those of given parts, in their order.
-
-    Args:
-        folder: of the dataset.
-        name: of the dataset.
-        parts: ``benchmark_filename``.
+    """Return the files of interactions: one, or those of ``benchmark_filename``, in their order.
 
     Raises:
         UsageError: if a part is not there.
@@ -73,14 +57,11 @@ def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> l
 
 
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
-    """A dataset as it is called, where the path of its folder may be given, as shells complete it.
+    """Return the name of a dataset, and the folder that holds its folder; None for a name.
 
     Args:
-        dataset: a name, or a path from here or from data_path.
+        dataset: a name, or a path from here or from data_path, as shells complete it.
         data_path: where datasets are looked for.
-
-    Returns:
-        the name, and the folder that holds its folder; the latter None for a name.
     """
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
@@ -110,16 +91,17 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
     parts = config["benchmark_filename"] if is_name and folder.is_dir() else None
     inter = interaction_files(folder, name, parts)
     if not (is_name and inter[0].exists()):
-        raise UsageError(f"dataset {shown(name)} not found: {_instead(name, folder)}")
+        raise UsageError(f"dataset {shown(name)} not found: {_advise(name, folder)}")
     for path in (*inter, *(atomic_file(folder, name, suffix) for suffix in suffixes)):
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "something else"
             raise UsageError(f"{path} is {kind} where a file is expected; remove or rename it")
 
 
-def _instead(name: str, folder: Path) -> str:
+def _advise(name: str, folder: Path) -> str:
+    """Return what to type instead of a name that was not found in ``folder``."""
     given = Path(name)
-    if raw := _raw(given, folder):
+    if raw := _find_tables(given, folder):
         name = given.name.split(".")[0] or given.resolve().name
         there = "" if raw.exists() else f" (but there is no {given})"
         return (
@@ -135,44 +117,41 @@ def _instead(name: str, folder: Path) -> str:
         if (place / f"{place.name}.inter").is_file():
             return f"type `-d {place.name} --data_path={place.parent}`"
         if others := sorted(file.stem for file in place.glob("*.inter")):
-            first = others[0]
             return (
-                f"{place} holds {first}.inter, but a dataset lies in a folder of its name. Move "
-                f"{first}.* to {place / first}/ and type `-d {first} --data_path={place}`"
+                f"{place} holds {others[0]}.inter, but a dataset lies in a folder of its name. "
+                f"Move {others[0]}.* to {place / others[0]}/ and type `-d {others[0]} "
+                f"--data_path={place}`"
             )
-        if inside := _datasets(place):
+        if inside := _list_datasets(place):
             only = inside[0] if len(inside) == 1 else "NAME"
+            names = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
             meant = stem if stem in inside else only
-            there = f"{place} holds the datasets {', '.join(inside[:8])}"
-            more = ", ..." if len(inside) > 8 else ""
-            return f"{there}{more}; type `-d {meant} --data_path={place}`"
+            return f"{place} holds the datasets {names}; type `-d {meant} --data_path={place}`"
     place = given if len(given.parts) > 1 else folder  # a path was meant as one from here
-    near = suggest(given.name, _datasets(place.parent))
+    near = suggest(given.name, _list_datasets(place.parent))
     return (
         f"there is no {place / given.name}.inter{near}; set data_path (--data_path) to the folder "
         f"that holds {given.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
     )
 
 
-def _raw(given: Path, folder: Path) -> Path | None:
-    """What was given, if it is a table, or a folder of tables and not of datasets."""
-    if _kind(given) in _TABLES:
+def _find_tables(given: Path, folder: Path) -> Path | None:
+    """Return what was given, if it is a table, or a folder of tables and not of datasets."""
+    if _suffix(given) in _TABLES:
         return given
     for place in (given, folder) if given.name not in ("", "..") else ():
-        near = [file for pattern in ("*", "*/*") for file in place.glob(pattern)]
-        suffixes = {_kind(file) for file in near}
+        suffixes = {_suffix(file) for pattern in ("*", "*/*") for file in place.glob(pattern)}
         if suffixes & set(_RAW) and ".inter" not in suffixes:
             return place
     return None
 
 
-def _kind(file: Path) -> str:
-    """The end of a name; of an atomic table, also as parquet, that of the table."""
+def _suffix(file: Path) -> str:
+    """Return the end of a name; of an atomic table, also as parquet, that of the table."""
     inner = Path(file.name.removesuffix(PARQUET)).suffix
     return inner if inner in _ATOMIC else file.suffix.lower()
 
 
-def _datasets(folder: Path) -> list[str]:
-    """Names of the datasets in a folder."""
+def _list_datasets(folder: Path) -> list[str]:
     names = {file.parent.name for file in folder.glob("*/*.inter*")}
     return sorted(name for name in names if atomic_file(folder / name, name, "inter").exists())

@@ -1,33 +1,41 @@
-"""Which part of the log every event belongs to: training, validation or test.
+"""Which part of the dataset every interaction belongs to: training, validation or test.
 
-``targets.py`` chooses the events of a part that are predicted, its *targets*. The history of a
-target is everything of the same user before it. Train events of a user always precede the held-out
-ones, so no history of a training target reaches into validation or test.
+``targets.py`` chooses the interactions of a part that are predicted, its *targets*. The history of
+a target is everything of the same user before it. Training interactions of a user always precede
+the held-out ones, so no history of a training target reaches into validation or test.
 
-One split for all: sequential models of RecBole and of the plugin and general models read the same
-labels, which belong to events and not to rows. Leave-one-out follows RecBole's rule: three events
-give a test target and none for validation, two or fewer nothing. The global temporal split labels
-by time alone: a history may hold held-out events, training never does.
+One split for all models: labels belong to interactions, not to rows. Leave-one-out follows
+RecBole's rule: three interactions give a test target and none for validation, two or fewer nothing.
+The global temporal split labels by time only: a history may hold held-out interactions, training
+never does. Sessions are split whole, by the time of their last interaction, as in the preprocessing
+of the papers on sessions (NARM, STAMP, SR-GNN): no training session ends after a held-out one; one
+that ends after a held-out one has begun is counted as overlapping.
 """
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from recbole_pos.data.events import EventLog
-from recbole_pos.data.sessions import session_time
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, shown
+from recbole_pos.values import is_number, is_whole, shown
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
 KINDS = ("LS", "RS", "GT", "ST")
+_SESSIONS = (
+    "fractions of all sessions such as [0.9, 0.95] or numbers of sessions such as [9000, 9500], "
+    "one or two, each larger than the one before; what follows the last is test"
+)
 
 
 def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
-    """LS, RS, GT or ST, and the value given with it.
+    """Return LS, RS, GT or ST, and the value given with it.
 
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
@@ -54,10 +62,10 @@ def split_kind(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Label every event.
+    """Label every interaction.
 
     Args:
-        log: the events.
+        log: the interactions.
         eval_args: RecBole's option of that name.
 
     Returns:
@@ -76,25 +84,23 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarray:
-    """The last target of each user is held out for test, the one before for validation.
+    """Hold out the last target of each user for test, the one before for validation.
 
-    Users too short for both keep one target for training first: with 3 events the last is test and
-    none is validation, with 2 or fewer nothing is held out.
+    Users too short for both keep one target for training first.
     """
     held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
     if not isinstance(mode, str) or mode not in held_out:
         raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(held_out)}")
-    phases = held_out[mode]
     part = np.full(len(ranks), TRAIN, dtype=np.int8)
-    targets = lengths - 1  # the first event is never a target
+    targets = lengths - 1  # the first interaction is never a target
     age = lengths - 1 - ranks
-    for place, phase in enumerate(reversed(phases)):
+    for place, phase in enumerate(reversed(held_out[mode])):
         part[(age == place) & (targets > place + 1)] = phase
     return part
 
 
 def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.ndarray:
-    """Each user's targets in time order, cut by ratios as RecBole's ``split_by_ratio`` does."""
+    """Cut each user's targets in time order by ratios, as RecBole's ``split_by_ratio`` does."""
     three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(is_number, ratios))
     if not (three and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
@@ -113,7 +119,7 @@ def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.nda
 
 
 def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, list[float]]:
-    """All users cut at the same times (Gusak et al., "Time to Split", 2025).
+    """Cut all users at the same times (Gusak et al., "Time to Split", 2025).
 
     Args:
         times: [events] float64 times.
@@ -137,15 +143,13 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
     if not (part == len(numbers)).any():
         raise UsageError(
             f"eval_args.split.GT: {shown(numbers)} leaves no event for test: none is later than "
-            f"the "
-            f"last boundary, time {at[-1]}; give a smaller last number"
+            f"the last boundary, time {at[-1]}; give a smaller last number"
         )
     if not (part == 1).any():
         raise UsageError(
             f"eval_args.split.GT: {shown(numbers)} leaves no event for validation: none lies "
-            f"between "
-            f"the boundaries, times {' and '.join(at)}; move the numbers further apart, or give "
-            "one number to do without validation"
+            f"between the boundaries, times {' and '.join(at)}; move the numbers further apart, or "
+            "give one number to do without validation"
         )
     if len(numbers) == 1:
         part[part == 1] = TEST
@@ -153,5 +157,147 @@ def global_time(times: np.ndarray, numbers: list[float]) -> tuple[np.ndarray, li
 
 
 def show_time(time: float) -> str:
-    """All digits of a time and no others: 893286638, 0.1."""
+    """Return all digits of a time and no others: 893286638, 0.1."""
     return np.format_float_positional(time, trim="-")
+
+
+def session_time(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
+    """Cut whole sessions in the order of their times.
+
+    Args:
+        log: the interactions; sessions are its users.
+        value: where the parts end: one or two fractions of all sessions (rounded down) or numbers
+            of sessions; with one there is no validation.
+
+    Returns:
+        [events] int8 labels, the same for all of a session; the times of the last session of
+        training and, if there is one, of validation.
+
+    Raises:
+        UsageError: for another value, or one that leaves a part empty.
+    """
+    order = _order_sessions(log)
+    bounds = _read_bounds(value, len(order))
+    label = np.searchsorted(bounds, np.arange(len(order)), side="right")
+    if len(bounds) == 1:
+        label *= 2  # test follows training
+    labels = np.zeros(len(log.offsets) - 1, dtype=np.int8)
+    labels[order] = label
+    last_events = log.offsets[order[np.array(bounds) - 1] + 1] - 1
+    return np.repeat(labels, log.lengths), log.times.numpy()[last_events].tolist()
+
+
+def _order_sessions(log: EventLog) -> np.ndarray:
+    """Return [sessions with events] ids by the time of the last one, ties as in the file."""
+    sessions = np.flatnonzero(log.lengths)  # RecBole's ids are in the order of the file
+    ends = log.times.numpy()[log.offsets[sessions + 1] - 1]
+    return sessions[np.argsort(ends, kind="stable")]
+
+
+def _read_bounds(value: Any, sessions: int) -> list[int]:
+    """Return the number of sessions up to the end of training, and up to that of validation."""
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    whole = [is_whole(n) and n > 0 for n in numbers]
+    shares = [isinstance(n, float) and 0 < n < 1 for n in numbers]
+    rising = (all(whole) or all(shares)) and numbers == sorted(set(numbers))
+    if len(numbers) not in (1, 2) or not rising:
+        raise UsageError(f"eval_args.split.ST: expected {_SESSIONS}; found {shown(value)}")
+    bounds = numbers if whole[0] else [math.floor(Fraction(str(n)) * sessions) for n in numbers]
+    names = ["training", "test"] if len(bounds) == 1 else ["training", "validation", "test"]
+    for name, count in zip(names, np.diff([0, *bounds, sessions]), strict=True):
+        if count <= 0:
+            raise UsageError(
+                f"eval_args.split.ST: {shown(value)} of {sessions:,} sessions leaves none for "
+                f"{name}"
+            )
+    return bounds
+
+
+def read_fraction(value: Any) -> Fraction:
+    """Read ``train_fraction``: a number or text such as 1/64, above 0 and at most 1, exactly.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    try:
+        fraction = Fraction(0 if isinstance(value, bool) else str(value))
+    except (ValueError, ZeroDivisionError):
+        fraction = Fraction(0)
+    if not 0 < fraction <= 1:
+        raise UsageError(
+            "train_fraction: expected a number above 0 and at most 1, such as 1/64 or 0.25; "
+            f"found {shown(value)}"
+        )
+    return fraction
+
+
+def keep_recent_sessions(
+    log: EventLog, part: np.ndarray, train_fraction: Any
+) -> tuple[EventLog, np.ndarray, dict[str, int]]:
+    """Leave out training sessions that are too old.
+
+    Args:
+        log: the interactions.
+        part: [events] label of each, whole sessions.
+        train_fraction: of the training sessions, rounded down, the most recent; None for all.
+
+    Returns:
+        the log and parts that are left; numbers of sessions of each phase, of those left out, and
+        of held-out ones that begin before the last training interaction.
+
+    Raises:
+        UsageError: if none is left.
+    """
+    left_out = 0
+    if train_fraction is not None:
+        fraction, order = read_fraction(train_fraction), _order_sessions(log)
+        trained = order[part[log.offsets[order]] == TRAIN]
+        count = math.floor(fraction * len(trained))
+        if not count:
+            raise UsageError(
+                f"train_fraction: {fraction} of {len(trained):,} training sessions is less than one"
+            )
+        stays = np.ones(len(log.offsets) - 1, dtype=bool)
+        stays[trained[: len(trained) - count]] = False
+        left_out, stays = len(trained) - count, np.repeat(stays, log.lengths)
+        log, part = log.keep(stays), part[stays]
+    times, first = log.times.numpy(), log.offsets[np.flatnonzero(log.lengths)]
+    counts = np.bincount(part[first], minlength=len(PHASES)).tolist()
+    newest = times[part == TRAIN].max(initial=-math.inf)
+    overlapping = int(((part[first] != TRAIN) & (times[first] < newest)).sum())
+    numbers = dict(zip(PHASES, counts, strict=True))
+    return log, part, {**numbers, "left_out": left_out, "overlapping": overlapping}
+
+
+def read_session_filter(value: Any) -> tuple[int, int]:
+    """Return least interactions of a session and of an item; 1 where ``session_filter`` has none.
+
+    Raises:
+        UsageError: for anything but such numbers.
+    """
+    given = {} if value is None else value
+    if isinstance(given, dict) and set(given) <= {"session", "item"}:
+        least = given.get("session", 1), given.get("item", 1)
+        if all(type(number) is int and number >= 1 for number in least):
+            return least
+    raise UsageError(
+        "session_filter: expected least numbers of events such as {item: 5, session: 2}, found "
+        f"{shown(value)}"
+    )
+
+
+def filter_sessions(
+    events: pd.DataFrame, session: str, item: str, least: tuple[int, int]
+) -> pd.DataFrame:
+    """Drop short sessions, rare items, and sessions that this has made short, in one pass.
+
+    As PosRec's section 5.1.2 and the code of SR-GNN: afterwards an item may be rare again.
+
+    Args:
+        events: a row per interaction.
+        session, item: their columns.
+        least: interactions of a session and of an item.
+    """
+    for field, number in ((session, least[0]), (item, least[1]), (session, least[0])):
+        events = events[events.groupby(field, observed=True)[field].transform("size") >= number]
+    return events

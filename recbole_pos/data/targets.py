@@ -1,40 +1,55 @@
-"""Which held-out events are predicted, and what becomes of items that training never saw.
+"""Which held-out interactions are predicted; what is counted of a split, and what leaks.
 
 The protocol of Gusak et al., "Time to Split: Exploring Data Splitting Strategies for Offline
-Evaluation of Sequential Recommenders", 2025, over any split of ``splits.py``: every held-out event
-is a target of its own (successive evaluation), or one per user and phase.
+Evaluation of Sequential Recommenders", 2025, over any split of ``splits.py``, or over parts that
+files give (``benchmark_filename``): every held-out interaction is a target of its own (successive
+evaluation), or one per user and phase.
+
+The order of a user's interactions at one time is in no dataset (``eval_args.ties``): on
+MovieLens-100K and Amazon Beauty another one would hold out another interaction for four users in
+ten. ``file`` takes the order of the file, as RecBole does; ``random(SEED)`` another one; ``drop``
+leaves out targets that depend on it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from recbole_pos.data.events import PART, EventLog
-from recbole_pos.data.given import find_copies, given_parts, leaks
-from recbole_pos.data.sessions import (
-    count_overlapping,
-    count_sessions,
-    read_fraction,
-    recent_sessions,
+from recbole_pos.data.splits import (
+    PHASES,
+    TEST,
+    TRAIN,
+    VALID,
+    keep_recent_sessions,
+    show_time,
+    split_events,
+    split_kind,
 )
-from recbole_pos.data.splits import PHASES, TRAIN, show_time, split_events, split_kind
-from recbole_pos.data.ties import DROP, FILE, tied
 from recbole_pos.errors import UsageError
+from recbole_pos.values import shown
+
+_DEFAULT = {"LS": "valid_and_test"}
+_RANDOM = re.compile(r"random\((\d{1,9})\)")
+FILE, DROP = "file", "drop"
 
 
 @dataclass(frozen=True)
 class Split:
-    """The events of a log, their parts and the targets among them: the same for all models.
+    """The interactions of a dataset, their parts and the targets among them, for all models.
 
     Attributes:
-        log: the events; under ``cold_items: drop`` without the held-out events of cold items.
+        log: the interactions; under ``cold_items: drop`` without the held-out ones of cold items.
         part: [events] int8 of TRAIN, VALID and TEST.
-        is_target: [events] bool; an event without history never is one.
+        is_target: [events] bool; one without history never is.
         summary: what was split, held out and left out, in plain values; see :func:`make_split`.
     """
 
@@ -42,6 +57,133 @@ class Split:
     part: np.ndarray
     is_target: np.ndarray
     summary: dict[str, Any]
+
+
+def read_ties(value: Any) -> str | int:
+    """Return ``file``, ``drop``, or the seed of a random order.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    text = str(value).strip()
+    if found := _RANDOM.fullmatch(text):
+        return int(found[1])
+    if text not in (FILE, DROP):
+        raise UsageError(
+            f"eval_args.ties: {shown(value)} is none of file, drop and random(SEED), such as "
+            "random(7)"
+        )
+    return text
+
+
+def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor]:
+    """Return columns in the order in which interactions at one time shall stand."""
+    if isinstance(ties, str):
+        return fields
+    count = len(next(iter(fields.values())))
+    order = torch.from_numpy(np.random.default_rng(ties).permutation(count))
+    return {name: column[order] for name, column in fields.items()}
+
+
+def find_ties(log: EventLog) -> np.ndarray:
+    """Return [events] bool: whether another item of the same user stands at the same time."""
+    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
+    new = np.ones(len(log), dtype=bool)
+    new[1:] = (users[1:] != users[:-1]) | (times[1:] != times[:-1])
+    group = np.cumsum(new) - 1
+    several = np.zeros(int(new.sum()), dtype=bool)
+    several[group[items != items[new][group]]] = True
+    return several[group]
+
+
+def check_given(files: Sequence[str], split: Any) -> None:
+    """Require that names of parts are two or three, and leave the split to their files.
+
+    Raises:
+        UsageError: if not.
+    """
+    if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
+        raise UsageError(
+            "benchmark_filename: expected names of three different parts, [train, valid, test], or "
+            f"of two, [train, test]; found {shown(list(files))}"
+        )
+    if len(files) == 3 and split != _DEFAULT:
+        raise UsageError(
+            f"eval_args.split: {shown(split)} is not read, since the files of benchmark_filename "
+            "give all three parts; leave it out, or give two files, [train, test], and the split "
+            "cuts validation from the first"
+        )
+
+
+def _take_given_parts(
+    log: EventLog, given: np.ndarray, eval_args: dict[str, Any], files: int
+) -> np.ndarray:
+    """Return the part of every interaction; of two files the split cuts validation from the first:
+    whatever it holds out, under LS the last of each user."""
+    if files == 3:
+        return given
+    if eval_args["split"] == _DEFAULT:
+        eval_args = {**eval_args, "split": {"LS": "valid_only"}}
+    part, first = given.copy(), given == TRAIN
+    inner, _ = split_events(log.keep(first), eval_args)
+    part[first] = np.where(inner == TRAIN, TRAIN, VALID)
+    return part
+
+
+def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Find interactions with the user, item and time of one that stands before them.
+
+    Args:
+        log: of all interactions.
+        by_time: whether those of a user are sorted by time.
+
+    Returns:
+        [copies] int64 their places in the log, and [copies] that of the first of each.
+    """
+    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
+    place = np.arange(len(log)) if by_time else np.lexsort((times, users))
+    if not by_time:
+        users, times = users[place], times[place]
+    same = (users[1:] == users[:-1]) & (times[1:] == times[:-1])
+    near = np.append(same, False) | np.append(False, same)
+    group = np.cumsum(~np.append(False, same))[near]
+    place = place[near]
+    order = np.lexsort((items[place], group))  # stable: the first of equals is the first in the log
+    group, place = group[order], place[order]
+    new = np.ones(len(place), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (np.diff(items[place]) != 0)
+    first = place[new][np.cumsum(new) - 1]
+    return place[~new], first[~new]
+
+
+def _count_leaks(
+    log: EventLog, part: np.ndarray, copy: np.ndarray, original: np.ndarray
+) -> dict[str, dict[str, int]]:
+    """Count what held-out interactions of given parts have in common with earlier parts.
+
+    Returns:
+        for validation and test: ``in_earlier_part``, interactions that stand in an earlier part
+        with the same user, item and time; ``before_earlier_part``, those at a time before an
+        interaction of their user in an earlier part; and ``before_training_ends``, those at a time
+        before the last training interaction of all users.
+    """
+    times, users = log.times.numpy(), log.users.numpy()
+    early = np.zeros(len(log), dtype=bool)
+    for phase in (VALID, TEST):
+        latest = np.full(len(log.offsets) - 1, -np.inf)  # of each user, in earlier parts
+        before, now = part < phase, part == phase
+        np.maximum.at(latest, users[before], times[before])
+        early[now] = times[now] < latest[users[now]]
+    last = times[part == TRAIN].max(initial=-np.inf)
+    found = {
+        "in_earlier_part": part[copy][part[original] < part[copy]],
+        "before_earlier_part": part[early],
+        "before_training_ends": part[(part != TRAIN) & (times < last)],
+    }
+    return {
+        name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
+        for name, parts in found.items()
+    }
 
 
 def make_split(
@@ -55,7 +197,7 @@ def make_split(
     """Cut the log, leave out old training sessions and cold items if asked to, choose the targets.
 
     Args:
-        log: all events.
+        log: all interactions.
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
@@ -65,12 +207,9 @@ def make_split(
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
-        ``target``), ``tied`` (under ``ties: drop``) and ``targets``, which add up; and
-        ``cold_targets`` among the targets; and ``copies``: events with user, item and time of an
-        earlier one, and ``copied_targets`` among them. Of given parts ``leaks`` has what
-        ``given.leaks`` counts. Under ST ``sessions`` has those of each phase,
-        ``left_out`` of training by ``train_fraction`` (their events are counted nowhere), and
-        ``overlapping``: held-out ones that begin before the last training event.
+        ``target``), ``tied`` (under ``ties: drop``) and ``targets``, which add up; ``cold_targets``
+        among the targets; ``copies`` of an earlier interaction, and ``copied_targets`` among them;
+        of given parts ``leaks``; under ST ``sessions``, see :func:`keep_recent_sessions`.
 
     Raises:
         UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
@@ -86,16 +225,16 @@ def make_split(
     if given is None or not files:
         part, boundaries = split_events(log, eval_args)
     else:
-        part, boundaries = given_parts(log, given.numpy(), eval_args, len(files)), []
+        part, boundaries = _take_given_parts(log, given.numpy(), eval_args, len(files)), []
         kind, value = "benchmark_filename", list(files)
     sessions: dict[str, int] = {}
     if kind == "ST":
-        log, part, sessions = _train_on_recent(log, part, train_fraction)
+        log, part, sessions = keep_recent_sessions(log, part, train_fraction)
     cold = np.bincount(log.items.numpy()[part == TRAIN], minlength=item_num) == 0
     cut, is_copy = part, np.zeros(len(log), dtype=bool)
     copy, original = find_copies(log, by_time=given is None)
     is_copy[copy] = True
-    leaking = {} if given is None else {"leaks": leaks(log, part, copy, original)}
+    leaks = {} if given is None else {"leaks": _count_leaks(log, part, copy, original)}
     if cold_mode == "drop":
         keep = ~cold[log.items.numpy()]
         log, part, is_copy = log.keep(keep), part[keep], is_copy[keep]
@@ -104,8 +243,8 @@ def make_split(
     chosen = _choose(log, part, mode, user_tokens)
     is_target[chosen] = True
     drop = eval_args.get("ties", FILE) == DROP
-    hanging = chosen[tied(log)[chosen]] if drop else chosen[:0]
-    is_target[hanging] = False
+    tied = chosen[find_ties(log)[chosen]] if drop else chosen[:0]
+    is_target[tied] = False
     left_out = has_history & ~is_target
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
@@ -115,41 +254,28 @@ def make_split(
         "cold_items": cold_mode,
         "items_without_training": int(cold[1:].sum()),
         "events": _per_phase(cut),
-        "dropped": _difference(_per_phase(cut), _per_phase(part)),
+        "dropped": _subtract(_per_phase(cut), _per_phase(part)),
         "without_history": _per_phase(part[~has_history]),
-        "not_chosen": _difference(_per_phase(part[left_out]), _per_phase(part[hanging])),
+        "not_chosen": _subtract(_per_phase(part[left_out]), _per_phase(part[tied])),
         "targets": _per_phase(part[is_target]),
         "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
         "copies": _per_phase(cut[copy]),
         "copied_targets": _per_phase(part[is_target & is_copy]),
-        **leaking,
+        **leaks,
     }
     if drop:
-        summary["tied"] = _per_phase(part[hanging])
+        summary["tied"] = _per_phase(part[tied])
     return Split(log, part, is_target, summary)
 
 
-def _train_on_recent(
-    log: EventLog, part: np.ndarray, train_fraction: Any
-) -> tuple[EventLog, np.ndarray, dict[str, int]]:
-    """The log and parts without the training sessions that are too old, and a count of sessions."""
-    before = count_sessions(log, part, len(PHASES))
-    if train_fraction is not None:
-        stays = recent_sessions(log, part, TRAIN, read_fraction(train_fraction))
-        log, part = log.keep(stays), part[stays]
-    counts = dict(zip(PHASES, count_sessions(log, part, len(PHASES)), strict=True))
-    left_out = before[TRAIN] - counts["train"]
-    overlapping = count_overlapping(log, part, TRAIN)
-    return log, part, {**counts, "left_out": left_out, "overlapping": overlapping}
-
-
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
-    """[targets] the held-out events that count: all with a history, or one per user and phase."""
+    """Return [targets] places of the held-out interactions that count: all with a history, or one
+    per user and phase."""
     held_out = np.flatnonzero((part != TRAIN) & log.has_history)
     if mode == "all":
         return held_out
     users = log.users.numpy()[held_out]
-    # events of a user are in time order, so those of a phase follow each other
+    # interactions of a user are in time order, so those of a phase follow each other
     group, start, count = np.unique(
         users * len(PHASES) + part[held_out], return_index=True, return_counts=True
     )
@@ -158,18 +284,18 @@ def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray)
     if mode == "last":
         return held_out[start + count - 1]
     names = user_tokens[group // len(PHASES)].tolist()
-    draws = [_draw(*pair) for pair in zip(names, (group % len(PHASES)).tolist(), strict=True)]
+    phases = (PHASES[phase] for phase in group % len(PHASES))
+    draws = [_draw(f"{phase} {name}") for phase, name in zip(phases, names, strict=True)]
     return held_out[start + np.array(draws, dtype=np.int64) % count]
 
 
-def _draw(user: str, phase: int) -> int:
-    """A number that looks random and depends on nothing but its arguments: no seed, no user id."""
-    digest = hashlib.blake2b(f"{PHASES[phase]} {user}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
+def _draw(text: str) -> int:
+    """Return a number that looks random and depends on the text only: on no seed, no user id."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """A summary as one line for people; empty where nothing is worth a line."""
+    """Return a summary as one line for people; empty where nothing is worth a line."""
     notes = {
         "without_history": "without history",
         "dropped": "dropped as cold",
@@ -199,7 +325,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def warnings_about(summary: dict[str, Any]) -> list[str]:
-    """What makes the metrics of a split easier than they look; a line each.
+    """Return what makes the metrics of a split easier than they look; a line each.
 
     Args:
         summary: of :func:`make_split`; of earlier versions, which counted less, too.
@@ -237,5 +363,5 @@ def _per_phase(part: np.ndarray) -> dict[str, int]:
     return dict(zip(PHASES, counts.tolist(), strict=True))
 
 
-def _difference(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
+def _subtract(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
     return {phase: one[phase] - two[phase] for phase in one}

@@ -2,17 +2,15 @@
 
 RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
 Here are tensors and plain values, with all random states, so that a resumed run ends with the same
-bits. A file is read with ``weights_only=True`` after a look at its bytes (``torch_file.py``), and
-nothing of it is used before it was compared with :data:`LAYOUT` and, of weights and optimiser, with
-those of the model at hand (``state.py``).
+bits. Nothing of a file is used before it was compared with :data:`SCHEMA` and, of weights and
+optimiser, with those of the model at hand (``state.py``).
 """
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from recbole_pos.data.identity import changes
 from recbole_pos.errors import CheckpointError
-from recbole_pos.experiment.torch_file import damaged, require_archive
+from recbole_pos.experiment import archive
 from recbole_pos.files import whole
 from recbole_pos.plain import to_plain
 from recbole_pos.values import is_number, is_whole, shown
@@ -47,171 +45,141 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-# A rule says in words what it wants, if a value is not that.
-Rule = Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class Maybe:
-    """None, or as ``like``."""
-
-    like: Any
-
-
-@dataclass(frozen=True)
-class Each:
-    """A mapping of any size, keys of a type and values as ``like``."""
-
-    key: type
-    like: Any
-
-
-def difference(found: Any, like: Any, place: str) -> str | None:
-    """Where ``found`` first differs from what is expected, in words; None if it does not.
+def difference(found: Any, schema: Any, place: str) -> str | None:
+    """Describe where a value first differs from what is expected; None if it does not.
 
     Args:
         found: a tree of plain values and tensors.
-        like: a rule; ``Maybe`` or ``Each``; a mapping (of these keys), a list of one (of any
-            length) or a tuple (as long); any other value stands for its type.
+        schema: what is expected: a mapping with these keys, or ``{str: x}`` with any keys of a
+            type; ``[x]``, a list of any length; ``(None, x)``, nothing or x; a type; a tensor of
+            this shape and type, finite if this is; a predicate, whose docstring says what it wants.
         place: name of ``found``, such as ``optimizer.state``.
     """
-    wanted, inner = "", []
-    match like:
-        case Maybe():
-            return None if found is None else difference(found, like.like, place)
-        case Each():
-            wrong = isinstance(found, dict) and [k for k in found if type(k) is not like.key]
-            wanted = "" if isinstance(found, dict) and not wrong else _mapping_of(like.key)
-            inner = [] if wanted else [(key, value, like.like) for key, value in found.items()]
-        case dict():
-            if not isinstance(found, dict):
-                wanted = "a mapping"
-            elif odd := sorted(map(_name, like.keys() ^ found.keys())):
-                return f"{place} lacks, or has unknown, {', '.join(odd[:3])}"
-            else:
-                inner = [(key, found[key], value) for key, value in like.items()]
-        case list():
-            wanted = "" if isinstance(found, (list, tuple)) else "a list"
-            inner = [] if wanted else [(i, value, like[0]) for i, value in enumerate(found)]
+    inner: list[tuple[Any, Any, Any]] = []
+    match schema:
         case tuple():
-            fits = isinstance(found, tuple) and len(found) == len(like)
-            wanted = "" if fits else f"a tuple of {len(like)}"
-            inner = [] if wanted else list(zip(range(len(like)), found, like, strict=True))
+            return None if found is None else difference(found, schema[1], place)
+        case dict() if any(isinstance(key, type) for key in schema):
+            ((kind, like),) = schema.items()
+            fits = isinstance(found, dict) and all(type(key) is kind for key in found)
+            wanted = f"a mapping with keys of type {kind.__name__}"
+            inner = [(key, value, like) for key, value in found.items()] if fits else []
+        case dict():
+            fits, wanted = isinstance(found, dict), "a mapping"
+            if fits and (odd := sorted(map(_name, schema.keys() ^ found.keys()))):
+                return f"{place} lacks, or has unknown, {', '.join(odd[:3])}"
+            inner = [(key, found[key], like) for key, like in schema.items()] if fits else []
+        case list():
+            fits, wanted = isinstance(found, (list, tuple)), "a list"
+            inner = [(i, value, schema[0]) for i, value in enumerate(found)] if fits else []
         case Tensor():
-            wanted = tensor(like)(found)
-        case _ if callable(like):
-            wanted = like(found)
-        case float():
-            wanted = "" if isinstance(found, float) or is_number(found) else "a number"
+            wanted = f"a tensor {list(schema.shape)} of finite {schema.dtype}"
+            fits = isinstance(found, Tensor) and found.shape == schema.shape
+            fits = fits and found.dtype == schema.dtype
+            fits = fits and (bool(found.isfinite().all()) or not bool(schema.isfinite().all()))
+        case type():
+            fits, wanted = type(found) is schema, f"a value of type {schema.__name__}"
         case _:
-            wanted = "" if type(found) is type(like) else f"a value of type {type(like).__name__}"
-    if wanted:
+            fits, wanted = schema(found), schema.__doc__
+    if not fits:
         size = f"a tensor {list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else ""
         return f"{place}: expected {wanted}, found {size or ' '.join(shown(found).split())}"
-    parts = (difference(value, rule, f"{place}.{_name(key)}") for key, value, rule in inner)
+    parts = (difference(value, like, f"{place}.{_name(key)}") for key, value, like in inner)
     return next(filter(None, parts), None)
-
-
-def _mapping_of(key: type) -> str:
-    return f"a mapping with keys of type {key.__name__}"
 
 
 def _name(key: Any) -> str:
     return key if isinstance(key, str) and len(key) < 100 and key.isprintable() else shown(key)
 
 
-def number(low: float = -math.inf, high: float = math.inf, whole: bool = False) -> Rule:
-    """A finite number within bounds."""
-    wanted = "a whole number" if whole else "a finite number"
-    wanted += f" of at least {low:g}" if low > -math.inf else ""
-    wanted += f" and at most {high:g}" if high < math.inf else ""
-    is_one = is_whole if whole else is_number
-    return lambda found: "" if is_one(found) and low <= found <= high else wanted
+def is_count(found: Any) -> bool:
+    """a whole number of at least 0"""
+    return is_whole(found) and 0 <= found < 2**53
 
 
-def tensor(like: Tensor, low: float = -math.inf) -> Rule:
-    """A tensor of the shape and type of ``like``; of finite numbers, if that is."""
-
-    def wanted(found: Any) -> str:
-        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (like.shape, like.dtype):
-            return f"a tensor {list(like.shape)} of {like.dtype}"
-        if not bool(found.isfinite().all()) and bool(like.isfinite().all()):
-            return "finite numbers"
-        return f"no value below {low:g}" if low > -math.inf and bool((found < low).any()) else ""
-
-    return wanted
+def _is_duration(found: Any) -> bool:
+    """a number of at least 0"""
+    return is_number(found) and found >= 0
 
 
-def any_tensor(found: Any) -> str:
-    """A tensor."""
-    return "" if isinstance(found, Tensor) else "a tensor"
+def is_tensor(found: Any) -> bool:
+    """a tensor"""
+    return isinstance(found, Tensor)
 
 
-def _vector(dtype: torch.dtype, length: int | None = None) -> Rule:
-    def wanted(found: Any) -> str:
-        fits = isinstance(found, Tensor) and found.dim() == 1 and found.dtype == dtype
-        fits = fits and found.is_contiguous() and length in (None, len(found))
-        return "" if fits else f"a vector of {length or ''} {dtype}"
-
-    return wanted
+def is_any(found: Any) -> bool:
+    """anything"""
+    return True
 
 
-def _plain(tensors: bool) -> Rule:
-    """Anything that yaml could hold, not nested without end; or tensors, too."""
-
-    def fits(value: Any, depth: int) -> bool:
-        if isinstance(value, dict):
-            return depth > 0 and all(fits(v, depth - 1) for v in value.values())
-        if isinstance(value, (list, tuple)):
-            return depth > 0 and all(fits(v, depth - 1) for v in value)
-        return tensors or not isinstance(value, Tensor)
-
-    return lambda found: "" if fits(found, 20) else "plain values, nested at most 20 deep"
+def _is_number(found: Any) -> bool:
+    """a finite number"""
+    return is_number(found)
 
 
-_COUNT, _METRICS = number(0, 2**53, whole=True), Each(str, 0.0)
-_BYTES = _vector(torch.uint8)
-_WEIGHTS = {"state_dict": Each(str, any_tensor), "other": Each(str, _plain(tensors=True))}
+def _is_plain(found: Any) -> bool:
+    """plain values"""
+    inner = found.values() if isinstance(found, dict) else found
+    return isinstance(found, (bool, int, float, str, type(None))) or (
+        isinstance(found, (dict, list, tuple)) and all(map(_is_plain, inner))
+    )
+
+
+def _is_random_state(found: Any) -> bool:
+    """states of random number generators"""
+    try:
+        _, words, used, *_ = found["numpy"]
+        if not (is_tensor(words) and words.shape == (624,) and is_count(used) and used <= 624):
+            return False  # numpy would read beyond
+        torch.Generator().set_state(found["torch"])
+        np.random.RandomState().set_state(_numpy_state(found))
+        random.Random().setstate(_python_state(found))
+        return all(is_tensor(one) and one.dtype == torch.uint8 for one in found["cuda"])
+    except (RuntimeError, ValueError, TypeError, LookupError, OverflowError):
+        return False
+
+
+def _is_loader_state(found: Any) -> bool:
+    """the state of a random number generator"""
+    try:
+        torch.Generator().set_state(found)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+_METRICS = (None, {str: _is_number})
+_WEIGHTS = {"state_dict": {str: is_tensor}, "other": {str: is_any}}
+_EPOCH = {
+    "epoch": is_count,
+    "loss": _is_number,
+    "valid": _METRICS,
+    "seconds": _is_duration,
+    "targets_per_second": _is_duration,
+}
 # What every checkpoint of a run holds, whatever the model.
-LAYOUT: dict[str, Any] = {
-    "data": Maybe("digest"),
-    "fields": Maybe(Each(str, "digest")),
-    "config": Each(str, _plain(tensors=False)),
+SCHEMA: dict[str, Any] = {
+    "data": (None, str),
+    "fields": (None, {str: str}),
+    "config": {str: _is_plain},
     "progress": {
-        "next_epoch": _COUNT,
-        "stopped": False,
-        "steps_without_gain": _COUNT,
-        "best_epoch": Maybe(_COUNT),
-        "best_score": Maybe(number()),
-        "best_result": Maybe(_METRICS),
-        "training_seconds": number(0),
-        "evaluation_seconds": number(0),
-        "trained_targets": _COUNT,
-        "history": [
-            {
-                "epoch": _COUNT,
-                "loss": number(),
-                "valid": Maybe(_METRICS),
-                "seconds": number(0),
-                "targets_per_second": number(0),
-            }
-        ],
+        "next_epoch": is_count,
+        "stopped": bool,
+        "steps_without_gain": is_count,
+        "best_epoch": (None, is_count),
+        "best_score": (None, _is_number),
+        "best_result": _METRICS,
+        "training_seconds": _is_duration,
+        "evaluation_seconds": _is_duration,
+        "trained_targets": is_count,
+        "history": [_EPOCH],
     },
     "weights": _WEIGHTS,
-    "best_weights": Maybe(_WEIGHTS),
-    "optimizer": {
-        "state": Each(int, Each(str, _plain(tensors=True))),
-        "param_groups": [Each(str, _plain(tensors=True))],
-    },
-    "scaler": Each(str, number()),
-    "random": {
-        "torch": _BYTES,
-        "cuda": [_BYTES],
-        # how much of its words is used; numpy would read beyond
-        "numpy": ("", _vector(torch.int64, 624), number(0, 624, whole=True), _COUNT, number()),
-        "python": (_COUNT, [_COUNT], Maybe(number())),
-    },
-    "loader": Maybe(_BYTES),
+    "best_weights": (None, _WEIGHTS),
+    "optimizer": {"state": {int: {str: is_any}}, "param_groups": list},
+    "scaler": {str: _is_number},
+    "random": _is_random_state,
+    "loader": (None, _is_loader_state),
 }
 _SINCE = ("data", "fields")  # parts that earlier versions did not write
 
@@ -233,60 +201,62 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint with ``weights_only=True``, onto the CPU.
+    """Read a checkpoint, onto the CPU; nothing in it is run.
 
     Raises:
         CheckpointError: if the file is missing, damaged, lacks one of ``required`` or has it in
-            another form than ``LAYOUT``, holds a pickled object (nothing in it is run), or was not
-            written by this package.
+            another form than :data:`SCHEMA`, or was not written by this package.
     """
     path = Path(path)
     state = _read(path)
     # earlier versions kept best weights that were not the newest in a second file meanwhile
-    if (name := state.pop("best_file", None)) is not None and (
-        not required or "best_weights" in required
+    if (name := state.pop("best_file", None)) is not None and "best_weights" in (
+        required or ["best_weights"]
     ):
-        require({"best_file": name}, {"best_file": ""}, path)
-        file = path.with_name(Path(name).name)
+        file = path.with_name(Path(str(name)).name)
         if not file.is_file():
             raise CheckpointError(
                 f"{path} lacks its best weights, which are in {_name(file.name)} beside it: copy "
                 "the whole folder"
             )
         best = _read(file)
-        if best.get("token") != name.rpartition("-")[2]:
+        if best.get("token") != str(name).rpartition("-")[2]:
             raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
         state["best_weights"] = best.get("weights")
     if missing := [key for key in required if key not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     parts = {*required, *(key for key in _SINCE if key in state)}
-    require(state, {key: like for key, like in LAYOUT.items() if key in parts}, path)
+    require(state, {key: like for key, like in SCHEMA.items() if key in parts}, path)
     return state
 
 
 def old_best_files(path: Path) -> list[Path]:
-    """Files of best weights that an earlier version may have left beside a checkpoint."""
+    """List the files of best weights that an earlier version may have left beside a checkpoint."""
     return sorted(file for file in path.parent.iterdir() if is_old_best_file(file.name, path))
 
 
 def is_old_best_file(name: str, path: Path) -> bool:
-    """Whether a file of this name is one of them."""
+    """Tell whether a file of this name is one of them."""
     return name.startswith(f"{path.name}.best-")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    require_archive(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise damaged(path, error) from error
+    state = archive.read(path, _refuse)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
     return state
 
 
+def _refuse(name: str) -> None:
+    raise archive.Refused(
+        "holds a pickled object, which could run code when loaded; it was refused and nothing in "
+        "it was run. Checkpoints of this package hold tensors and plain values only; one of "
+        "RecBole's own trainer loads with RecBole's load_data_and_model"
+    )
+
+
 def copy(source: Path, target: Path) -> None:
-    """A checkpoint elsewhere, as one file; what is there is replaced at once.
+    """Copy a checkpoint, as one file; what is there is replaced at once.
 
     Raises:
         CheckpointError: if there is none, or it is damaged.
@@ -299,18 +269,18 @@ def copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(given, file)
 
 
-def require(state: dict[str, Any], expected: dict[str, Any], path: str | Path) -> None:
+def require(state: dict[str, Any], schema: dict[str, Any], path: str | Path) -> None:
     """Refuse parts of a checkpoint that are not as expected.
 
     Args:
         state: of the checkpoint.
-        expected: its parts by name, see :func:`difference`.
+        schema: its parts by name, see :func:`difference`.
         path: the checkpoint's, for the message.
 
     Raises:
         CheckpointError: naming the first part that differs, such as optimizer.state.0.exp_avg.
     """
-    for key, like in expected.items():
+    for key, like in schema.items():
         if wrong := difference(state[key], like, key):
             raise CheckpointError(f"{path} cannot be used: {wrong}")
 
@@ -334,7 +304,7 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every random number generator training uses."""
+    """Return the state of every random number generator training uses."""
     numpy: Any = np.random.get_state()  # five values, or by other types a mapping
     kind, keys, position, has_gauss, cached = numpy
     version, internal, gauss = random.getstate()
@@ -347,19 +317,12 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Inverse of :func:`random_state`."""
+    """Put all generators into the state of :func:`random_state`."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
     np.random.set_state(_numpy_state(state))
     random.setstate(_python_state(state))
-
-
-def try_random_state(state: dict[str, Any]) -> None:
-    """Raises what a generator says of a state that is none; changes none that anybody uses."""
-    torch.Generator().set_state(state["torch"])
-    np.random.RandomState().set_state(_numpy_state(state))
-    random.Random().setstate(_python_state(state))
 
 
 def _numpy_state(state: dict[str, Any]) -> tuple:

@@ -8,17 +8,17 @@ costs an epoch, or twenty times what it takes to write one.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.allocation import free_memory
+from recbole_pos.experiment.memory import free_memory
 
 SHARE = 0.05  # of the time, in which checkpoints are written
 
@@ -34,21 +34,20 @@ class CheckpointWriter:
 
     def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
         self.file, self.capture = file, capture
-        self._memory: dict[Any, Tensor] = {}  # of the copies: fresh memory would take longer
-        self._waiting: dict[str, Any] | None = None  # a copy that is not written yet
+        self._newest: dict[str, Any] | None = None  # a copy that is not written yet
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._written = -1  # epochs of the checkpoint on the disk
-        self._due = self._cost = 0.0  # when there may be another write; seconds spent for it so far
+        self._due = 0.0  # when there may be another write
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._write_waiting()
-        self._memory = {}
-        if kind is None:  # else that is raised
-            self.check()
+        try:
+            self.flush()
+        except BaseException:
+            if kind is None:  # else that is raised
+                raise
 
     def keep(self) -> None:
         """Take a copy of the state after an epoch, and write it if it is time.
@@ -58,24 +57,24 @@ class CheckpointWriter:
         """
         if self.file is None:
             return
-        waited = time.monotonic()
         self._join()
-        self._due += (time.monotonic() - waited) / SHARE
-        self.check()
+        self._newest = None  # its memory is free for the next one
         state = {**self.capture()}
         best, progress = state["best_weights"], state["progress"]
         if best is not None and progress["best_epoch"] == progress["next_epoch"] - 1:
             state["weights"] = best  # in memory, and in the file, once
-        own = {key: value for key, value in _tensors(best).items() if value.device.type == "cpu"}
-        more = [value.nbytes for key, value in _tensors(state).items() if key not in own]
-        self._waiting = None  # before its memory is written to
-        if self._memory or sum(more) <= free_memory() // 2:
-            began = time.thread_time()
-            self._waiting = _copied(state, own, self._memory)
-            self._cost += time.thread_time() - began
+        tensors = _tensors({**state, "best_weights": None})
+        if sum(one.nbytes for one in tensors.values()) > free_memory() // 2:
+            self._write(state)  # without a copy, before the next epoch
+            self.check()
+            return
+        own = {key: one for key, one in _tensors(best).items() if one.device.type == "cpu"}
+        copies = {
+            k: one.detach().to("cpu", copy=True) for k, one in tensors.items() if k not in own
+        }
+        self._newest = copy.deepcopy(state, {**own, **copies})
         if time.monotonic() >= self._due:
-            self._start() if self._waiting else self._write(state)
-        self.check()
+            self._start()
 
     def check(self) -> None:
         """Raise what went wrong in a write, so that a training does not go on without it."""
@@ -88,68 +87,33 @@ class CheckpointWriter:
         Raises:
             StorageError: if it cannot be written.
         """
-        self._write_waiting()
-        self.check()
-        state = None if self.file is None else self.capture()
-        if state and self._written != state["progress"]["next_epoch"]:
-            self._write(state)
-            self.check()
-
-    def _write_waiting(self) -> None:
         self._join()
-        if self._waiting is not None and self._error is None:
+        if self._newest is not None:
             self._start()
             self._join()
 
     def _start(self) -> None:
-        """Let a thread write the copy that waits: an interrupt does not end it half-way."""
-        self._thread = threading.Thread(
-            target=self._write, args=(self._waiting,), name="checkpoint"
-        )
+        """Let a thread write the copy: an interrupt does not end it half-way."""
+        self._thread = threading.Thread(target=self._write, args=(self._newest,), name="checkpoint")
+        self._newest = None
         self._thread.start()
-        self._waiting = None
 
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self.check()
 
     def _write(self, state: dict[str, Any]) -> None:
         assert self.file is not None
-        began, worked = time.monotonic(), time.thread_time()
+        began = time.monotonic()
         try:
             checkpoint.save(self.file, state)
-            self._written = state["progress"]["next_epoch"]
             for old in checkpoint.old_best_files(self.file):
                 old.unlink(missing_ok=True)
         except BaseException as error:
             self._error = error
-        self._due = began + (self._cost + time.thread_time() - worked) / SHARE
-        self._cost = 0.0
-
-
-def _copied(value: Any, done: dict[int, Tensor], memory: dict[Any, Tensor], place: Any = ()) -> Any:
-    """A tree whose tensors are on the CPU, and change only with the next copy.
-
-    Args:
-        value: tensors and plain values.
-        done: copies by what they are of; tensors that nobody changes are their own.
-        memory: that of the last copy, by places, which is written to.
-        place: of the value in the tree.
-    """
-    if isinstance(value, Tensor):
-        if id(value) not in done:
-            kept = memory.get(place)
-            if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
-                kept = memory[place] = torch.empty_like(value, device="cpu")
-            done[id(value)] = kept.copy_(value.detach())
-        return done[id(value)]
-    if isinstance(value, dict):
-        return {key: _copied(part, done, memory, (*place, key)) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = (_copied(part, done, memory, (*place, i)) for i, part in enumerate(value))
-        return type(value)(parts)
-    return value
+        self._due = time.monotonic() + (time.monotonic() - began) / SHARE
 
 
 def _tensors(value: Any) -> dict[int, Tensor]:

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pickle
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import EnumMeta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +24,10 @@ from recbole.config import Config
 from recbole.utils import enum_type, get_model
 
 from recbole_pos.errors import CheckpointError
-from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment import archive, checkpoint
+from recbole_pos.experiment.archive import Refused
+from recbole_pos.experiment.checkpoint import is_any, is_count, is_tensor
 from recbole_pos.experiment.state import config_in
-from recbole_pos.experiment.torch_file import damaged, require_archive
 from recbole_pos.model.models import served
 from recbole_pos.plain import from_plain
 from recbole_pos.values import shown
@@ -45,7 +42,7 @@ class _Record:
 
     def __new__(cls, *args: Any, **options: Any) -> _Record:
         if cls.name not in _VALUES and not cls.name.startswith(_PASSED_OVER):
-            raise CheckpointError(f"it wants to call {cls.name}")
+            raise Refused(_wants(f"to call {cls.name}"))
         record = super().__new__(cls)
         record.args = args
         return record
@@ -56,60 +53,61 @@ class _Record:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-
-def _tensor(storage: Any, offset: int, size: tuple, stride: tuple, *_: Any) -> torch.Tensor:
-    # without hooks
-    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, False, OrderedDict())
-
-
-# What is made while a file is read; of all else a record.
-_MADE: dict[str, Callable] = {
-    "collections.OrderedDict": OrderedDict,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
-    "torch.device": torch.device,
-}
+    @property
+    def parts(self) -> tuple:
+        """What may hold more records."""
+        return self.args, self.state
 
 
-class _Unpickler(pickle.Unpickler):
-    """Whatever a file finds is new, so that it changes nothing that others use."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = f"{module.replace('numpy.core.', 'numpy._core.')}.{name}"
-        if made := _MADE.get(found):
-            return lambda *parts: made(*parts)
-        return type("_Record", (_Record,), {"name": found})
+def _wants(what: str) -> str:
+    return (
+        f"was refused, and nothing in it was run: it has {what}. Expected what RecBole's trainer "
+        "writes: configuration, weights and optimiser"
+    )
 
 
-def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A checkpoint of RecBole's trainer, as RecBole's functions use it.
+def _stand_in(name: str) -> Any:
+    """What takes the place of a class of the file; new each time, so that nothing is changed."""
+    if name == "torch._utils._rebuild_parameter":
+        return lambda tensor, *_: tensor
+    if name == "torch.device":
+        return lambda *args: torch.device(*args)
+    return type("_Record", (_Record,), {"name": name.replace("numpy.core.", "numpy._core.")})
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint that RecBole has for a model: of its trainer, or the best of this package.
 
     Args:
         path: the file.
-        map_location: where its tensors go.
 
     Returns:
-        What RecBole's trainer has saved, its ``config`` a Config again. Layers among
+        What RecBole's trainer has saved, on the CPU, its ``config`` a Config again. Layers among
         ``other_parameter`` are left out: their weights are in ``state_dict`` too.
 
     Raises:
         CheckpointError: if the file is missing or damaged, holds an object that RecBole's trainer
-            does not write (nothing of it is run), or is none of its checkpoints.
+            does not write (nothing of it is run), or RecBole has other data for its model.
     """
-    with _told_of(path):
-        return _uncached(_theirs(_unpickled(path, map_location), _most(path)), path)
+    state = archive.read(path, _stand_in)
+    if isinstance(state, dict) and state.get("format") == checkpoint.FORMAT:
+        state = _ours(path)
+    else:
+        try:
+            state = _theirs(state)
+        except Refused as error:
+            raise CheckpointError(f"{path} {error}") from error
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise archive.damaged(path, error) from error
+    # RecBole may have cached data where the file says, and would unpickle them freely
+    for key in ("dataset_save_path", "dataloaders_save_path"):
+        state["config"][key] = str(Path(path) / "nothing")  # below a file, where nothing can be
+    return state
 
 
-def read_any(path: str | Path) -> dict[str, Any]:
-    """The same, also of a checkpoint of this package: its best weights, on the CPU.
-
-    Raises:
-        CheckpointError: as :func:`read`, or if RecBole has other data for the model.
-    """
-    with _told_of(path):
-        state = _unpickled(path, "cpu")
-        if state.get("format") != checkpoint.FORMAT:
-            return _uncached(_theirs(state, _most(path)), path)
+def _ours(path: str | Path) -> dict[str, Any]:
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = config_in(state, path)
     if not served(config["model"]):
@@ -119,48 +117,15 @@ def read_any(path: str | Path) -> dict[str, Any]:
         )
     weights = state["best_weights"] or state["weights"]
     others = from_plain(weights["other"])
-    ours = {"config": config, "state_dict": weights["state_dict"], "other_parameter": others}
-    return _uncached({**state, **ours}, path)
+    return {
+        **{key: value for key, value in state.items() if key not in ("weights", "best_weights")},
+        **{"config": config, "state_dict": weights["state_dict"], "other_parameter": others},
+    }
 
 
-def _uncached(state: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """Without what RecBole may have cached where the file says: it would unpickle that freely."""
-    for key in ("dataset_save_path", "dataloaders_save_path"):
-        state["config"][key] = str(Path(path) / "nothing")  # below a file, where nothing can be
-    return state
-
-
-def _most(path: str | Path) -> int:
-    return max(Path(path).stat().st_size, 10**6)
-
-
-@contextmanager
-def _told_of(path: str | Path) -> Iterator[None]:
-    """Within, whatever is raised is told of the file."""
-    require_archive(path, plain=False)
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{path} was refused, and nothing in it was run: {error}. Expected what RecBole's "
-            "trainer writes: configuration, weights and optimiser"
-        ) from error
-    except Exception as error:
-        raise damaged(path, error) from error
-
-
-def _unpickled(path: str | Path, map_location: Any) -> dict[str, Any]:
-    safely: Any = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
-    state = torch.load(path, map_location, pickle_module=safely, weights_only=False)
-    if not isinstance(state, dict):
-        raise CheckpointError("it is no checkpoint")
-    return state
-
-
-def _theirs(state: dict[str, Any], most: int) -> dict[str, Any]:
-    if not {"config", "state_dict"} <= state.keys():
-        raise CheckpointError("it has no config with a state_dict")
-    _require_tree(state, most)
+def _theirs(state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict) or not {"config", "state_dict"} <= state.keys():
+        raise Refused(_wants("no config with a state_dict"))
     others = state.get("other_parameter") or {}
     kept = {
         name: value
@@ -168,45 +133,29 @@ def _theirs(state: dict[str, Any], most: int) -> dict[str, Any]:
         if not (isinstance(value, _Record) and value.name.startswith(_LAYERS))
     }
     config = _config(state["config"])
-    read = _value({**state, "config": None, "other_parameter": kept})
-    if missing := _LAYOUT.keys() - read.keys():
-        raise CheckpointError(f"it lacks {', '.join(sorted(missing))}")
-    for key, like in _LAYOUT.items():
-        if wrong := checkpoint.difference(read[key], like, key):
-            raise CheckpointError(wrong)
-    return {**read, "config": config}
-
-
-def _require_tree(state: Any, most: int) -> None:
-    """Lists in several places are a tree that never ends: of one in the file, a value is a byte."""
-    waiting = [state]
-    while waiting:
-        if (most := most - 1) < 0:
-            raise CheckpointError("its lists are nested in each other without end")
-        found = waiting.pop()
-        if isinstance(found, dict):
-            waiting += found.values()
-        elif isinstance(found, _Record):
-            waiting += (found.args, found.state)
-        elif isinstance(found, (list, tuple)):
-            waiting += found
+    values = _value({**state, "config": None, "other_parameter": kept})
+    if missing := _SCHEMA.keys() - values.keys():
+        raise Refused(_wants(f"no {', '.join(sorted(missing))}"))
+    for key, schema in _SCHEMA.items():
+        if wrong := checkpoint.difference(values[key], schema, key):
+            raise Refused(_wants(wrong))
+    return {**values, "config": config}
 
 
 def _config(record: Any) -> Config:
     """RecBole's Config; its model is looked up by name, as the file alone must not name code."""
     if not isinstance(record, _Record) or record.name != "recbole.config.configurator.Config":
-        raise CheckpointError("its config is none of RecBole's")
+        raise Refused(_wants("another config than RecBole's"))
     classes = ("model_class", "yaml_loader")
     state = _value({name: v for name, v in record.state.items() if name not in classes})
     config = Config.__new__(Config)
     vars(config).update({name: v for name, v in state.items() if not hasattr(Config, name)})
     try:
         config.model_class = get_model(config["model"])
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"its model {shown(config['model'])} is unknown; one of your own must be registered "
-            f"first "
-            "(recbole_pos.register_model)"
+    except (ValueError, AttributeError, ImportError) as error:
+        raise Refused(
+            f"is of the model {shown(config['model'])}, which is unknown; one of your own must be "
+            "registered first (recbole_pos.register_model)"
         ) from error
     config.yaml_loader = yaml.FullLoader
     if not torch.cuda.is_available():
@@ -219,7 +168,7 @@ def _value(found: Any) -> Any:
     if isinstance(found, _Record) and found.name in _VALUES:
         return _VALUES[found.name](found)
     if isinstance(found, (_Record, type)):
-        raise CheckpointError(f"it holds {getattr(found, 'name', found)}")
+        raise Refused(_wants(f"{getattr(found, 'name', found)}"))
     if isinstance(found, dict):
         for key, value in found.items():
             found[key] = _value(value)
@@ -264,15 +213,22 @@ def _sparse(record: _Record) -> Any:
     return matrix.asformat(kind.__name__.partition("_")[0])
 
 
-_LAYOUT: dict[str, Any] = {  # what RecBole's trainer takes up from a checkpoint
-    "epoch": checkpoint.number(-1, 2**53, whole=True),
-    "cur_step": checkpoint.number(0, 2**53, whole=True),
-    "best_valid_score": lambda x: "" if isinstance(x, (int, float)) and x == x else "a number",
-    "state_dict": checkpoint.Each(str, checkpoint.any_tensor),
-    "optimizer": {
-        "state": checkpoint.Each(int, checkpoint.Each(str, lambda _: "")),
-        "param_groups": [checkpoint.Each(str, lambda _: "")],
-    },
+def _is_epoch(found: Any) -> bool:
+    """a whole number of at least -1"""
+    return found == -1 or is_count(found)
+
+
+def _is_score(found: Any) -> bool:
+    """a number"""
+    return isinstance(found, (int, float)) and found == found
+
+
+_SCHEMA: dict[str, Any] = {  # what RecBole's trainer takes up from a checkpoint
+    "epoch": _is_epoch,
+    "cur_step": is_count,
+    "best_valid_score": _is_score,
+    "state_dict": {str: is_tensor},
+    "optimizer": {"state": {int: {str: is_any}}, "param_groups": [{str: is_any}]},
 }
 _LAYERS = ("recbole.model.", "torch.nn.modules.")
 # Of these there are records within layers, which are left out, and of which no value is made.

@@ -9,8 +9,6 @@ follow from configuration and epoch.
 from __future__ import annotations
 
 import copy
-import inspect
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
 from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import Maybe, Progress, Rule, difference, tensor
+from recbole_pos.experiment.checkpoint import Progress, difference, is_any
 from recbole_pos.plain import from_plain, to_plain
 
 # What a checkpoint must hold to be resumed.
@@ -31,7 +29,7 @@ RESUMABLE = "config progress weights best_weights optimizer scaler random loader
 
 
 def capture(trainer: Any) -> dict[str, Any]:
-    """Everything a resumed run needs to end with the same bits."""
+    """Return everything a resumed run needs to end with the same bits."""
     generator = getattr(trainer.loader, "generator", None)
     return {
         "config": plain_of(trainer.config),
@@ -47,7 +45,7 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Inverse of :func:`capture`; a file that is refused leaves the trainer as it was.
+    """Take up what :func:`capture` gave; a file that is refused leaves the trainer as it was.
 
     Args:
         trainer: a new one, of the same configuration.
@@ -65,33 +63,27 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         raise UsageError(f"{file} is of model {model}, not {trainer.config['model']}")
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
-    weights = _weights_like(trainer.model)
-    expected = {
+    weights, parameters = _weights_schema(trainer.model), _parameters(trainer.optimizer)
+    kept = state["optimizer"]["state"]
+    schema = {
         "weights": weights,
-        "best_weights": Maybe(weights),
-        "optimizer": _optimizer_like(trainer.optimizer, state["optimizer"]),
-        "scaler": trainer.scaler.state_dict() or (lambda _: ""),  # {}: it is switched off
+        "best_weights": (None, weights),
+        "scaler": {key: is_any for key in trainer.scaler.state_dict()} or is_any,
     }
-    checkpoint.require(state, expected, file)
+    checkpoint.require(state, schema, file)
+    optimizer = _optimizer_schema(trainer.optimizer, {n: parameters.get(n) for n in kept})
+    checkpoint.require({"optimizer": kept}, {"optimizer": optimizer}, file)
     _require_story(state["progress"], state["best_weights"], file)
-    try:
-        checkpoint.try_random_state(state["random"])
-        if state["loader"] is not None:
-            torch.Generator().set_state(state["loader"])
-    except (RuntimeError, ValueError, TypeError, LookupError, OverflowError) as error:
-        raise CheckpointError(f"{file} cannot be used: random: {error}") from error
 
     trainer.progress = Progress(**state["progress"])
     put_weights(trainer.model, state["weights"])
     trainer.best_weights = state["best_weights"]
     # options of the optimiser follow from the configuration and the epoch; its state does not
-    optimizer = trainer.optimizer.state_dict()
-    parameters = _parameters(trainer.optimizer)
-    optimizer["state"] = {
-        number: {name: _laid_out(value, parameters[number]) for name, value in of.items()}
-        for number, of in state["optimizer"]["state"].items()
+    moments = {
+        number: {name: _laid_out(value, parameters[number]) for name, value in moments.items()}
+        for number, moments in kept.items()
     }
-    trainer.optimizer.load_state_dict(optimizer)
+    trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
     trainer.scaler.load_state_dict(state["scaler"])
     checkpoint.set_random_state(state["random"])
     if state["loader"] is not None and train_data is not None:
@@ -99,7 +91,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
 
 
 def weights_of(model: Any) -> dict[str, Any]:
-    """Everything a model predicts with."""
+    """Return everything a model predicts with."""
     return {
         "state_dict": dict(model.state_dict()),
         "other": to_plain(_other(model)),
@@ -107,7 +99,7 @@ def weights_of(model: Any) -> dict[str, Any]:
 
 
 def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
-    """The configuration that a checkpoint has kept, on this machine.
+    """Return the configuration that a checkpoint has kept, on this machine.
 
     Raises:
         CheckpointError: if it does not say what was trained.
@@ -128,7 +120,7 @@ def load_best(
     identity: dict[str, Any] | None = None,
     changeable: bool = False,
 ) -> list[str]:
-    """The best weights of a checkpoint, or the newest where none was validated yet.
+    """Load the best weights of a checkpoint, or the newest where none was validated yet.
 
     Args:
         model: which gets them.
@@ -159,9 +151,9 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
         source: where they come from, for the message.
 
     Raises:
-        CheckpointError: if they are of another architecture, or no numbers.
+        CheckpointError: if they are of another architecture, or not finite.
     """
-    if wrong := difference(weights, _weights_like(model), "weights"):
+    if wrong := difference(weights, _weights_schema(model), "weights"):
         raise CheckpointError(f"{source} cannot be used with this model: {wrong}")
     put_weights(model, weights)
 
@@ -172,9 +164,9 @@ def put_weights(model: Any, weights: dict[str, Any]) -> None:
     model.load_other_parameter(from_plain(weights["other"]))
 
 
-def _weights_like(model: Any) -> dict[str, Any]:
+def _weights_schema(model: Any) -> dict[str, Any]:
     """What :func:`weights_of` gives for such a model, see ``checkpoint.difference``."""
-    other = {name: _like(value) for name, value in _other(model).items()}
+    other = {name: _other_schema(value) for name, value in _other(model).items()}
     return {"state_dict": dict(model.state_dict()), "other": other}
 
 
@@ -184,23 +176,24 @@ def _other(model: Any) -> dict[str, Any]:
     return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
 
 
-def _like(value: Any) -> Any:
-    if value is None:  # it comes with training
-        return lambda _: ""
-    return _sparse(value) if scipy.sparse.issparse(value) else to_plain(value)
+def _other_schema(own: Any) -> Any:
+    """For a tensor, a sparse matrix or a number; None comes with training."""
+    if own is None:
+        return is_any
+    if not scipy.sparse.issparse(own):
+        plain = to_plain(own)
+        return plain if isinstance(plain, Tensor) else type(plain)
 
-
-def _sparse(like: Any) -> Rule:
-    def wanted(found: Any) -> str:
+    def fits(found: Any) -> bool:
+        """a sparse matrix of finite numbers, of the shape and type that the model has"""
         try:
             matrix = from_plain(found)
-            same = (matrix.shape, matrix.dtype) == (like.shape, like.dtype)
-            fits = scipy.sparse.issparse(matrix) and same and np.isfinite(matrix.data).all()
+            same = (matrix.shape, matrix.dtype) == (own.shape, own.dtype)
+            return same and bool(np.isfinite(matrix.data).all())
         except Exception:  # whatever scipy and numpy stumble over
-            fits = False
-        return "" if fits else f"a sparse matrix {list(like.shape)} of finite {like.dtype}"
+            return False
 
-    return wanted
+    return fits
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
@@ -210,43 +203,37 @@ def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
     return dict(zip(numbers, parameters, strict=True))
 
 
-def _optimizer_like(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-    """State for parameters that have been trained, and the parameters there are.
+def _optimizer_schema(
+    optimizer: torch.optim.Optimizer, parameters: dict[int, Tensor | None]
+) -> dict[int, Any]:
+    """What such an optimiser keeps of these parameters.
 
-    What is kept of a parameter is seen by a step of another optimiser of this kind. A gradient of
-    -1 makes negative what has a sign: of the rest roots are taken.
+    That is seen by a step of another one of this kind. A gradient of -1 makes negative what has a
+    sign: of the rest roots are taken.
     """
-    names = inspect.signature(type(optimizer)).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in names}
     tiny = torch.zeros(1, requires_grad=True)
-    tiny.grad = -torch.ones_like(tiny)
-    twin = type(optimizer)([tiny], **options)
+    tiny.grad = -torch.ones(1)
+    kind: Any = type(optimizer)
+    twin = kind([tiny], lr=0.1)
     twin.step()
 
-    def rule(kept: Any, parameter: Tensor) -> Any:
+    def schema(kept: Any, parameter: Tensor) -> Any:
         if not isinstance(kept, Tensor):
-            return lambda _: ""
+            return is_any
         like = torch.zeros_like(kept if kept.dim() == 0 else parameter, device="cpu")
-        return tensor(like, 0 if bool((kept >= 0).all()) else -math.inf)
+        signed = bool((kept < 0).any())
+
+        def fits(found: Any) -> bool:
+            """a tensor like its parameter, finite and without a sign where there is none"""
+            return not difference(found, like, "") and (signed or not bool((found < 0).any()))
+
+        return fits
 
     return {
-        "state": {
-            number: {name: rule(kept, parameter) for name, kept in twin.state[tiny].items()}
-            for number, parameter in _parameters(optimizer).items()
-            if number in given["state"]
-        },
-        "param_groups": _groups(optimizer),
+        number: {name: schema(kept, parameter) for name, kept in twin.state[tiny].items()}
+        for number, parameter in parameters.items()
+        if parameter is not None
     }
-
-
-def _groups(optimizer: torch.optim.Optimizer) -> Rule:
-    numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
-
-    def wanted(found: Any) -> str:
-        given = [group.get("params") for group in found]
-        return "" if repr(given) == repr(numbers) else "the parameters of this model"
-
-    return wanted
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
@@ -257,21 +244,19 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
 
 
 def _require_story(progress: dict[str, Any], best: Any, file: str | Path) -> None:
-    """Numbers of a training that agree with each other."""
+    """Refuse numbers of a training that do not agree with each other."""
     done, best_epoch, history = (progress[k] for k in ("next_epoch", "best_epoch", "history"))
-    wrong = ""
-    if len(history) != done or any(line["epoch"] != i for i, line in enumerate(history)):
-        wrong = f"progress.history: expected one line for each of {done} epochs, in order"
-    elif (best_epoch is None) != (best is None):
-        wrong = "best_weights and progress.best_epoch: expected both or neither"
-    elif best_epoch is not None and not best_epoch < done:
-        wrong = f"progress.best_epoch: {best_epoch} of {done} epochs"
-    else:
-        valid = None if best_epoch is None else history[best_epoch]["valid"]
-        best_result = progress["best_result"]
-        if (best_result and best_result.keys()) != (valid and valid.keys()):
-            wrong = "progress.best_result: expected the metrics of the best epoch"
-        elif (progress["best_score"] is None) != (valid is None):
-            wrong = "progress.best_score: expected a score if the best epoch was validated"
-    if wrong:
-        raise CheckpointError(f"{file} cannot be used: {wrong}")
+    epochs = [line["epoch"] for line in history]
+    validated = best_epoch is not None and best_epoch < done and history[best_epoch]["valid"]
+    scored = [progress[key] is not None for key in ("best_result", "best_score")]
+    if (
+        len(epochs) != done
+        or epochs != list(range(done))
+        or (best_epoch is None) != (best is None)
+        or (best_epoch or 0) >= max(done, 1)
+        or scored != [bool(validated)] * 2
+    ):
+        raise CheckpointError(
+            f"{file} cannot be used: progress: {done} epochs, of which {best_epoch} was best, do "
+            "not agree with its history, score and best weights"
+        )

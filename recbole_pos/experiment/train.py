@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,9 @@ from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, known_of, prepare, read_dataset
 from recbole_pos.experiment.diagnosis import advice
+from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.screen import Screen
 
@@ -28,6 +29,7 @@ def train(
     run_dir: str | Path | None,
     screen: Screen,
     dataset: Any = None,
+    report: Callable[[Experiment], None] | None = None,
 ) -> Result | None:
     """One experiment in this process.
 
@@ -37,6 +39,8 @@ def train(
         run_dir: where a new one writes.
         screen: where it is told about.
         dataset: prepared before, for this configuration; read from files when None.
+        report: is given the experiment after every validated epoch, whose checkpoint is kept, and
+            once if no epoch is left.
     """
     first = this_share().rank == 0
     keep_freed_memory()
@@ -67,7 +71,7 @@ def train(
                 trainer.resume_checkpoint(resumed, loaders["train"])
             elif folder.only_begun:
                 screen.line(f"{folder.path} has no finished epoch: from the beginning")
-            return _to_result(experiment, folder, screen)
+            return _to_result(experiment, folder, screen, report)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():
                 raise  # nothing to continue
@@ -76,7 +80,12 @@ def train(
             raise StorageError(f"{error}; {_what_is_left(folder)}") from error
 
 
-def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Result:
+def _to_result(
+    experiment: Experiment,
+    folder: RunFolder,
+    screen: Screen,
+    report: Callable[[Experiment], None] | None,
+) -> Result:
     """Train, test, write."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
@@ -94,7 +103,10 @@ def _to_result(experiment: Experiment, folder: RunFolder, screen: Screen) -> Res
     if not loaders["test"]:
         screen.line("no test targets in this split: nothing will be tested")
     shown = config["show_progress"]
-    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown)
+    if report and trainer.finished:
+        report(experiment)
+    after = (lambda *_: report(experiment)) if report else None
+    trainer.fit(loaders["train"], loaders["valid"], show_progress=shown, callback_fn=after)
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=shown)
     if loaders["test"]:

@@ -150,7 +150,7 @@ def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[
         sums.events += len(users)
         if relations.heads is not None:
             sums.read[:-1] += _per_relation(relations.heads, users)
-            known = [relation.known(rows.events) for relation in model.lookup.heads]
+            known = [relation.known(rows.events, model.lookup) for relation in model.lookup.heads]
             sums.known[:-1] += [events.sum() for events in known]
         if relations.users is not None:
             count = _per_relation(relations.users, users)

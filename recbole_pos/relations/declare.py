@@ -1,4 +1,4 @@
-"""What ``relations`` in a yaml file says, checked against the fields that are loaded."""
+"""The option ``relations``, read and checked against the fields that are loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
 
-KINDS = ("categorical", "numerical")
-SOURCES = ("item", "behaviour", "user")
-SCOPES = ("sequence", "batch")
-KEYS = ("field", "kind", "source", "scope", "within", "scales")
+CHOICES = {
+    "kind": ("categorical", "numerical"),
+    "source": ("item", "behaviour", "user"),
+    "scope": ("sequence", "batch"),
+}
+KEYS = ("field", *CHOICES, "within", "scales")
+# of which source a field of a table may be, the default first
+SOURCES = {"item": ("item", "behaviour"), "user": ("user",)}
 POSITION, TIME = "position", "time"  # fields that every log has
 # AttrFormer, appendix A.2: hours and days for the time between two events
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
@@ -45,11 +49,11 @@ class Relation:
 
 
 def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
-    """The option ``relations`` against the fields of a dataset.
+    """Read the option ``relations`` against the fields of a dataset.
 
     Args:
         given: a list of mappings, or of names of fields for all defaults.
-        dataset: RecBole's dataset; says which fields are loaded, and of which type.
+        dataset: RecBole's dataset; has the loaded fields and their types.
 
     Raises:
         UsageError: for anything that is not a relation, naming entry, field and what to do.
@@ -69,57 +73,42 @@ def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
 
 def _read(entry: Any, dataset: Dataset) -> Relation:
     entry = {"field": entry} if isinstance(entry, str) else entry
-    if not isinstance(entry, Mapping):
-        raise UsageError(
-            f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
-        )
-    field = entry.get("field")
-    where = f"relations: {field}" if isinstance(field, str) else f"relations: {dict(entry)}"
-    for key in entry:
+    for key in entry if isinstance(entry, Mapping) else ():
         if key not in KEYS:
-            raise UsageError(f"{where}: unknown key {shown(key)}{nearest(str(key), KEYS)}")
-    if not isinstance(field, str):
+            where = entry.get("field", dict(entry))
+            raise UsageError(
+                f"relations: {where}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
+            )
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
         raise UsageError(
             f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
         )
-    table = _table(field, dataset)
-    if table == TIME:
-        field = dataset.time_field
-    natural = _kind(field, table, dataset, where)
-    if table not in (POSITION, TIME):
-        require_values(field, dataset, "relations: ")
-    kind = _choice(entry, "kind", KINDS, natural, where)
-    if kind != natural:
-        raise UsageError(
-            f"{where}: the field is {natural}{_by_type(field, table, dataset)}, not {kind}"
-        )
-    of_events = table in ("inter", POSITION, TIME)
-    source = {"item": "item", "user": "user"}.get(table, "behaviour")
-    allowed = {"item": ("item", "behaviour"), "user": ("user",)}.get(table, ("behaviour",))
-    source = _choice(entry, "source", SOURCES, source, where)
-    if source not in allowed:
-        raise UsageError(
-            f"{where}: a field of the {table} table is of source {' or '.join(allowed)}, "
-            f"not {source}"
-        )
-    single = of_events and kind == "numerical"
-    scope = _choice(entry, "scope", SCOPES, "sequence" if of_events else "batch", where)
-    if single and scope == "batch":
-        raise UsageError(
-            f"{where}: numbers of events relate events of one sequence alone; users differ in what "
-            "they do at the same time (scope: sequence)"
-        )
-    if table == "user" and scope == "sequence":
-        raise UsageError(f"{where}: users are related across sequences (scope: batch)")
-    return Relation(
-        field=field,
-        kind=kind,
-        source=source,
-        scope=scope,
-        table=table,
-        within=_within(entry.get("within"), table, dataset, where),
-        scales=_scales(entry.get("scales"), kind, _by_type(field, table, dataset), table, where),
-    )
+    field = entry["field"]
+    where, table = f"relations: {field}", _table(field, dataset)
+    field = dataset.time_field if table == TIME else field
+    kind, by_type = _kind(field, table, dataset, where)
+    sources = SOURCES.get(table, ("behaviour",))
+    of_events = table not in SOURCES
+    chosen = {"kind": kind, "source": sources[0], "scope": "sequence" if of_events else "batch"}
+    for key, choices in CHOICES.items():
+        chosen[key] = entry.get(key, chosen[key])
+        check_choice(f"{where}: {key}", chosen[key], choices)
+    wrong = {
+        f"the field is {kind}{by_type}, not {chosen['kind']}": chosen["kind"] != kind,
+        f"a field of the {table} table is of source {' or '.join(sources)}, "
+        f"not {chosen['source']}": chosen["source"] not in sources,
+        "numbers of events relate events of one sequence only; users differ in what they do at "
+        "the same time (scope: sequence)": of_events
+        and kind == "numerical"
+        and chosen["scope"] == "batch",
+        "users are related across sequences (scope: batch)": table == "user"
+        and chosen["scope"] == "sequence",
+    }
+    for message in (message for message, is_wrong in wrong.items() if is_wrong):
+        raise UsageError(f"{where}: {message}")
+    within = _within(entry.get("within"), table, dataset, where)
+    scales = _scales(entry.get("scales"), kind, by_type, table, where)
+    return Relation(field=field, table=table, within=within, scales=scales, **chosen)
 
 
 def _table(field: str, dataset: Dataset) -> str:
@@ -131,9 +120,10 @@ def _table(field: str, dataset: Dataset) -> str:
     raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _kind(field: str, table: str, dataset: Dataset, where: str) -> str:
+def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
+    """The kind of a field, and why it is of that kind and what would make it another."""
     if table in (POSITION, TIME):
-        return "numerical"
+        return "numerical", ""
     ftype = dataset.field2type[field].value
     if field in (dataset.uid_field, dataset.iid_field):
         raise UsageError(f"{where}: the id of users or items is no attribute")
@@ -141,52 +131,37 @@ def _kind(field: str, table: str, dataset: Dataset, where: str) -> str:
         raise UsageError(
             f"{where}: has type float_seq; relations are made of token, token_seq or float fields"
         )
-    return "numerical" if ftype == "float" else "categorical"
-
-
-def _by_type(field: str, table: str, dataset: Dataset) -> str:
-    """Why a field is of its kind, and what makes it another."""
-    if table in (POSITION, TIME):
-        return ""
-    ftype = dataset.field2type[field].value
-    other = "token" if ftype == "float" else "float"
-    return (
-        f" by its type {ftype} (the first line of {dataset.dataset_name}.{table} would say "
-        f"{field}:{other} otherwise)"
-    )
-
-
-def _choice(entry: Mapping, key: str, known: tuple[str, ...], default: str, where: str) -> str:
-    value = entry.get(key, default)
-    check_choice(f"{where}: {key}", value, known)
-    return value
+    require_values(field, dataset, "relations: ")
+    kind, other = ("numerical", "token") if ftype == "float" else ("categorical", "float")
+    first = f"the first line of {dataset.dataset_name}.{table} would say {field}:{other} otherwise"
+    return kind, f" by its type {ftype} ({first})"
 
 
 def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None:
     if within is None:
         return None
-    if table not in ("item", "user"):
-        raise UsageError(f"{where}: within: only a field of the item or user table can have one")
+    where = f"{where}: within: "
+    if table not in SOURCES:
+        raise UsageError(f"{where}only a field of the item or user table can have one")
     if not isinstance(within, str):
-        raise UsageError(f"{where}: within: expected the name of a field, found {shown(within)}")
+        raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
     if within not in loaded_fields(dataset):
-        raise UsageError(f"{where}: within: {not_loaded(within, dataset)}")
+        raise UsageError(f"{where}{not_loaded(within, dataset)}")
     same = table_of(within, dataset) == table
     if not same or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
-            f"{where}: within: {shown(within)} must be a token or token_seq field of the "
-            f"{table} table"
+            f"{where}{shown(within)} must be a token or token_seq field of the {table} table"
         )
-    require_values(within, dataset, f"{where}: within: ")
+    require_values(within, dataset, where)
     return within
 
 
-def _scales(given: Any, kind: str, why: str, table: str, where: str) -> tuple[float, ...]:
+def _scales(given: Any, kind: str, by_type: str, table: str, where: str) -> tuple[float, ...]:
     if given is None:
         return () if kind == "categorical" else TIME_SCALES if table == TIME else (1.0,)
     if kind == "categorical":
         raise UsageError(
-            f"{where}: scales are for numerical fields, and this one is categorical{why}"
+            f"{where}: scales are for numerical fields, and this one is categorical{by_type}"
         )
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or not all(is_number(v) and v > 0 for v in values):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,9 +26,15 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.layers.relations import BatchRelations, SparseProduct
-from recbole_pos.relations.compiled import compile_relation, compile_users
-from recbole_pos.relations.declare import Relation
-from recbole_pos.relations.search import Edges, EventOrder, top_relations
+from recbole_pos.relations.declare import POSITION, TIME, Relation
+from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
+from recbole_pos.relations.tables import (
+    RelationTable,
+    build_table,
+    build_user_table,
+    describe_empty,
+    read_column,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,86 @@ class Rows:
         chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
         both = [np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())]  # noqa: B905
         return Rows(both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4])
+
+
+@dataclass(frozen=True)
+class TableRelation:
+    """A relation between classes of entities.
+
+    Attributes:
+        table: the classes and their relations.
+        across: whether it reaches other users (scope: batch).
+        by_item: whether entities are items, or the events of the log.
+    """
+
+    table: RelationTable
+    across: bool
+    by_item: bool
+
+    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
+        return self._take(self.table.known, events, lookup)
+
+    def top(
+        self, events: np.ndarray, lookup: RelationLookup, order: EventOrder, across: bool
+    ) -> Edges:
+        """Return the strongest relations of packed ``events`` ([m] places in the log)."""
+        group = self._take(self.table.group, events, lookup)
+        return top_relations(self.table, group, order, lookup.top_k, across and self.across)
+
+    def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """[m] values of what events are about; 0 where the log does not have them."""
+        if self.by_item:
+            return values[lookup.items.numpy()[events]]
+        return take_known(values, events, 0)
+
+
+@dataclass(frozen=True)
+class NumberRelation:
+    """A relation between numbers of events, within a sequence.
+
+    Attributes:
+        source: whose numbers: position, time, or inter (a field of events).
+        scales: r_norm of equation 10.
+        longest: events looked back at.
+        values: [events of the log] float64, NaN where missing; of inter only.
+    """
+
+    source: str
+    scales: tuple[float, ...]
+    longest: int
+    values: np.ndarray | None = None
+
+    def numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """[m] float64 numbers of events, NaN where missing; times in seconds."""
+        if self.source == POSITION:
+            return lookup.ranks[events].astype(np.float64)
+        if self.source == TIME:
+            return lookup.times[events] * lookup.seconds
+        assert self.values is not None
+        return take_known(self.values, events, np.nan)
+
+    def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
+        """[m] bool, whether events (by their places in the log) can be related by the attribute."""
+        return np.isfinite(self.numbers(events, lookup))
+
+    def top(
+        self, events: np.ndarray, lookup: RelationLookup, order: EventOrder, across: bool
+    ) -> Edges:
+        """Return the strongest relations of packed ``events`` ([m] places in the log)."""
+        rising = self.source in (POSITION, TIME)  # in a user's history
+        values = self.numbers(events, lookup)
+        return top_differences(values, order.chain, lookup.top_k, self.scales, self.longest, rising)
+
+
+def take_known(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
+    """[m] values at places, ``missing`` for those after the last (``with_histories``)."""
+    known = places < len(values)
+    if known.all():
+        return values[places]
+    found = np.full(len(places), missing, dtype=values.dtype)
+    found[known] = values[places[known]]
+    return found
 
 
 class RelationLookup:
@@ -90,14 +176,24 @@ class RelationLookup:
         size = len(self.offsets) - 1
         # training events of a user come before the held-out ones
         self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
-        self.notices: list[str] = []  # what to tell before training
-        of_users = [relation for relation in relations if relation.source == "user"]
-        self.heads = [
-            compile_relation(relation, dataset, seconds, max_length, self.notices)
-            for relation in relations
-            if relation.source != "user"
-        ]
-        self.user_table = compile_users(of_users, dataset, self.notices)
+        self.notices: list[str] = []  # to report before training
+        users = [relation for relation in relations if relation.source == "user"]
+        others = [relation for relation in relations if relation.source != "user"]
+        self.heads = [self._compile(relation, dataset) for relation in others]
+        self.user_table = build_user_table(users, dataset, self.notices)
+
+    def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
+        """A relation of source item or behaviour, ready to be looked up."""
+        source, scales, longest = relation.table, relation.scales, self.max_length
+        if source in (POSITION, TIME):
+            return NumberRelation(source, scales, longest)
+        if source == "inter" and relation.kind == "numerical":
+            values = read_column(relation.field, source, dataset)
+            if not np.isfinite(values).any():
+                self.notices.append(describe_empty(relation, dataset))
+            return NumberRelation(source, scales, longest, values)
+        table = build_table(relation, dataset, self.notices)
+        return TableRelation(table, relation.scope == "batch", source == "item")
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
@@ -120,10 +216,6 @@ class RelationLookup:
         other.times = np.append(self.times, times)
         other.ranks = np.append(self.ranks, ranks)
         other.trained = np.append(self.trained, np.zeros(len(items), dtype=bool))
-        other.heads = [head.with_events(items, ranks, times * self.seconds) for head in self.heads]
-        if (table := self.user_table) is not None:
-            unknown = np.zeros(len(lengths), dtype=np.int64)
-            other.user_table = replace(table, group=np.append(table.group, unknown))
         return other
 
     def windows(
@@ -204,7 +296,7 @@ class RelationLookup:
 
         Early events of a user come before most of the others', late ones after. The draw of an
         event does not depend on how many events of its user follow: a clock that spread the events
-        of a user evenly would tell every one of them how much is still to come.
+        of a user evenly would reveal to every one how many follow.
         """
         distinct, place = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
@@ -219,10 +311,10 @@ class RelationLookup:
     def find(self, rows: Rows, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Top-K relations of every event, attribute by attribute; and those of its user."""
         across = self.clock != "none"
-        heads = [relation.top(rows.events, order, self.top_k, across) for relation in self.heads]
+        heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
         if self.user_table is None:
             return heads, None
-        group = self.user_table.group[order.user]
+        group = take_known(self.user_table.group, order.user, 0)
         users = top_relations(self.user_table, group, order, self.top_k, across, same_column=True)
         return heads, users
 
@@ -234,7 +326,7 @@ class RelationLookup:
         heads, users = self.find(rows, order)
         m = len(order)
         return BatchRelations(
-            heads=_normalised(heads, m, device, dtype) if heads else None,
+            heads=_stack(heads, m, device, dtype) if heads else None,
             users=None if users is None else self._smoothing(users, order, device, dtype),
             edges=sum(len(edges.value) for edges in heads),
         )
@@ -248,38 +340,29 @@ class RelationLookup:
         """
         assert self.user_table is not None
         m, event = len(order), np.arange(len(order))
-        own = self.user_table.own[order.user]
+        own = take_known(self.user_table.own, order.user, 0)
         own[own == 0] = self.unknown
-        reader = np.concatenate((event, edges.reader))
-        source = np.concatenate((event, edges.source))
-        value = np.concatenate((own, edges.value))
-        by_reader = np.argsort(reader, kind="stable")
-        reader, source, value = reader[by_reader], source[by_reader], value[by_reader]
-        return SparseProduct.build(
-            reader, source, _scaled(reader, source, value, m), m, m, device, dtype
-        )
+        kept = edges.reader, edges.source, edges.value
+        edges = Edges.from_parts([(event, event, own), kept])
+        scaled = _normalise(edges, m)
+        return SparseProduct.build(edges.reader, edges.source, scaled, m, m, device, dtype)
 
 
-def _scaled(reader: np.ndarray, source: np.ndarray, value: np.ndarray, m: int) -> np.ndarray:
-    """D^-1/2 R D^-1/2 of an attribute; D sums what an event itself reads of it, at least 1 (eq. 6).
+def _normalise(edges: Edges, m: int) -> np.ndarray:
+    """[E] D^-1/2 R D^-1/2 of an attribute; D sums what an event itself reads, at least 1 (eq. 6).
 
     Every shared token of a multi-hot attribute is a relation, so sums are what counts one-hot ones.
     A source may read nothing and still be read: it then has one.
     """
-    degree = np.maximum(np.bincount(reader, value, minlength=m), 1)
-    return value / np.sqrt(degree[reader] * degree[source])
+    degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
+    return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 
 
-def _normalised(
+def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
     """[M * m, m] the matrices of all attributes, each normalised, one below the other."""
-    reader = np.concatenate([edges.reader for edges in heads])
+    reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
-    scaled = np.concatenate(
-        [_scaled(edges.reader, edges.source, edges.value, m) for edges in heads]
-    )
-    attribute = np.repeat(np.arange(len(heads)), [len(edges.value) for edges in heads])
-    return SparseProduct.build(
-        attribute * m + reader, source, scaled, len(heads) * m, m, device, dtype
-    )
+    scaled = np.concatenate([_normalise(edges, m) for edges in heads])
+    return SparseProduct.build(reader, source, scaled, len(heads) * m, m, device, dtype)

@@ -21,11 +21,11 @@ from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
 from recbole_pos.files import whole_folder, writing
 from recbole_pos.layers.catalogue import Choice
+from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import UNIT, Histories, is_parquet, list_units, read_tables
 from recbole_pos.serve.recommend import BulkRequest, Counts, rename_fields, report_unknown
 from recbole_pos.serve.recommender import Recommender
-from recbole_pos.tune.cluster import connect, stop
 
 _FEWEST = 256  # histories of a part: fewer would not pay for being sent
 _PARTS = 4  # of a process, so that the last one does not take long

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.data.location import name_and_folder
 from recbole_pos.errors import UsageError
-from recbole_pos.study.command import plan_of_models
+from recbole_pos.model.models import register_model
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import fits, with_unread
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.source import Source
+from recbole_pos.study.source import Source, parse_list
+from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.values import shown
 
 
 def run_folders(what: Any) -> list[Path]:
@@ -38,7 +40,7 @@ def run_folders(what: Any) -> list[Path]:
 
 
 def plan_and_folder(
-    what: Any, dataset: str | None, base: dict[str, Any], told: CompareArguments
+    what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
     """The plan of models, or of a study's file, mapping or folder.
 
@@ -46,28 +48,28 @@ def plan_and_folder(
         what: which of these.
         dataset: of the models; of a study, in the place of its own.
         base: options of all rows, which win over those of a study's base.
-        told: the arguments of ``compare``.
+        args: the arguments of ``compare``.
 
     Raises:
         UsageError: for what is wrong with them.
     """
     folder = None
     changes: dict[str, Any] = {}
-    if told.seeds is not None:
-        changes["seeds"] = told.seeds
-    if told.reference is not None:
-        changes["reference"] = told.reference
+    if args.seeds is not None:
+        changes["seeds"] = args.seeds
+    if args.reference is not None:
+        changes["reference"] = args.reference
     if dataset:
         dataset, place = name_and_folder(dataset, base.get("data_path") or "dataset/")
         base = base if place is None else {**base, "data_path": place}
     if isinstance(what, (list, tuple)):
-        names = [one if isinstance(one, str) else _registered(one) for one in what]
+        names = [one if isinstance(one, str) else register_model(one).__name__ for one in what]
         if not dataset:
             raise UsageError("no dataset (-d) given")
         seeds = changes.pop("seeds", 1)
-        plan = plan_of_models(dataset, names, told.vary, seeds, base, **changes)
-        return plan, StudyFolder.of(plan, told.run_dir)
-    if told.vary:
+        plan = plan_of_models(dataset, names, args.vary, seeds, base, **changes)
+        return plan, StudyFolder.of(plan, args.run_dir)
+    if args.vary:
         raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
     if isinstance(what, dict):
         plan = make_plan(Source("study", what))
@@ -84,10 +86,10 @@ def plan_and_folder(
         if base.get("config_files"):  # after those of the study, over which they win
             files = [*plan.config_files, *base["config_files"]]
             content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
-        if isinstance(plan.source.content.get("seeds"), list) and told.seeds is not None:
-            content["seeds"] = _as_many(plan.seeds, told.seeds)
+        if isinstance(plan.source.content.get("seeds"), list) and args.seeds is not None:
+            content["seeds"] = _as_many(plan.seeds, args.seeds)
         plan = make_plan(replace(plan.source, content=content))
-    return plan, folder or StudyFolder.of(plan, told.run_dir)
+    return plan, folder or StudyFolder.of(plan, args.run_dir)
 
 
 def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
@@ -96,13 +98,6 @@ def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
         return wanted  # refused with the plan
     more = range(max(seeds) + 1, max(seeds) + 1 + wanted - len(seeds))
     return [*seeds[:wanted], *more]
-
-
-def _registered(model: type) -> str:
-    """The name of a class, after it was made known."""
-    from recbole_pos.model.models import register_model
-
-    return register_model(model).__name__
 
 
 def complete(options: dict[str, Any]) -> dict[str, Any]:
@@ -165,17 +160,75 @@ def require_same_study(plan: Plan, folder: StudyFolder, report: bool) -> None:
         )
     if not report:
         return
-    theirs = {one.name: _without_place(one.options) for one in fits(with_unread(kept, complete))}
+    theirs = {one.name: one.options for one in fits(with_unread(kept, complete))}
     for one in fits(plan):
-        mine = _without_place(one.options)
-        if mine != theirs.get(one.name, mine):
-            before = theirs[one.name]
-            keys = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+        mine, before = one.options, theirs.get(one.name, one.options)
+        keys = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+        if keys and keys != ["data_path"]:
             raise UsageError(
                 f"--report: {one.row} was trained with other options in {folder.path} "
                 f"({', '.join(keys)}); leave --report out to train it with these"
             )
 
 
-def _without_place(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != "data_path"}
+def plan_of_models(
+    dataset: str,
+    models: Sequence[str],
+    vary: Sequence[str] = (),
+    seeds: int = 1,
+    base: dict[str, Any] | None = None,
+    **others: Any,
+) -> Plan:
+    """Return a plan with a row for every model, or for every model and value.
+
+    Args:
+        dataset: its name.
+        models: names.
+        vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
+            combination of several is a row.
+        seeds: how many.
+        base: options of all rows, with config_files.
+        others: further keys of a study's file: reference, metrics, bins, title.
+
+    Raises:
+        UsageError: for a value that cannot be read, or a name that is given twice.
+    """
+    if not models:
+        raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")
+    varied = [_parse_vary(text) for text in vary]
+    names = [name for name, _ in varied]
+    if twice := next((name for name in [*names, *models] if [*names, *models].count(name) > 1), ""):
+        raise UsageError(f"{twice} is given twice")
+    rows = {}
+    for model, *values in itertools.product(models, *(values for _, values in varied)):
+        options = dict(zip(names, values, strict=True))
+        words = [] if len(models) == 1 and options else [model]
+        words += [_word(name, value, len(names) > 1) for name, value in options.items()]
+        rows[" ".join(words)] = {"model": model, **options}
+    what = f"{', '.join(models)}{' by ' if names else ''}{' and '.join(names)}"
+    content = {"dataset": dataset, "title": f"{what} on {dataset}", "rows": rows, "seeds": seeds}
+    content |= {"base": base or {}, **others}
+    return make_plan(Source("command line", content))
+
+
+def _parse_vary(text: str) -> tuple[str, list[Any]]:
+    name, equals, written = text.partition("=")
+    name = name.strip().removeprefix("--")
+    if not equals or not name:
+        raise UsageError(f"--vary: expected option=value,value,..., found {shown(text)}")
+    values = parse_list(written, f"--vary: {name}")
+    if len(values) < 2:
+        raise UsageError(
+            f"--vary: {name}: expected two values or more, with commas between; found "
+            f"{shown(written)}"
+        )
+    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise UsageError(f"--vary: {name}: {shown(twice[0])} is given twice")
+    return name, values
+
+
+def _word(name: str, value: Any, several: bool) -> str:
+    """A value in the name of a row: of schemes and names the value is enough."""
+    text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    plain = isinstance(value, str) or (isinstance(value, list) and value)
+    return text if plain and not several else f"{name}={text}"

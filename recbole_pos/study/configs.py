@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from recbole_pos.config.option import DATA
@@ -15,7 +17,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.study.expand import digest
-from recbole_pos.study.typed_code import code_of
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is told about, and nothing of what it finds.
@@ -32,6 +33,8 @@ _SINCE_1 = {
 }
 # A study's runs are told about by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
+_PROCESS = uuid.uuid4().hex  # of what nothing can be read of
+_PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
 
 
@@ -83,23 +86,46 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
 
 
 def sources(config: PosConfig) -> list[str]:
-    """Digests of the code of a model and schemes of one's own: edited, they are others.
+    """Return digests of the code of a model and schemes of one's own: edited, they are others.
 
-    The whole module counts, since a class may call anything in it.
+    The whole module counts, since a class may call anything in it; of what was typed into a
+    notebook, all that the class names there.
     """
     position = config.plain.get("position") or []
     names = [position] if isinstance(position, str) else position
-    found = {name: table[name] for name in names for table in (SCHEMES,) if name in table}
-    classes = [config.model_class, *found.values()]
+    classes = [config.model_class, *(SCHEMES[name] for name in names if name in SCHEMES)]
     texts = []
     for cls in classes:
         if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
             continue
         try:
             texts.append(inspect.getsource(sys.modules[cls.__module__]))
-        except (OSError, TypeError, KeyError):  # typed into a shell
-            texts.append(code_of(cls))
+        except (OSError, TypeError, KeyError):
+            found: dict[int, str] = {}
+            _read_typed(cls, cls.__module__, found)
+            texts.append("\n".join(found.values()))
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+
+
+def _read_typed(one: Any, module: str, found: dict[int, str]) -> None:
+    """Collect the text of a class or function of a notebook, and of what it names there."""
+    one = getattr(one, "fget", getattr(one, "__func__", one))  # of a property, of a method
+    if id(one) in found or getattr(one, "__module__", module) != module:
+        return
+    parts: Iterable[Any] = ()
+    if inspect.isfunction(one):
+        with suppress(OSError):  # of a plain shell, which keeps no text
+            found[id(one)] = inspect.getsource(one)
+        parts = [one.__globals__[name] for name in one.__code__.co_names if name in one.__globals__]
+    elif inspect.isclass(one):
+        found[id(one)] = one.__qualname__
+        own = {key: value for key, value in vars(one).items() if not key.startswith("__")}
+        parts = (*own, *own.values(), *one.__bases__)
+    elif isinstance(one, _PLAIN):
+        found[id(one)] = repr(one)
+    found.setdefault(id(one), f"{_PROCESS}{id(one)}")  # it is another one in each process
+    for part in parts:
+        _read_typed(part, module, found)
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:

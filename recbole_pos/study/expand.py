@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +62,7 @@ def fits(plan: Plan) -> list[Fit]:
     short has whole rounds.
     """
     order = [plan.rows[name] for name in plan.order()]
-    found = [trial for row in order for trial in trials(plan, row)]
+    found = [trial for row in order for trial in _trials(plan, row)]
     names = {row.name: tuple(fit.name for fit in found if fit.row == row.name) for row in order}
     for seed in plan.seeds:
         for row in order:
@@ -75,7 +76,7 @@ def fits(plan: Plan) -> list[Fit]:
     return found
 
 
-def trials(plan: Plan, row: Row) -> list[Fit]:
+def _trials(plan: Plan, row: Row) -> list[Fit]:
     """The fits of a row's search; none where it has none."""
     if row.search is None:
         return []
@@ -94,14 +95,8 @@ def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def with_unread(plan: Plan, check: Check) -> Plan:
-    """The plan, each option of its base for the rows whose model reads it: Pop has no hidden_size.
-
-    What no row reads stays, for :func:`check_plan` to refuse.
-
-    Args:
-        plan: as it was read.
-        check: as that of :func:`check_plan`.
-    """
+    """Return the plan, each option of its base for the rows whose model reads it: Pop has no
+    hidden_size. What no row reads stays, for :func:`check_plan` to refuse."""
     found = plan
     for name in plan.order():
         while key := _unread(found, found.rows[name], check):
@@ -129,13 +124,11 @@ def _unread(plan: Plan, row: Row, check: Check) -> str:
 
 
 def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
-    """Every row, and every value of a grid, against the models themselves; nothing is trained.
+    """Check every row, and every value of a grid, against the models; nothing is trained.
 
     Args:
         plan: the study.
-        check: of a row's options (model, dataset, config_files; for a row that is attached, those
-            of the row that it is attached to, its own over them, and ``attach``, the schemes):
-            returns the complete configuration that matters, as plain values, or raises UsageError.
+        check: completes the options of a row (see :func:`first_options`), or raises UsageError.
 
     Returns:
         Row -> what ``check`` returned for it, with the first values of a grid.
@@ -179,16 +172,12 @@ def _checked(plan: Plan, row: Row, options: dict[str, Any], check: Check) -> dic
 
 
 def digest(options: Mapping[str, Any], *others: Any) -> str:
-    """A name for what decides a run: equal for equal values, in whatever order keys stand.
+    """Return a name for what decides a run: equal for equal values, in whatever order keys stand.
 
     1 and 1.0 are the same, and so are a tuple and a list; true is not 1.
 
-    Args:
-        options: the complete configuration that matters, plain values only.
-        others: what else does: fingerprints of data and split, version of the numerics.
-
     Raises:
-        UsageError: for a value that is no plain one; names the option.
+        UsageError: for a value that is not plain; names the option.
     """
     plain = {name: _canonical(value, str(name)) for name, value in options.items()}
     rest = [_canonical(value, "digest") for value in others]
@@ -239,7 +228,7 @@ def _canonical(value: Any, name: str) -> Any:
 
 
 def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
-    """What would be run.
+    """Return what would be run.
 
     Args:
         plan: the study.
@@ -250,10 +239,9 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
         (trainings), after (the row that it is attached to).
     """
     lines = []
-    made = fits(plan)
-    for name, row in plan.rows.items():
-        if rows and name not in rows:
-            continue
+    counts = Counter(fit.row for fit in fits(plan) if not fit.repeats)
+    for name in rows or plan.rows:
+        row = plan.rows[name]
         options = {key: value for key, value in row.options.items() if key != "model"}
         if row.config_files:
             options["config_files"] = list(row.config_files)
@@ -269,7 +257,7 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
                 "search": str(row.search) if row.search else "",
                 "trials": row.search.trials if row.search else 0,
                 "seeds": len(plan.seeds),
-                "fits": sum(fit.row == name and not fit.repeats for fit in made),
+                "fits": counts[name],
                 "after": row.attach.to if row.attach else "",
             }
         )
@@ -277,14 +265,14 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
 
 
 def dry_run_sentence(plan: Plan, rows: Collection[str] = ()) -> str:
-    """How much it is, in a line."""
-    made = [fit for fit in fits(plan) if not fit.repeats and (not rows or fit.row in rows)]
-    searched = sum(fit.stage == "trial" for fit in made)
-    parts = f" ({searched} of a search, {len(made) - searched} after it)" if searched else ""
+    """Return how much it is, in a line."""
+    left = [fit for fit in fits(plan) if not fit.repeats and (not rows or fit.row in rows)]
+    searched = sum(fit.stage == "trial" for fit in left)
+    parts = f" ({searched} of a search, {len(left) - searched} after it)" if searched else ""
     seeds, count = len(plan.seeds), len(rows or plan.rows)
     return (
         f"{plan.title}: {count} row{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
-        f"{len(made)} fits{parts} on {plan.dataset}; differences are to {plan.reference}"
+        f"{len(left)} fits{parts} on {plan.dataset}; differences are to {plan.reference}"
     )
 
 

@@ -8,14 +8,19 @@ from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.runs.searchers import OptunaSearcher
+from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.runs.space_files import (
+    check_fixed,
+    check_space,
+    parse_space,
+    read_space,
+    space_file,
+)
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import digest, first_options, grid
-from recbole_pos.study.folder import StudyFolder
 from recbole_pos.study.plan import Plan, Row, Search
-from recbole_pos.tune.check import check_fixed, check_space
-from recbole_pos.tune.files import read_space, space_file, space_of
-from recbole_pos.tune.searchers import BEST, OptunaSearcher
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.values import is_number, short, shown
 
 
@@ -121,7 +126,7 @@ class RowSearch:
         space = (
             read_space(space_file(search.space, ""))
             if isinstance(search.space, str)
-            else space_of(search.space or {}, search.lines)
+            else parse_space(search.space or {}, search.lines)
         )
         given = config.external_config_dict
         self.fixed = {key: value for key, value in space.fixed.items() if key not in given}
@@ -151,11 +156,11 @@ class RowSearch:
             return self.asked[trial]
         known = self.kept.get(trial, drawn)
         if known is None:
-            known = self.searcher.suggest(str(trial))["options"]
+            known = self.searcher.ask(trial)
             self.kept[trial] = known
             self.keep()
         else:
-            self.searcher.recall(str(trial), known)
+            self.searcher.recall(trial, known)
             self.kept[trial] = known
         self.asked[trial] = self.options(known)
         return self.asked[trial]
@@ -186,8 +191,7 @@ class RowSearch:
         if score is not None:
             self.scores[trial] = score
         if self.searcher is not None:
-            result = None if score is None else {BEST: score}
-            self.searcher.on_trial_complete(str(trial), result, error=score is None)
+            self.searcher.tell(trial, score)
 
     def best(self) -> int | None:
         """The trial with the best validation value, the first of equal ones; None without any."""

@@ -11,11 +11,11 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.study.configs import Datasets, attached, row_config, run_digest
 from recbole_pos.study.expand import Fit, fits
-from recbole_pos.study.folder import KNOWN_FROM, StudyFolder
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
 _UNTRAINED = "not trained"  # why a fit has no run that nobody has tried to make
 _FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
@@ -104,6 +104,7 @@ class Work:
                 self.end(one, DONE, known=known)
                 continue
             if reason := self._weightless(one):
+                del self.digests[one.name]  # it has no run that could say so in the tables
                 self.end(one, FAILED, reason)
                 continue
             return job

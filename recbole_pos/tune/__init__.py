@@ -3,6 +3,6 @@
 Nothing else in the package imports Ray.
 """
 
-from recbole_pos.tune.driver import Found, search
+from recbole_pos.tune.tuning import Found, search
 
 __all__ = ["Found", "search"]

@@ -22,8 +22,8 @@ from recbole_pos.inspect.pictures import (
     whole_numbers,
     write,
 )
-from recbole_pos.tune.outcome import Trial, best_of
-from recbole_pos.tune.space import Parameter, Space
+from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.tune.record import Trial, best_of
 
 FEWEST = 4  # trials that importance can be told from
 LABELS = 12  # of the values of a parameter

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import ray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from recbole_pos.config.arguments import SearchArguments, changed, require_shares
 from recbole_pos.config.plugins import modules_of
@@ -21,21 +20,18 @@ from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import only_writer
 from recbole_pos.plain import to_plain
-from recbole_pos.tune.check import check_fixed, check_space
-from recbole_pos.tune.files import read_space, space_file
-from recbole_pos.tune.outcome import DAMAGED, Record, adopt, write_json
-from recbole_pos.tune.searchers import SEARCHERS
-from recbole_pos.tune.space import MOST_POINTS, Space
-from recbole_pos.tune.storage import is_taken, place_of
-from recbole_pos.tune.trial import trial_config
+from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.searchers import SEARCHERS
+from recbole_pos.runs.space import MOST_POINTS, Space
+from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
+from recbole_pos.runs.storage import names_in, place_of
+from recbole_pos.tune.record import DAMAGED, Record, adopt, write_json
 from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
-_RAY = "trials"  # name of Ray's folder
 
-
-# What a trial takes, which another machine may not have, and what it takes unless told.
+# What a trial takes, which another machine may not have, and what it takes unless args.
 TAKES: dict[str, Any] = {"cpus_per_trial": 1, "gpus_per_trial": 0, "nproc": 1}
 # What a search keeps of its arguments as it is.
 ASKED = ("max_concurrent", "grace_epochs", "searcher", "seed", "storage")
@@ -61,15 +57,15 @@ class Settings:
     dataset: str
     base: dict[str, Any]
     space: Space
-    total: int
+    total: Annotated[int, Field(ge=1)]
     max_concurrent: int | None
     metric: str
-    mode: str
+    mode: Literal["max", "min"]
     scheduler: str
     grace_epochs: int
-    searcher: str
+    searcher: Literal["optuna", "random", "grid"]
     seed: int
-    epochs: int
+    epochs: Annotated[int, Field(ge=1)]
     storage: str | None
     cpus_per_trial: float
     gpus_per_trial: float
@@ -77,39 +73,18 @@ class Settings:
     overruled: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, options: dict[str, Any] | None = None) -> PosConfig:
-        """The configuration, with options of a trial."""
-        return trial_config(self.model, self.dataset, self.base, options or {})
+    def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a trial."""
+        return {**self.base, "model": self.model, "dataset": self.dataset, **drawn}
 
-    def room(self) -> int:
-        """How many trials the machines of the cluster can run side by side.
+    def config(self, drawn: dict[str, Any] | None = None) -> PosConfig:
+        """Return the configuration of a trial, or of what all have in common."""
+        return PosConfig(None, None, None, self.options(drawn or {}), strict=False)
 
-        Raises:
-            UsageError: if none of them can ever run one; Ray would wait for a machine that can.
-        """
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        takes = {"CPU": self.cpus_per_trial, "GPU": self.gpus_per_trial}
-        for key, wanted in takes.items():
-            most = max((node.get(key, 0) for node in nodes), default=0)
-            if wanted > most:
-                raise UsageError(
-                    f"--{key.lower()}s_per_trial: {wanted:g} is more than the {most:g} {key}s of "
-                    "any machine in the cluster"
-                )
-        processes = sum(
-            min(int(node.get(key, 0) / wanted + 1e-9) for key, wanted in takes.items() if wanted)
-            for node in nodes
-        )
-        if processes < self.nproc:
-            raise UsageError(
-                f"--nproc: a trial of {self.nproc} processes does not fit: there is room for "
-                f"{processes}"
-            )
-        return processes // self.nproc
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for a file."""
-        return {**asdict(self), "space": self.space.to_plain()}
+    @property
+    def resources(self) -> Resources:
+        """What a trial takes."""
+        return Resources(self.cpus_per_trial, self.gpus_per_trial, self.nproc, self.storage)
 
 
 def read_settings(
@@ -118,7 +93,7 @@ def read_settings(
     space: str | Path | None,
     config_file_list: list[str] | None,
     config_dict: dict[str, Any] | None,
-    told: SearchArguments,
+    args: SearchArguments,
 ) -> Settings:
     """Settings of what a user gave.
 
@@ -126,14 +101,14 @@ def read_settings(
         UsageError: naming the option, or the file and line, that is wrong.
     """
     for name, value, known in (
-        ("scheduler", told.scheduler, SCHEDULERS),
-        ("searcher", told.searcher, SEARCHERS),
+        ("scheduler", args.scheduler, SCHEDULERS),
+        ("searcher", args.searcher, SEARCHERS),
     ):
         if isinstance(value, str) and value not in known:
             raise UsageError(
                 f"--{name}: {shown(value)} is not one of {', '.join(known)}{suggest(value, known)}"
             )
-    given = {**(config_dict or {}), **({"valid_metric": told.metric} if told.metric else {})}
+    given = {**(config_dict or {}), **({"valid_metric": args.metric} if args.metric else {})}
     first = PosConfig(model, dataset, config_file_list, given, strict=False)
     found = read_space(space_file(space, first["model"]))
     first.require_read({*found.names, *found.fixed})
@@ -155,7 +130,11 @@ def read_settings(
     base = merge_options(of_space, base)
     if modules := _plugins(found, first["model"], base):
         base["plugins"] = modules
-    build = functools.partial(trial_config, first["model"], first["dataset"], base)
+    what = {**base, "model": first["model"], "dataset": first["dataset"]}
+
+    def build(drawn: dict[str, Any]) -> PosConfig:
+        return PosConfig(None, None, None, {**what, **drawn}, strict=False)
+
     config = check_fixed(found, build)
     found.context = config.plain
     check_space(found, build)
@@ -167,20 +146,20 @@ def read_settings(
         dataset=first["dataset"],
         base=base,
         space=found,
-        total=told.num_samples or SAMPLES,
+        total=args.num_samples or SAMPLES,
         metric=config["valid_metric"].lower(),
         mode="max" if config["valid_metric_bigger"] else "min",
-        scheduler=told.scheduler
-        if isinstance(told.scheduler, str)
-        else type(told.scheduler).__name__,
+        scheduler=args.scheduler
+        if isinstance(args.scheduler, str)
+        else type(args.scheduler).__name__,
         epochs=config["epochs"],
         overruled=overruled,
-        **{name: getattr(told, name) for name in ASKED},
+        **{name: getattr(args, name) for name in ASKED},
         **TAKES,
     )
-    _take(settings, told)
-    _require_numbers(settings, told.num_samples)
-    _set_total(settings, told.num_samples)
+    _take(settings, args)
+    _require_numbers(settings, args.num_samples)
+    _set_total(settings, args.num_samples)
     return settings
 
 
@@ -291,6 +270,8 @@ class SearchFolder:
         self.record = self.path / "trials.jsonl"
         self.best_yaml = self.path / "best.yaml"
         self.best = self.path / "best"
+        self.runs = self.path / "runs"
+        self.ray = self.path / "trials"  # where Ray keeps logs of trials
 
     @property
     def begun(self) -> bool:
@@ -310,7 +291,7 @@ class SearchFolder:
             raise UsageError("--run_dir: empty; name a folder, or leave it out")
         folder = cls(path)
         with _removed_if_refused(folder.path):
-            if folder.begun or (folder.path / _RAY).exists():
+            if folder.begun or folder.ray.exists():
                 raise UsageError(
                     f"{folder.path} holds a search already; continue it with --resume "
                     f"{folder.path} or choose another --run_dir"
@@ -320,7 +301,7 @@ class SearchFolder:
             folders.make_folder(folder.path)
             if settings.storage is not None:
                 settings.storage = place_of(settings.storage, folder.path)
-                if is_taken(f"{settings.storage}/{_RAY}"):
+                if names_in(settings.storage):
                     raise UsageError(
                         f"--storage: {settings.storage} holds a search already, of another folder "
                         f"with the name {folder.path.name}; choose another --run_dir or --storage"
@@ -330,7 +311,8 @@ class SearchFolder:
 
     def write(self, settings: Settings) -> None:
         """Keep the settings, for ``--resume``."""
-        write_json(settings.to_plain(), self.settings)
+        folders.make_folder(self.runs)
+        write_json(asdict(settings), self.settings)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -349,20 +331,19 @@ class SearchFolder:
             UsageError: if there are none.
         """
         try:
-            plain = json.loads(self.settings.read_text(encoding="utf-8"))
-            known = {f.name for f in fields(Settings)}
-            plain = {key: value for key, value in plain.items() if key in known}
-            settings = Settings(**{**plain, "space": Space.from_plain(plain["space"])})
-            _require_types(settings)
-            return settings
+            settings = TypeAdapter(Settings).validate_json(self.settings.read_bytes(), strict=True)
         except OSError as error:
             raise UsageError(
                 f"--resume: {self.path} is not the folder of a search: no {self.settings.name}"
             ) from error
-        except DAMAGED as error:
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
             raise UsageError(
-                f"--resume: {self.settings} is damaged: {shown(str(error))}"
+                f"--resume: {self.settings} is damaged: {shown(place)}: {first['msg'][:200]}"
             ) from error
+        _require_numbers(settings, None)
+        return settings
 
     def read_record(self, settings: Settings) -> Record:
         """What happened to the trials so far.
@@ -371,24 +352,22 @@ class SearchFolder:
             UsageError: if it cannot be read, there are more trials than there are to be, or their
                 checkpoints are not where they were.
         """
-        record, place = Record(self.record), self.ray_path(settings)
+        record = Record(self.record)
         if not record.trials:
-            adopt(record, place, self.trials)
+            place = f"{settings.storage or self.path.resolve()}/{self.ray.name}"
+            adopt(record, place, self.trials, self.runs)
         if len(record.trials) > settings.total:
             raise UsageError(
                 f"--num_samples: this search has {len(record.trials)} trials already; expected at "
                 "least as many"
             )
-        if any(trial.curve for trial in record.unfinished) and not is_taken(place):
+        begun = any(trial.curve for trial in record.unfinished)
+        if begun and settings.storage is not None and not names_in(settings.storage):
             raise UsageError(
-                f"--resume: the checkpoints of trials are not at {place}; give the place where "
-                f"{Path(place).parent.name}/{_RAY} is now as --storage"
+                f"--resume: the runs of trials are not at {settings.storage}; give the place where "
+                f"{Path(settings.storage).name} is now as --storage"
             )
         return record
-
-    def ray_path(self, settings: Settings) -> str:
-        """Where Ray keeps trials, their checkpoints and the state of the search."""
-        return f"{settings.storage or self.path.resolve()}/{_RAY}"
 
     def tested(self) -> dict[str, Any] | None:
         """What an earlier call found on test data; of the same trial it is not read twice.
@@ -403,21 +382,6 @@ class SearchFolder:
             return {**kept, "trial": int(kept["trial"]), "test": kept["test"]}
         except DAMAGED as error:
             raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error
-
-
-def _require_types(settings: Settings) -> None:
-    """Refuse the settings of a file that are of other types than those of a search."""
-    texts = ("model", "dataset", "metric", "mode", "scheduler", "searcher")
-    kinds: dict[str, Any] = {**dict.fromkeys(texts, str), "base": dict, "identity": dict}
-    for name, kind in {**kinds, "storage": (str, type(None)), "overruled": list}.items():
-        if not isinstance(getattr(settings, name), kind):
-            raise TypeError(f"{name}: found {shown(getattr(settings, name))}")
-    if settings.searcher not in SEARCHERS or settings.mode not in ("max", "min"):
-        raise ValueError(f"searcher or mode: found {shown([settings.searcher, settings.mode])}")
-    for name in ("total", "epochs"):
-        if not is_whole(getattr(settings, name)) or getattr(settings, name) < 1:
-            raise ValueError(f"{name}: found {shown(getattr(settings, name))}")
-    _require_numbers(settings, None)
 
 
 @contextmanager

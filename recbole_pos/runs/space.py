@@ -1,0 +1,279 @@
+"""What is searched: parameters, how each is drawn, and under which values of others it exists.
+
+One description serves all searchers: Optuna draws values by name, the grid lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from recbole_pos.errors import UsageError
+from recbole_pos.values import is_number, shown
+
+KINDS = {
+    "choice": "a list of values",
+    "uniform": "[low, high]",
+    "loguniform": "[low, high], both above 0",
+    "quniform": "[low, high, step]",
+    "randint": "[low, high], whole numbers, both included",
+}
+
+MOST_POINTS = 100_000  # of a grid, and values of a parameter that are listed
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One searched option.
+
+    Attributes:
+        name: the key of the configuration.
+        kind: one of ``KINDS``.
+        values: the choices, or low, high and for quniform the step.
+        where: file and line, for messages.
+        when: other option -> the values under which this one exists; all must hold.
+    """
+
+    name: str
+    kind: str
+    values: list[Any]
+    where: str
+    when: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind, values = self.kind, self.values
+        if not isinstance(values, list):
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
+        if kind == "choice":
+            if not values:
+                self._refuse("choice has no values to choose from")
+            twice = [value for n, value in enumerate(values) if value in values[:n]]
+            if twice:
+                self._refuse(f"{shown(twice[0])} is listed twice")
+            return
+        if len(values) != (3 if kind == "quniform" else 2) or not all(map(is_number, values)):
+            self._refuse(f"{kind} takes {KINDS[kind]}, found {shown(values)}")
+        low, high = values[:2]
+        if low > high or (low == high and kind != "randint"):
+            self._refuse(f"the range from {shown(low)} to {shown(high)} is empty")
+        if kind == "loguniform" and low <= 0:
+            self._refuse(
+                f"loguniform needs a low end above 0, found {shown(low)}; ends are the values "
+                "themselves, not their logarithms as in RecBole's .hyper files"
+            )
+        if kind == "randint" and not all(isinstance(value, int) for value in values):
+            self._refuse(f"randint takes whole numbers, found {shown(values)}")
+        if kind == "quniform" and values[2] <= 0:
+            self._refuse(f"the step must be above 0, found {shown(values[2])}")
+
+    def _refuse(self, problem: str) -> None:
+        raise UsageError(f"{self.where}: {self.name}: {problem}")
+
+    @property
+    def steps(self) -> int:
+        """How many steps quniform has above its low end."""
+        low, high, step = self.values
+        return int(math.floor((high - low) / step + 1e-9))
+
+    def on_grid(self, number: int) -> int | float:
+        """Low end and so many steps, without the dust of floating point."""
+        low, _, step = self.values
+        value = low + number * step
+        return value if isinstance(value, int) else float(f"{value:.12g}")
+
+    def ends(self) -> list[Any]:
+        """Values whose validity stands for that of all: every choice, or both ends."""
+        if self.kind == "quniform":
+            return [self.on_grid(0), self.on_grid(self.steps)]
+        if self.kind in ("uniform", "loguniform"):
+            return [float(value) for value in self.values]  # as all between are
+        return self.values
+
+    @property
+    def count(self) -> float:
+        """How many values there are."""
+        if self.kind == "choice":
+            return len(self.values)
+        if self.kind == "randint":
+            return self.values[1] - self.values[0] + 1
+        return self.steps + 1 if self.kind == "quniform" else math.inf
+
+    def all_values(self) -> list[Any]:
+        """Every value, for a grid.
+
+        Raises:
+            UsageError: where there are infinitely many, or too many to list.
+        """
+        if self.count > MOST_POINTS and self.count != math.inf:
+            self._refuse(f"{self.count:,} values are too many to list; use choice or larger steps")
+        if self.kind == "choice":
+            return self.values
+        if self.kind == "randint":
+            return list(range(self.values[0], self.values[1] + 1))
+        if self.kind == "quniform":
+            return [self.on_grid(number) for number in range(self.steps + 1)]
+        self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
+        raise AssertionError
+
+    def suggest(self, trial: Any) -> Any:
+        """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
+        if self.kind == "choice":
+            return self.values[trial.suggest_categorical(self.name, list(range(len(self.values))))]
+        low, high = self.values[:2]
+        if self.kind == "randint":
+            return trial.suggest_int(self.name, low, high)
+        if self.kind == "quniform":
+            return self.on_grid(trial.suggest_int(self.name, 0, self.steps))
+        return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
+
+    def suggested(self, value: Any) -> Any:
+        """What an ``optuna.Trial`` answered for ``suggest`` to give this value."""
+        if self.kind == "choice":
+            return self.values.index(value)
+        if self.kind == "quniform":
+            low, _, step = self.values
+            return round((value - low) / step)
+        return value
+
+
+@dataclass
+class Space:
+    """The parameters of a search, those a condition names before those that have it.
+
+    Attributes:
+        parameters: what is searched.
+        fixed: options that the space file sets for every trial.
+        context: values of options that conditions may name though nothing searches them.
+        lines: option -> file and line, fixed ones included.
+    """
+
+    parameters: list[Parameter]
+    fixed: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parameters = _parents_first(self.parameters)
+
+    @property
+    def names(self) -> list[str]:
+        return [parameter.name for parameter in self.parameters]
+
+    def without(self, names: Any) -> Space:
+        """The space that is left when options are given on the command line."""
+        left = [parameter for parameter in self.parameters if parameter.name not in names]
+        fixed = {key: value for key, value in self.fixed.items() if key not in names}
+        return Space(left, fixed, self.lines, self.context)
+
+    def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
+        """Whether the values chosen so far fulfil a parameter's condition."""
+        for name, allowed in parameter.when.items():
+            searched = name in self.names
+            if searched and name not in options:  # itself left out by a condition of its own
+                return False
+            if (options if searched else self.context).get(name) not in allowed:
+                return False
+        return True
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Return the options that an ``optuna.Trial`` suggests."""
+        options: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if self.exists(parameter, options):
+                options[parameter.name] = parameter.suggest(trial)
+        return options
+
+    def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What an ``optuna.Trial`` answered for ``suggest`` to give these options."""
+        return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
+
+    def points(self, most: int = 10_000) -> int | None:
+        """How many combinations there are; None if infinitely many, or more than ``most``."""
+        if any(parameter.count > most for parameter in self.parameters):
+            return None
+        count = len(self.grid(most))
+        return count if count <= most else None
+
+    def grid(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
+        """All combinations, in the order of the file, the last parameter changing first.
+
+        Args:
+            most: where more are found, nothing more is looked for.
+        """
+        combinations: list[dict[str, Any]] = [{}]
+        for parameter in self.parameters:
+            values, grown = parameter.all_values(), list[dict[str, Any]]()
+            for options in combinations:
+                if self.exists(parameter, options):
+                    grown += [{**options, parameter.name: value} for value in values]
+                else:
+                    grown.append(options)
+                if len(grown) > most:
+                    return grown
+            combinations = grown
+        return combinations
+
+    def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
+        """Each parameter at each of its ends, with values of others under which it exists."""
+        for parameter in self.parameters:
+            base = self.making(parameter)
+            if base is None:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition "
+                    f"{shown(parameter.when)} never holds"
+                )
+            for value in parameter.ends():
+                yield parameter, {**base, parameter.name: value}
+
+    def making(self, *parameters: Parameter) -> dict[str, Any] | None:
+        """Values of other parameters under which these exist; None if there are none.
+
+        All that their conditions name exist as well, and so do those of their conditions.
+        """
+        searched = {p.name: p for p in self.parameters}
+        wanted: dict[str, list[Any]] = {}
+        left = list(parameters)
+        while left:
+            for name, allowed in left.pop().when.items():
+                if name not in searched:
+                    if self.context.get(name) not in allowed:
+                        return None
+                    continue
+                if name not in wanted:
+                    left.append(searched[name])
+                values = wanted.get(name, allowed)
+                wanted[name] = [v for v in values if v in allowed and _can_be(searched[name], v)]
+        if not all(wanted.values()):
+            return None
+        return {name: values[0] for name, values in wanted.items()}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Space:
+        """Inverse of :meth:`to_plain`."""
+        return cls(**{**plain, "parameters": [Parameter(**p) for p in plain["parameters"]]})
+
+
+def _can_be(parameter: Parameter, value: Any) -> bool:
+    if parameter.kind in ("uniform", "loguniform"):
+        return is_number(value) and parameter.values[0] <= value <= parameter.values[1]
+    return value in parameter.all_values()
+
+
+def _parents_first(parameters: list[Parameter]) -> list[Parameter]:
+    left, ordered = {p.name: p for p in parameters}, list[Parameter]()
+    while left:
+        ready = next((p for p in left.values() if not set(p.when) & set(left)), None)
+        if ready is None:
+            first = next(iter(left.values()))
+            raise UsageError(
+                f"{first.where}: {first.name}: its condition depends on itself, by way of "
+                f"{shown(list(first.when))}"
+            )
+        ordered.append(left.pop(ready.name))
+    return ordered

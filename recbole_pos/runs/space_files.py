@@ -1,0 +1,259 @@
+"""Spaces from files, the plugin's yaml and RecBole's ``.hyper`` and ``.test``, and whether they fit
+the configuration that they are for: a wrong line is an error before the first trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recbole_pos.config.option import DATA, SCHEDULE
+from recbole_pos.config.options import rule
+from recbole_pos.errors import UsageError
+from recbole_pos.runs.space import KINDS, Parameter, Space
+from recbole_pos.values import is_number, shown, suggest
+from recbole_pos.yaml_files import ROOT, YamlLoader, parse_scalar
+
+_LARGEST = 700  # natural logarithm of what a float can be
+RECBOLE_SUFFIXES = (".hyper", ".test")
+
+
+def space_file(given: str | Path | None, model: str) -> Path:
+    """The file as given, one of that name under ``properties/tune/``, or the model's own there.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    shipped = ROOT / "tune"
+    there_are = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))
+    if given is None:
+        file = shipped / f"{model}.yaml"
+        if not file.is_file():
+            raise UsageError(
+                f"--space: {model} has no space of its own; write one (docs/tuning.md shows how) "
+                f"or start from one of {there_are}"
+            )
+        return file
+    file = Path(given)
+    with suppress(OSError):  # for a name that no file can have
+        for candidate in (file, shipped / file, shipped / file.name):
+            if candidate.is_file():
+                return candidate
+    raise UsageError(
+        f"--space: no file {shown(str(given))}; spaces that come along are {there_are}"
+    )
+
+
+def read_space(path: str | Path) -> Space:
+    """A space file.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read space file {path}: {error}") from error
+    space = _recbole(path, text) if path.suffix in RECBOLE_SUFFIXES else _yaml(path, text)
+    if not space.parameters:
+        raise UsageError(
+            f"{path} searches nothing; a line that searches looks like "
+            "`learning_rate: {loguniform: [1e-4, 1e-2]}`"
+        )
+    return space
+
+
+def _yaml(path: Path, text: str) -> Space:
+    loader = YamlLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None or not isinstance(root, yaml.MappingNode):
+            raise UsageError(f"space file {path} must hold `option: ...` lines")
+        entries = [
+            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True),
+             f"{path}, line {key.start_mark.line + 1}")
+            for key, value in root.value
+        ]  # fmt: skip
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise UsageError(f"{path}{line}: not valid yaml: {str(problem)[:200]}") from error
+    finally:
+        loader.dispose()
+    return _build_space(entries)
+
+
+def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
+    """A space that stands within another file.
+
+    Args:
+        content: option -> how it is drawn, as in a space file.
+        lines: option -> file and line.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    space = _build_space([(name, value, lines.get(name, name)) for name, value in content.items()])
+    if not space.parameters:
+        first = next(iter(lines.values()), "space")
+        raise UsageError(
+            f"{first}: the space searches nothing; a line that searches looks like "
+            "`learning_rate: {loguniform: [1e-4, 1e-2]}`"
+        )
+    return space
+
+
+def _build_space(entries: Iterable[tuple[Any, Any, str]]) -> Space:
+    parameters, fixed, lines = [], {}, dict[str, str]()
+    for name, value, where in entries:
+        _require_new(name, where, lines)
+        lines[name] = where
+        parameter = _parameter(name, value, where)
+        if parameter:
+            parameters.append(parameter)
+        else:
+            fixed[name] = value
+    return Space(parameters, fixed, lines)
+
+
+def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
+    if not isinstance(name, str) or len(name) > 100:
+        raise UsageError(
+            f"{where}: the name of an option is text of at most 100 characters, found {shown(name)}"
+        )
+    if name in lines:
+        raise UsageError(f"{where}: {shown(name)} is given already, at {lines[name]}")
+
+
+def _parameter(name: str, value: Any, where: str) -> Parameter | None:
+    """A searched option, or None for a value that is fixed."""
+    if not isinstance(value, dict):
+        return None
+    kinds = [key for key in value if key in KINDS]
+    rest = [key for key in value if key not in KINDS and key != "when"]
+    if not kinds:
+        near = [key for key in rest if suggest(str(key), KINDS)]
+        if near or "when" in value:
+            word = near[0] if near else "when alone"
+            hint = suggest(str(word), KINDS) if near else ""
+            raise UsageError(
+                f"{where}: {name}: cannot search by {shown(word)}{hint}; known are "
+                f"{', '.join(KINDS)}"
+            )
+        return None  # an option that is a mapping, such as eval_args
+    if len(kinds) > 1 or rest:
+        raise UsageError(
+            f"{where}: {name}: expected one of {', '.join(KINDS)}, and perhaps when; "
+            f"found {shown(list(value))}"
+        )
+    when = value.get("when", {})
+    if not isinstance(when, dict):
+        raise UsageError(f"{where}: {name}: when is a mapping such as {{fusion: early}}")
+    allowed = {key: list(v) if isinstance(v, list) else [v] for key, v in when.items()}
+    return Parameter(name, kinds[0], value[kinds[0]], where, allowed)
+
+
+def _recbole(path: Path, text: str) -> Space:
+    """``name kind values`` a line, as RecBole's HyperTuning reads it, but without its eval.
+
+    Ends of loguniform are natural logarithms there (hyperopt's), values here. RecBole skips lines
+    with fewer than three words in silence; only empty ones and comments are skipped here.
+    """
+    parameters, lines = [], dict[str, str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {number}"
+        words = line.split(maxsplit=2)
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 3:
+            raise UsageError(f"{where}: expected `option kind values`, found {shown(line.strip())}")
+        name, kind, written = words
+        _require_new(name, where, lines)
+        lines[name] = where
+        if kind not in ("choice", "uniform", "loguniform", "quniform"):
+            raise UsageError(
+                f"{where}: {name}: unknown kind {shown(kind)}; RecBole's are choice, uniform, "
+                "loguniform, quniform"
+            )
+        values = parse_scalar(
+            written if written.startswith("[") else f"[{written}]", f"{where}: {name}"
+        )
+        if isinstance(values, list) and kind == "choice":
+            values = [_written(value, f"{where}: {name}") for value in values]
+        if kind == "loguniform" and isinstance(values, list):
+            if not all(is_number(value) and value < _LARGEST for value in values):
+                raise UsageError(
+                    f"{where}: {name}: loguniform takes low,high, found {shown(written)}"
+                )
+            values = [math.exp(value) for value in values]
+        parameters.append(Parameter(name, kind, values, where))
+    return Space(parameters, {}, lines)
+
+
+def _written(value: Any, where: str) -> Any:
+    """One of RecBole's choices: what is no plain value stands there as text, for its eval."""
+    if value == "None":
+        return None
+    begun = isinstance(value, str) and value[:1] in ("[", "{")
+    return parse_scalar(value, where) if begun else value
+
+
+def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """The configuration that all trials share; options may need each other (kernel_u a kernel).
+
+    Raises:
+        UsageError: naming the line of an option that it is about, where that can be told.
+    """
+    try:
+        return build({})
+    except UsageError as error:
+        named = (space.lines[name] for name in space.fixed if name in str(error))
+        where = next(named, None)
+        if where is None:
+            raise
+        raise UsageError(f"{where}: {_bare(error)}") from error
+
+
+def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
+    """Try every parameter at its ends, with what its condition asks for.
+
+    Args:
+        space: what is searched; its context has the options of the configuration.
+        build: makes a configuration of options beside the fixed ones, or raises UsageError.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    for parameter in space.parameters:
+        role = rule(parameter.name).role
+        if role == DATA:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: data, split and metrics "
+                "are the same for all trials; run one search for each value"
+            )
+        if role == SCHEDULE:
+            raise UsageError(
+                f"{parameter.where}: {parameter.name} cannot be searched: the scheduler and early "
+                f"stopping decide how long a trial trains; give one value, {parameter.name}: ..."
+            )
+        for name in parameter.when:
+            if name not in space.names and name not in space.context:
+                raise UsageError(
+                    f"{parameter.where}: {parameter.name}: its condition names {shown(name)}, "
+                    "which is neither searched here nor an option of the model"
+                )
+    for parameter, options in space.combinations():
+        try:
+            build(options)
+        except UsageError as error:
+            raise UsageError(f"{parameter.where}: {_bare(error)}") from error
+
+
+def _bare(error: UsageError) -> str:
+    return str(error).removeprefix("configuration: ")

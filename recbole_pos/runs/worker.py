@@ -1,0 +1,173 @@
+"""One training in a process of Ray's, which resumes where a lost process stopped.
+
+A run is trained in its own folder, so whoever takes it up again, a process of this call or of the
+next one, finds its last checkpoint there: in the folder itself where all machines reach it, else in
+the copy of it that a storage has.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from recbole_pos.config.plugins import unpack
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import PosError, UsageError
+from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.train import train
+from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.team import LOST as LOST_PROCESS
+from recbole_pos.runs.team import gpu_of_ray, team
+from recbole_pos.screen import Screen
+
+# How often a run is taken up again whose process or machine was lost. What a run raises itself is
+# not repeated: it would raise again.
+MOST_LOSSES = 3
+DONE, FAILED, LOST = "done", "failed", "lost"  # lost: the infrastructure failed, not the run
+# What a run is not asked about, or cannot do where it runs.
+QUIET = {"show_progress": False, "tensorboard": False}
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "unable to allocate",
+)
+
+
+def train_run(
+    plain: dict[str, Any],
+    path: str,
+    data: Any,
+    resources: Resources,
+    packed: bytes = b"",
+    begin: str | None = None,
+    report: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """Train and, where there are test events, test.
+
+    Args:
+        plain: the configuration.
+        path: folder of the run; with a checkpoint it resumes from that.
+        data: a :class:`SharedData`, or a list with the reference of one.
+        resources: of this process.
+        packed: models and schemes that only the process of the command has made.
+        begin: folder of a run whose weights are tested: the trial that was chosen, which had no
+            test events, or a run of another row that is tested with other options.
+        report: is given the experiment after every validated epoch, once its checkpoint is kept,
+            and once where no epoch is left.
+
+    Returns:
+        ``status``; of a run that is not done ``reason``, of others the content of ``result.json``.
+
+    Raises:
+        LOST_PROCESS: if another process of the run's team, or its machine, died.
+    """
+    torch.set_num_threads(max(1, int(resources.cpus)))
+    keep_freed_memory()
+    logging.getLogger().setLevel(logging.WARNING)  # RecBole reports every step of its own
+    try:
+        unpack(packed)
+        with _folders(resources.storage) as folder_at:
+            run = folder_at(path)
+            if begin is not None and not run.checkpoint.is_file():
+                _copy(folder_at(begin), run)
+            given = {**plain, "gpu_id": gpu_of_ray(resources.gpus > 0)}
+            if plain.get("init_from"):
+                given["init_from"] = str(folder_at(plain["init_from"]).path)
+            config = PosConfig(None, None, None, given, strict=False)
+            for key in ("gpu_id", "init_from"):
+                if key in plain:  # of the run, for its folder
+                    config.plain[key] = plain[key]
+            start = run if run.checkpoint.is_file() else None
+            shared: Any = ray.get(data[0]) if isinstance(data, list) else data
+            mirror = Mirror(run, _copy_of(resources.storage, path)) if resources.storage else None
+
+            def follow(experiment: Any) -> None:
+                if mirror is not None:
+                    mirror.keep()
+                report(experiment)  # type: ignore[misc]
+
+            with (
+                mirror.kept() if mirror else nullcontext(),
+                team(resources, given, packed, data, start),
+            ):
+                dataset = shared.dataset(config)
+                result = train(
+                    config, start, run.path, Screen(False), dataset, follow if report else None
+                )
+        assert result is not None  # this process is the first of the run
+        return {"status": DONE, **asdict(result)}
+    except LOST_PROCESS:  # no fault of the run: Ray takes it up again
+        raise
+    except Exception as error:
+        why = reason(error)
+        blameless = isinstance(error, (OSError, RayError)) and not why.startswith(_OUT_OF_MEMORY[0])
+        return {"status": LOST if blameless else FAILED, "reason": why}
+    finally:
+        gc.collect()  # the process goes on to the next run
+        if resources.gpus:
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def _folders(storage: str | None) -> Iterator[Callable[[str], RunFolder]]:
+    """From the folder of a run to one that this machine has: itself, or its copy, new or fetched.
+
+    Raises:
+        UsageError: within, for a folder that this machine does not reach, without a storage.
+    """
+
+    def own(path: str) -> RunFolder:
+        if not Path(path).parent.is_dir():
+            raise UsageError(
+                f"{socket.gethostname()} does not see {Path(path).parent}: give a place that all "
+                "machines reach, --storage"
+            )
+        return RunFolder(path)
+
+    if storage is None:
+        yield own
+        return
+    with tempfile.TemporaryDirectory(prefix="recbole-pos-run-") as near:
+
+        def fetched(path: str) -> RunFolder:
+            here, folder = RunFolder(path), RunFolder(Path(near, Path(path).name))
+            Mirror(folder, _copy_of(storage, path)).fetch()
+            # what was trained before there was a storage, or has nothing to do with the study
+            return folder if folder.checkpoint.is_file() or not here.checkpoint.is_file() else here
+
+        yield fetched
+
+
+def _copy_of(storage: str, path: str) -> str:
+    return f"{storage}/{Path(path).name}"
+
+
+def _copy(source: RunFolder, target: RunFolder) -> None:
+    target.path.mkdir(parents=True, exist_ok=True)
+    for file in (source.config, source.metrics):
+        shutil.copy(file, target.path)
+    checkpoint.copy(source.checkpoint, target.checkpoint)
+
+
+def reason(error: BaseException) -> str:
+    """Return why a run failed, in one line."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, MemoryError) or any(s in text.lower() for s in _OUT_OF_MEMORY):
+        return f"out of memory: {text}" if text else "out of memory"
+    return text if isinstance(error, PosError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,373 @@
+"""A search from beginning to end: check everything, prepare the data once, let Ray run the trials,
+evaluate the best one on test data."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from ray import tune
+
+from recbole_pos.config.arguments import SearchArguments, arguments
+from recbole_pos.config.plugins import allow, pack
+from recbole_pos.data.identity import changes
+from recbole_pos.data.targets import describe, warnings_about
+from recbole_pos.errors import StorageError, TrainingError, UsageError
+from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.folder import RunFolder, versions
+from recbole_pos.experiment.state import load_best
+from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
+from recbole_pos.runs.progress import live_view
+from recbole_pos.runs.searchers import SEARCHERS
+from recbole_pos.runs.shared_data import SharedData
+from recbole_pos.runs.storage import Mirror
+from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
+from recbole_pos.screen import Screen
+from recbole_pos.tune.plot import draw
+from recbole_pos.tune.record import (
+    BEST,
+    ENDED,
+    Record,
+    Trial,
+    best_of,
+    copy_run,
+    write_json,
+    write_trials,
+)
+from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
+from recbole_pos.tune.trials import (
+    Queue,
+    Recorder,
+    quiet_tune,
+    run_trial,
+    show_options,
+    trial_folder,
+)
+
+REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
+
+
+@dataclass
+class Found:
+    """What a search found; ``test`` is that of ``best`` only."""
+
+    folder: Path
+    trials: list[Trial]
+    best: Trial
+    test: dict[str, float] | None
+    seconds: float
+
+
+def search(
+    model: str | type | None = None,
+    dataset: str | None = None,
+    space: str | Path | None = None,
+    config_file_list: list[str] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    *,
+    settings: SearchArguments | None = None,
+    **given: Any,
+) -> Found:
+    """Search for the best configuration by validation; test it once.
+
+    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+    >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
+    >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
+    (['finished', 'finished'], True)
+
+    Args:
+        model: as of :func:`recbole_pos.run`.
+        dataset: as there.
+        space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
+        config_file_list: configuration of all trials.
+        config_dict: options over these files; what is given here is the same in all trials,
+            whatever the space has for it.
+        settings: the other arguments together.
+        given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
+            ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
+            how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
+            scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
+            optuna (TPE), random or grid; ``seed`` of the searcher (that of training is the option
+            ``seed``); ``run_dir``; ``storage``, path or URI for the runs of trials, which all
+            machines reach; ``resume``, the folder of an interrupted search, or of a finished one
+            that more ``num_samples`` extend, with which only these, ``address``, ``storage``,
+            ``max_concurrent``, what a trial takes, and ``data_path`` and ``plugins`` in
+            ``config_dict`` may be given; ``address`` of a Ray cluster, ``auto`` or HOST:PORT;
+            ``cpus_per_trial`` and ``gpus_per_trial``, of which fractions share a GPU; ``nproc``
+            processes that train one trial together, each of which takes as much; ``verbose``.
+
+    Raises:
+        UsageError: if something given is wrong, before any trial starts.
+        TrainingError: if every trial failed, or if some could not be trained because a process, a
+            machine or the storage failed; then nothing was tested.
+        KeyboardInterrupt: if it was interrupted; names the folder to resume.
+    """
+    args = arguments(settings or SearchArguments(), given)
+    allow((config_dict or {}).get("plugins"))
+    screen, began = Screen(args.verbose), time.perf_counter()
+    with ExitStack() as held:
+        folder = record = None
+        if args.resume is None:
+            search = read_settings(model, dataset, space, config_file_list, config_dict, args)
+        else:
+            folder = SearchFolder(args.resume)
+            others = {"model": model, "dataset": dataset, "space": space}
+            files = {"config_file_list": config_file_list}
+            search = resumed_settings(folder, args, config_dict or {}, **others, **files)
+            held.enter_context(folder.held())
+            record = folder.read_record(search)
+        experiment = _prepare(search)
+        if folder is None or record is None or len(record.ended) < search.total:
+            shared = SharedData(experiment.dataset)
+            quiet_tune()
+            started = connect(args.address)
+            try:
+                room = room_for(search.resources)
+                if folder is None or record is None:
+                    folder = SearchFolder.create(args.run_dir, search)
+                    held.enter_context(folder.held())
+                    record = Record(folder.record)
+                else:
+                    folder.write(search)
+                _headline(screen, search, folder, record, experiment, shared)
+                recorder = Recorder(record, search.metric, search.mode, search.total, screen)
+                tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
+                with live_view(screen, recorder.lines):
+                    _fit(tuner, search, folder, record)
+            finally:
+                stop(started)
+        seconds = time.perf_counter() - began
+        return _finish(search, folder, experiment, record.trials, screen, seconds)
+
+
+def _prepare(settings: Settings) -> Experiment:
+    """The data, and a model of the configuration as it stands, so that wrong input shows now."""
+    experiment = prepare(settings.config())
+    if changed := changes(settings.identity, experiment.dataset.identity):
+        raise UsageError(
+            f"--resume: {changed} have changed since the search began; give the folder that has "
+            "the data of then as --data_path, or start a new search"
+        )
+    if not experiment.loaders["valid"]:
+        raise UsageError(
+            "tune: this split has no validation targets to choose by; see eval_args, for example "
+            "--eval_args='{split: {LS: valid_and_test}}'"
+        )
+    settings.identity = experiment.dataset.identity
+    return experiment
+
+
+def _tuner(
+    settings: Settings,
+    folder: SearchFolder,
+    recorder: Recorder,
+    scheduler: Any,
+    shared: SharedData,
+    room: int,
+) -> tune.Tuner:
+    """Ray Tune for the trials that have not ended yet."""
+    bundle = {"CPU": settings.cpus_per_trial, "GPU": settings.gpus_per_trial}
+    record = recorder.record
+    trainable = tune.with_resources(
+        tune.with_parameters(
+            run_trial,
+            base=settings.options({}),
+            resources=settings.resources,
+            packed=pack(settings.model),
+            data=[ray.put(shared)],  # in a list, Ray passes the reference and not what it refers to
+            runs=str(folder.runs.resolve()),
+        ),
+        tune.PlacementGroupFactory([bundle] * settings.nproc),
+    )
+    searcher = SEARCHERS[settings.searcher](settings.space, settings.mode, settings.seed)
+    asha = _asha(settings, record.ended) if settings.scheduler == "asha" else None
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            metric=None if asha else BEST,  # which ASHA knows already
+            mode=None if asha else settings.mode,
+            search_alg=Queue(searcher, record.trials, settings.mode, room),
+            scheduler=asha or (None if settings.scheduler == "none" else scheduler),
+            num_samples=settings.total - len(record.ended),
+            max_concurrent_trials=settings.max_concurrent,
+            reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
+            trial_dirname_creator=trial_folder,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.ray.name,
+            storage_path=str(folder.path.resolve()),
+            failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
+            callbacks=[recorder],
+            verbose=0,
+        ),
+    )
+
+
+def _asha(settings: Settings, ended: list[Trial]) -> Any:
+    """ASHA, which compares new trials with how earlier ones stood."""
+    asha = tune.schedulers.AsyncHyperBandScheduler(
+        time_attr="epoch",
+        metric=BEST,
+        mode=settings.mode,
+        max_t=settings.epochs,
+        grace_period=min(settings.grace_epochs, settings.epochs),
+        reduction_factor=REDUCTION,
+    )
+    best = max if settings.mode == "max" else min
+    for trial in ended:
+        earlier: Any = SimpleNamespace(trial_id=f"earlier {trial.number}")
+        asha.on_trial_add(None, earlier)  # type: ignore[arg-type]
+        values = itertools.accumulate(trial.curve.values(), best)
+        for epoch, value in zip(trial.curve, values, strict=True):
+            asha.on_trial_result(None, earlier, {"epoch": epoch, BEST: value})  # type: ignore[arg-type]
+    return asha
+
+
+def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Record) -> None:
+    """Train all trials, or write down what there is of them."""
+    names = settings.space.names
+    resume = f"continue with `recbole-pos tune --resume {folder.path}`"
+    try:
+        tuner.fit()
+        if any(trial.state == "interrupted" for trial in record.trials):
+            raise KeyboardInterrupt  # which Ray took for itself
+    except KeyboardInterrupt:
+        write_trials(record.trials, names, settings.metric, folder.trials)
+        raise KeyboardInterrupt(
+            f"interrupted; {folder.trials} has the trials so far; the last checkpoints of trials "
+            f"that have not ended are kept; {resume}"
+        ) from None
+    except Exception as error:  # Ray has whatever is raised within as text, with its stack
+        problem = record.failure or (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise TrainingError(f"the search stopped: {problem}; then {resume}") from error
+
+
+def _headline(
+    screen: Screen,
+    settings: Settings,
+    folder: SearchFolder,
+    record: Record,
+    experiment: Experiment,
+    shared: SharedData,
+) -> None:
+    screen.line(
+        f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
+        f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
+        f"{', '.join(settings.space.names)}; {folder.path}"
+    )
+    screen.line(
+        f"{describe_cluster(settings.resources)}; data shared by trials: "
+        f"{shared.nbytes / 1e6:.1f} MB"
+    )
+    if record.trials:
+        screen.line(
+            f"{len(record.ended)} trials have ended before; {len(record.unfinished)} resume"
+        )
+    if settings.overruled:
+        screen.line(f"given, so not searched: {', '.join(settings.overruled)}")
+    points = settings.space.points()
+    if settings.searcher != "grid" and points is not None and points <= settings.total:
+        screen.line(f"the space has {points} combinations; --searcher grid trains each once")
+    if split := describe(experiment.dataset.split.summary):
+        screen.line(split)
+    for text in warnings_about(experiment.dataset.split.summary):
+        screen.line(f"warning: {text}")
+
+
+def _finish(
+    settings: Settings,
+    folder: SearchFolder,
+    experiment: Experiment,
+    trials: list[Trial],
+    screen: Screen,
+    seconds: float,
+) -> Found:
+    """Write the tables and pictures; test the best trial, unless an earlier call did."""
+    write_trials(trials, settings.space.names, settings.metric, folder.trials)
+    if lost := [trial for trial in trials if trial.state == LOST]:
+        ended = sum(trial.state in ENDED for trial in trials)
+        raise TrainingError(
+            f"{len(lost)} of {settings.total} trials could not be trained, {ended} have ended; "
+            f"trial {lost[0].number}: {lost[0].reason}. Nothing was tested; {folder.trials} has "
+            f"the reasons of all; `recbole-pos tune --resume {folder.path}` trains them"
+        )
+    best = best_of(trials, settings.mode)
+    if best is None:
+        first = trials[0]
+        raise TrainingError(
+            f"all {len(trials)} trials failed; the first one: {first.reason} "
+            f"({show_options(first.options)}). {folder.trials} has the reasons of all"
+        )
+    test = _test(settings, folder, experiment, best)
+    states = [trial.state for trial in trials]
+    content: dict[str, Any] = {
+        "search": asdict(settings),
+        "trials": len(trials),
+        "states": {state: states.count(state) for state in ENDED},
+        "seconds": round(seconds, 1),
+        "best": {
+            "trial": best.number,
+            "valid": best.score,
+            "best_epoch": best.best_epoch,
+            "options": best.options,
+        },
+        "failures": {trial.number: trial.reason for trial in trials if trial.state == FAILED},
+        "versions": {**versions(), "ray": ray.__version__},
+    }
+    content["search"]["space"] = content["search"]["space"]["parameters"]
+    write_json(content, folder.result)
+    what = f"{settings.model} on {settings.dataset}"
+    pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
+    screen.results(
+        f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
+        {"valid": best.best_valid, "test (once)": test["test"]},
+    )
+    for one in test.get("earlier", []):
+        screen.line(f"trial {one['trial']}, the best before, was tested as well: see {folder.test}")
+    for file in (folder.best_yaml, folder.trials, *pictures):
+        screen.line(str(file))
+    return Found(folder.path, trials, best, test["test"], seconds)
+
+
+def _test(
+    settings: Settings, folder: SearchFolder, experiment: Experiment, best: Trial
+) -> dict[str, Any]:
+    """Keep the best trial as a run, for ``plot``, ``inspect`` and ``load``, and test it: the only
+    reading of test data in a search.
+
+    Returns:
+        The content of ``test.json``.
+    """
+    config, kept, test = settings.config(best.options), RunFolder(folder.best), folder.tested()
+    is_tested = test is not None and test["trial"] == best.number
+    if not (is_tested and kept.checkpoint.is_file()):
+        run = RunFolder(folder.runs / best.key)
+        try:
+            if settings.storage is not None:
+                Mirror(run, f"{settings.storage}/{best.key}").fetch()
+            copy_run(run, kept)
+        except OSError as error:
+            raise StorageError(
+                f"{settings.storage or run.path}: the run of trial {best.number}, the best, cannot "
+                f"be read: {reason(error)}; give the place where it is now as --storage"
+            ) from error
+    kept.write_config(config.plain)
+    shutil.copy(kept.config, folder.best_yaml)
+    if test is not None and is_tested:
+        return test
+    earlier = [*test.pop("earlier", []), test] if test else []
+    tested = prepare(config, fresh=False, dataset=experiment.dataset.for_config(config))
+    load_best(tested.model, kept.checkpoint, experiment.dataset.identity)
+    found = tested.trainer.evaluate(tested.loaders["test"], load_best_model=False)
+    test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
+    test["test"] = None if found is None else {name: float(v) for name, v in found.items()}
+    test |= {"earlier": earlier} if earlier else {}
+    write_json(test, folder.test)
+    return test

@@ -1,0 +1,365 @@
+"""Splits, their targets and cold items, against lists and loops: by user, time and session."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from recbole.data.dataset import SequentialDataset
+
+from recbole_pos.config.options import rule
+from recbole_pos.data.events import EventLog
+from recbole_pos.data.splits import (
+    PHASES,
+    TEST,
+    TRAIN,
+    VALID,
+    global_time,
+    ratio,
+    read_fraction,
+    read_session_filter,
+    session_time,
+    split_kind,
+)
+from recbole_pos.data.targets import Split, describe, make_split
+from recbole_pos.data.windows import PrefixRows
+from recbole_pos.errors import UsageError
+
+LONGEST = 4
+ITEMS = 9
+
+
+class Event(NamedTuple):
+    user: int
+    item: int
+    time: float
+
+
+def eval_args(split: Any, target: str = "all", cold_items: str = "keep") -> dict[str, Any]:
+    fixed = {"order": "TO", "group_by": "user", "split": split}
+    return {**fixed, "target": target, "cold_items": cold_items}
+
+
+def split_of(events: list[Event], options: dict, fraction: Any = None) -> Split:
+    """The split of events whose users are numbered in the order of the file, as RecBole does."""
+    number = {user: n for n, user in enumerate(dict.fromkeys(e.user for e in events), start=1)}
+    columns = {
+        "u": torch.tensor([number[e.user] for e in events]),
+        "i": torch.tensor([e.item for e in events]),
+        "t": torch.tensor([e.time for e in events], dtype=torch.float64),
+        "row": torch.arange(len(events)),
+    }
+    log = EventLog.build(columns, len(number) + 1, "u", "i", "t")
+    names = np.array(["", *(f"name{user}" for user in number)])
+    return make_split(log, options, names, ITEMS, fraction)
+
+
+def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
+    """(rows of the history, row of the target) of each phase, through the lazy rows."""
+    found = {}
+    for label, phase in enumerate(PHASES):
+        targets = np.flatnonzero((split.part == label) & split.is_target)
+        batch = PrefixRows(split.log, targets, LONGEST, "_list", "n")[np.arange(len(targets))]
+        lengths = batch["n"].tolist()
+        histories = [tuple(h[:n]) for h, n in zip(batch["row_list"].tolist(), lengths, strict=True)]
+        found[phase] = sorted(zip(histories, batch["row"].tolist(), strict=True))
+    return found
+
+
+def by_user(events: list[Event]) -> dict[int, list[int]]:
+    """The rows of each user, in their order."""
+    rows: dict[int, list[int]] = defaultdict(list)
+    for row in sorted(range(len(events)), key=lambda row: (events[row].time, row)):
+        rows[events[row].user].append(row)
+    return rows
+
+
+def quantile(times: list[float], q: float) -> float:
+    """numpy's linear quantile, in its own order of operations."""
+    times = sorted(times)
+    place = (len(times) - 1) * q
+    low = math.floor(place)
+    a, b = times[low], times[min(low + 1, len(times) - 1)]
+    share = place - low
+    return b - (b - a) * (1 - share) if share >= 0.5 else a + (b - a) * share
+
+
+def leave_one_out(events: list[Event], mode: str) -> list[str]:
+    phases = ["train"] * len(events)
+    for rows in by_user(events).values():
+        names = {"valid_and_test": ["valid", "test"], "valid_only": ["valid"]}.get(mode, ["test"])
+        names = names[max(len(names) - max(len(rows) - 2, 0), 0) :]  # a target stays for training
+        for row, name in zip(rows[len(rows) - len(names) :], names, strict=True):
+            phases[row] = name
+    return phases
+
+
+def global_split(events: list[Event], numbers: list[float]) -> list[str] | None:
+    """None where a part is empty."""
+    edges = [quantile([e.time for e in events], q) for q in numbers]
+    later = [sum(event.time > edge for edge in edges) for event in events]
+    names = ["train", *["valid"] * (len(edges) - 1), "test"]
+    phases = [names[n] for n in later]
+    return None if set(names) - set(phases) - {"train"} else phases
+
+
+def session_split(events: list[Event], value: Any, fraction: Any) -> list[str] | None:
+    """Empty for what a fraction leaves out; None where a part is empty."""
+    ends: dict[int, float] = {}
+    for event in events:
+        ends[event.user] = max(ends.get(event.user, event.time), event.time)
+    order = sorted(ends, key=ends.get)  # stable, and a dict keeps the order of the file
+    numbers = value if isinstance(value, list) else [value]
+    bounds = [int(Decimal(str(n)) * len(order)) if isinstance(n, float) else n for n in numbers]
+    names = ["train", "test"] if len(bounds) == 1 else PHASES
+    cuts, phases = [0, *bounds, len(order)], {}
+    for name, low, high in zip(names, cuts, cuts[1:], strict=False):
+        if low >= high:
+            return None
+        phases |= dict.fromkeys(order[low:high], name)
+    if fraction is not None:
+        kept = int(Fraction(fraction) * bounds[0])
+        if not kept:
+            return None
+        phases |= dict.fromkeys(order[: bounds[0] - kept], "")
+    return [phases[event.user] for event in events]
+
+
+def brute_force(events: list[Event], phases: list[str], target: str, cold_items: str):
+    """{phase: rows}, and counts of everything."""
+    trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
+    counts: dict[str, Counter] = defaultdict(Counter)
+    counts["cold"]["train"] = len(set(range(1, ITEMS)) - trained)
+    rows: dict[str, list] = {phase: [] for phase in PHASES}
+    for mine in by_user(events).values():
+        left: list[int] = []
+        possible = defaultdict(list)
+        for row in mine:
+            if not (phase := phases[row]):
+                continue
+            counts["events"][phase] += 1
+            if cold_items == "drop" and events[row].item not in trained:
+                counts["dropped"][phase] += 1
+                continue
+            if left:
+                possible[phase].append((tuple(left[-LONGEST:]), row))
+            else:
+                counts["without_history"][phase] += 1
+            left.append(row)
+        for phase, found in possible.items():
+            if phase != "train":
+                found = {"all": found, "first": found[:1], "last": found[-1:]}[target]
+            rows[phase] += found
+            counts["targets"][phase] += len(found)
+            counts["cold_targets"][phase] += sum(events[r].item not in trained for _, r in found)
+    return {phase: sorted(found) for phase, found in rows.items()}, counts
+
+
+logs = st.lists(
+    st.builds(Event, st.integers(1, 8), st.integers(1, ITEMS - 1), st.integers(0, 7).map(float)),
+    min_size=1,
+    max_size=40,
+)
+shares = st.one_of(st.floats(0.01, 0.99), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.8, 0.9]))
+several = [
+    st.lists(x, min_size=1, max_size=2, unique=True).map(sorted)
+    for x in (shares, st.integers(1, 7))
+]
+splits = st.one_of(
+    st.sampled_from(["valid_and_test", "valid_only", "test_only"]).map(lambda v: {"LS": v}),
+    several[0].map(lambda v: {"GT": v}),
+    st.one_of(st.integers(1, 7), shares, *several).map(lambda v: {"ST": v}),
+)
+targets = st.sampled_from([mode for mode in rule("eval_args.target").choices if mode != "random"])
+colds = st.sampled_from(rule("eval_args.cold_items").choices)
+fractions = st.sampled_from([None, None, "1/2", "1/3", "2/3", "1"])
+
+
+def phases_of(events: list[Event], split: dict[str, Any], fraction: Any) -> list[str] | None:
+    ((kind, value),) = split.items()
+    if kind == "ST":
+        return session_split(events, value, fraction)
+    return (leave_one_out if kind == "LS" else global_split)(events, value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(events=logs, split=splits, fraction=fractions, target=targets, cold=colds)
+def test_splits_against_brute_force(events, split, fraction, target, cold) -> None:
+    fraction = fraction if "ST" in split else None
+    phases, options = phases_of(events, split, fraction), eval_args(split, target, cold)
+    if phases is None:
+        with pytest.raises(UsageError, match=r"split\.(GT|ST)|train_fraction"):
+            split_of(events, options, fraction)
+        return
+    made = split_of(events, options, fraction)
+    rows, counts = brute_force(events, phases, target, cold)
+    summary = made.summary
+    assert rows_of(made) == rows
+    assert summary["items_without_training"] == counts["cold"]["train"]
+    for key in ("events", "dropped", "without_history", "targets", "cold_targets"):
+        assert summary[key] == {phase: counts[key][phase] for phase in PHASES}, key
+    parts = ("dropped", "without_history", "not_chosen", "targets")
+    for phase in PHASES:
+        assert summary["events"][phase] == sum(summary[key][phase] for key in parts)
+    if "GT" in split:
+        times = [e.time for e in events]
+        assert summary["boundaries"] == [quantile(times, q) for q in split["GT"]]
+    if "ST" in split:
+        check_sessions(events, phases, summary)
+
+
+def check_sessions(events: list[Event], phases: list[str], summary: dict[str, Any]) -> None:
+    phase = {event.user: name for event, name in zip(events, phases, strict=True)}
+    found = Counter(phase.values())
+    newest = max(e.time for e, name in zip(events, phases, strict=True) if name == "train")
+    held_out = [user for user, name in phase.items() if name in PHASES[1:]]
+    begins = {u: min(e.time for e in events if e.user == u) for u in held_out}
+    assert summary["sessions"] == {
+        **{name: found[name] for name in PHASES},
+        "left_out": found[""],
+        "overlapping": sum(begins[user] < newest for user in held_out),
+    }
+    # no event of training is later than the end of a held-out session
+    assert summary["boundaries"][0] == newest
+    assert all(max(e.time for e in events if e.user == user) >= newest for user in held_out)
+
+
+@settings(deadline=None)
+@given(events=logs, split=splits, cold=colds)
+def test_random_targets_are_one_of_all_for_each_user_and_phase(events, split, cold) -> None:
+    assume(phases_of(events, split, None) is not None)
+    every = rows_of(split_of(events, eval_args(split, "all", cold)))
+    some = rows_of(split_of(events, eval_args(split, "random", cold)))
+    assert some["train"] == every["train"]
+    for phase in PHASES[1:]:
+        assert set(some[phase]) <= set(every[phase])
+        users = [events[row].user for _, row in some[phase]]
+        assert sorted(users) == sorted({events[row].user for _, row in every[phase]})
+
+
+def one_each(users: int, order: list[int] | None = None) -> list[Event]:
+    """Every user has 2 training events, and 4 in validation and in test, at the same times."""
+    return [
+        Event(user, 1 + place % (ITEMS - 1), float(place))
+        for user in order or range(1, users + 1)
+        for place in range(10)
+    ]
+
+
+def chosen(split: Split, names: list[int]) -> dict[str, dict[int, float]]:
+    """The times of the targets of each phase, by name."""
+    found = {}
+    for phase in (VALID, TEST):
+        at = np.flatnonzero((split.part == phase) & split.is_target)
+        users, times = split.log.users[at].tolist(), split.log.times[at].tolist()
+        found[PHASES[phase]] = {names[u - 1]: t for u, t in zip(users, times, strict=True)}
+    return found
+
+
+def test_random_targets_depend_on_names_alone_and_are_spread_evenly() -> None:
+    options, names = eval_args({"GT": [0.15, 0.55]}, "random"), list(range(1, 1601))
+    np.random.seed(1)
+    first = chosen(split_of(one_each(1600), options), names)
+    np.random.seed(2)
+    turned = split_of(one_each(1600, names[::-1]), options)
+    assert chosen(turned, names[::-1]) == first
+    places = Counter((first["valid"][u] - 2, first["test"][u] - 6) for u in first["valid"])
+    assert len(places) == 16 and all(60 <= n <= 140 for n in places.values())
+
+
+def test_ties_fall_into_one_part_and_close_times_do_not() -> None:
+    """A boundary inside a run of equal times: all of it is training. Float32 steps are 128 s."""
+    times = np.array([1.0, 2, 2, 2, 2, 2, 2, 3, 4, 5])
+    part, boundaries = global_time(times, [0.2, 0.8])
+    assert boundaries == [2.0, np.quantile(times, 0.8)]
+    assert part.tolist() == [TRAIN] * 7 + [VALID] + [TEST] * 2
+    times = 1.7e9 + np.arange(100) / 4
+    part, boundaries = global_time(times, [0.5, 0.75])
+    want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
+    assert part.tolist() == want and Counter(want) == {TRAIN: 50, VALID: 25, TEST: 25}
+
+
+@pytest.mark.parametrize("ratios", [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [1, 0, 1]])
+def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
+    share = [r / sum(ratios) for r in ratios]
+    for n in range(2, 60):
+        cuts = SequentialDataset._calcu_split_ids(None, n - 1, share)
+        want = [TRAIN] + [int(np.searchsorted(cuts, row, "right")) for row in range(n - 1)]
+        assert ratio(np.full(n, n), np.arange(n), ratios).tolist() == want
+
+
+def test_fractions_are_exact() -> None:
+    assert read_fraction("1/64") == read_fraction(0.015625) == read_fraction(" 1/64 ")
+    assert read_fraction(0.3) * 10 == 3 and read_fraction(1) == 1
+    session = torch.arange(1, 101)
+    columns = {"u": session, "i": session, "t": session.double()}
+    log = EventLog.build(columns, 101, "u", "i", "t")
+    part = session_time(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
+    assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
+
+
+FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("split", "names"),
+    [
+        *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.9, 0.9], [0.0], [1.0], [-0.1, 0.5])),
+        *(({"GT": v}, "split.GT") for v in ([0.1, 0.2, 0.3], [0.9, "0.9"], [True], [math.nan], 1)),
+        ({"GT": [0.1, 0.11]}, "split.GT.*validation.*shared by"),
+        *(({"ST": v}, "split.ST") for v in ([], [2, 1], [2, 2], [1, 2, 3], 0, -1, 1.0, 5, [2, 7])),
+        *(({"ST": v}, "split.ST") for v in (True, "2", None, [0.5, 3], {"a": 2}, 0.1, [0.6, 0.7])),
+        *(({"RS": v}, "split.RS") for v in ([0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan])),
+        *((v, r"eval_args.split") for v in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS")),
+        ({"LS": "x"}, "split.LS"),
+        ({"XX": 1}, "unknown split"),
+    ],
+    ids=str,
+)
+def test_what_is_no_split(split: Any, names: str) -> None:
+    with pytest.raises(UsageError, match=names):
+        split_of(FIVE, eval_args(split))
+
+
+@pytest.mark.parametrize("value", [0, "x", "1/0", -0.5, 1.5, "3/2", True, [1], "1/4"], ids=str)
+def test_what_is_no_fraction(value: Any) -> None:
+    with pytest.raises(UsageError, match="train_fraction"):
+        split_of(FIVE, eval_args({"ST": 3}), value)
+
+
+def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
+    for key, value in (("order", "RO"), ("group_by", "none")):
+        with pytest.raises(UsageError, match=f"eval_args.{key}"):
+            split_kind({**eval_args({"LS": "test_only"}), key: value})
+    with pytest.raises(UsageError, match="train_fraction.*the split is LS"):
+        split_of(FIVE, eval_args({"LS": "test_only"}), "1/2")
+
+
+@pytest.mark.parametrize("value", [5, [5, 2], {"items": 5}, {"item": 0}, {"item": True}], ids=str)
+def test_what_is_no_session_filter(value: Any) -> None:
+    with pytest.raises(UsageError, match="^session_filter"):
+        read_session_filter(value)
+
+
+def test_the_line_for_people() -> None:
+    events = one_each(3) + [Event(4, 1, 8.5), Event(5, 5, 8.25), Event(5, 5, 9.0)]
+    options = eval_args({"GT": [0.15, 0.55]}, "last", "drop")
+    assert describe(split_of(events, options).summary) == (
+        "split GT at time 1 and 5.600000000000001: train 6 events; valid 0 targets of 12 events "
+        "(12 dropped as cold); test 3 targets of 15 events (1 without history, 8 dropped as cold, "
+        "3 not chosen)"
+    )
+    assert describe(split_of(FIVE, eval_args({"ST": 3}), "2/3").summary) == (
+        "split ST at time 32: train 6 events of 2 sessions (1 older ones left out); test 4 targets "
+        "of 6 events of 2 sessions (2 without history)"
+    )
+    quiet = split_of([Event(1, 1, float(t)) for t in range(5)], eval_args({"LS": "test_only"}))
+    assert describe(quiet.summary) == ""
