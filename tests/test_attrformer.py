@@ -21,14 +21,11 @@ from shop import (
     train,
     write,
 )
-from steps import learn
 
-import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import SparseProduct
@@ -254,10 +251,9 @@ def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) ->
 # Training
 
 
-def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) -> None:
+def test_every_parameter_has_a_gradient(folder: Path) -> None:
     """Whatever prediction reads, training reads relations; under autocast as without."""
-    sizes = {"learning_rate": 0.02, "inner_size": 32, "hidden_size": 32}
-    made = open_shop(folder, **sizes, **PLAIN, inference_relations="none")
+    made = open_shop(folder, **PLAIN, inference_relations="none")
     batch, found = first_batch(made), []
     made.model.train()
     for enabled in (True, False):
@@ -270,38 +266,6 @@ def test_one_batch_is_learnt_and_every_parameter_has_a_gradient(folder: Path) ->
         for name, p in made.model.named_parameters():
             assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
     assert found[0] == pytest.approx(found[1], rel=0.05)
-    losses = learn(made.trainer, made.model.window_loss, batch, 80)
-    assert losses[-1] < 0.5 < 2 < losses[0]
-
-
-@pytest.mark.slow
-def test_runs_resume_and_load(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    """An interrupted run ends with the same bits, clocks of batches included."""
-    from recbole_pos.experiment.trainer import PosTrainer
-
-    step, stop_at = PosTrainer._step, None
-
-    def stopping(self, loss_func, batch, watch, number: int):
-        if stop_at == (self.progress.next_epoch, number):
-            raise KeyboardInterrupt
-        return step(self, loss_func, batch, watch, number)
-
-    monkeypatch.setattr(PosTrainer, "_step", stopping)
-    whole = train(folder, tmp_path / "whole", hidden_dropout_prob=0.2)
-    stop_at = (2, 1)
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "broken", hidden_dropout_prob=0.2)
-    stop_at = None
-    resumed = recbole_pos.run(resume=tmp_path / "broken", verbose=False)
-    assert resumed.test == whole.test
-    one, two = (
-        checkpoint.load(tmp_path / name / "checkpoint.pt")["weights"]["state_dict"]
-        for name in ("whole", "broken")
-    )
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    loaded = recbole_pos.load(tmp_path / "whole")
-    again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
-    assert dict(again) == whole.test
 
 
 @pytest.mark.slow
@@ -336,8 +300,8 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     for batch in made.loaders["train"]:
         loss(batch)
         if hasattr(batch, "positions") and "train_windows" in options:
-            _, _, target, want = model.window_rows(batch)
-            assert torch.equal(lookup.items[torch.from_numpy(target)], want)
+            _, target = model.window_rows(batch)
+            assert torch.equal(lookup.items[torch.from_numpy(target)], batch.targets)
     read = np.concatenate([rows.events[rows.source] for rows in seen])
     every = np.concatenate([rows.events for rows in seen])
     assert len(every) > len(np.unique(every))

@@ -186,24 +186,6 @@ def test_linear_combination(d: int) -> None:
     assert not combines_linearly(flat)  # its sines do, its cosines do not
 
 
-def test_aspe_is_turned_by_the_same_angle_in_every_session() -> None:
-    """Equation 23 concludes otherwise: from a sign in equation 18, sin(L - X) = ... - cos L sin X.
-
-    So what k events on adds is linear after all, though not in the form of equation 15.
-    """
-    d, k = 8, 3
-    encoding, w = make("aspe", d), 10000.0 ** (-torch.arange(0, d, 2) / d)
-    for n in range(k + 1, N + 1):
-        vectors = encoding.encode(torch.arange(n), torch.tensor(n))
-        sine, cosine = vectors[:-k, 0::2], vectors[:-k, 1::2]
-        torch.testing.assert_close(vectors[k:, 0::2], sine * (k * w).cos() + cosine * (k * w).sin())
-        torch.testing.assert_close(vectors[k:, 1::2], cosine * (k * w).cos() - sine * (k * w).sin())
-        start = math.pi / 4 - (n - 1) * w / 2
-        turn = torch.arange(n)[:, None] * w + start
-        torch.testing.assert_close(vectors[:, 0::2], 2 * start.cos() * turn.sin())
-        torch.testing.assert_close(vectors[:, 1::2], 2 * start.cos() * turn.cos())
-
-
 @pytest.mark.parametrize("name", LEARNED)
 def test_parameters(name: str) -> None:
     """LDPE has as many as LPE (section 5.3); sums need no halves, halves two columns."""

@@ -14,8 +14,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.model import recbole_models
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.build import describe
-from recbole_pos.position.facts import FACTS
-from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 OURS = {name: paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()}

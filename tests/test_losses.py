@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from pathlib import Path
 
 import pytest
@@ -94,46 +93,20 @@ def test_losses_survive_large_logits(loss) -> None:
 
 
 @pytest.mark.parametrize("chunk", [64, 2**20])
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int, spread: float) -> None:
-    """Value and gradients are as far from float64 as rounding the factors of products allows.
-
-    With u = 2^-8 a factor is off by u of itself, so a logit by D = (2 u + u^2) |h| |w| at most; a
-    loss by 2 max D, since log-sum-exp moves by no more than its largest logit; a probability by
-    exp(2 max D) - 1 of itself; and their products by 2 u + u^2 of what they add up. Sums have all
-    digits of float32: the loss is that of the rounded factors.
-    """
+def test_full_cross_entropy_in_bfloat16(monkeypatch, chunk: int) -> None:
+    """Factors of products are rounded and nothing else: sums have all digits of float32."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
-    torch.manual_seed(0)
-    m, items, d = 150, 23, 16
-    hidden = (spread * torch.randn(m, d)).requires_grad_()
-    weight = (spread * torch.randn(items, d)).requires_grad_()
-    targets = torch.randint(1, items, (m,))
+    hidden, weight, targets, _ = (x.detach() for x in example(m=150, d=16))
+    hidden, weight = (x.float().requires_grad_() for x in (hidden, weight))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = losses.full_cross_entropy(hidden, weight, targets)
     got = torch.autograd.grad(loss, (hidden, weight))
     assert loss.dtype == got[0].dtype == got[1].dtype == torch.float32
-    rounded = (x.detach().bfloat16().double() for x in (hidden, weight))
-    of_rounded = reference.cross_entropy(*rounded, targets)
-    assert loss.item() == pytest.approx(of_rounded.item(), rel=1e-6)
-
-    h, w = (x.detach().double().requires_grad_() for x in (hidden, weight))
-    want = reference.cross_entropy(h, w, targets)
-    exact = torch.autograd.grad(want, (h, w))
-    h, w = h.detach(), w.detach()
-    two = 2 * 2**-8 + 2**-16
-    off = 2 * two * (h.abs() @ w[1:].abs().T).amax(1, keepdim=True)  # [m, 1] of logits, twice
-    slack = 1e-5  # of float32, with 16 terms each
-    assert 0 < abs(loss.item() - want.item()) < off.mean() + slack
-    p = (h @ w[1:].T).softmax(1)
-    residual = p.clone()
-    residual[torch.arange(m), targets - 1] -= 1
-    moved = (p * off.expm1() + two * (residual.abs() + p * off.expm1())) / m  # [m, items - 1]
-    for g, e, bound in (
-        (got[0], exact[0], moved @ w[1:].abs()),
-        (got[1][1:], exact[1][1:], moved.T @ h.abs()),
-    ):
-        assert ((g - e).abs() <= bound + slack / m).all() and not torch.equal(g, e.float())
+    rounded = [x.detach().bfloat16().double().requires_grad_() for x in (hidden, weight)]
+    want = reference.cross_entropy(*rounded, targets)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-6)
+    for one, other in zip(got, torch.autograd.grad(want, rounded), strict=True):
+        assert 0 < (one - other).norm() < 0.01 * other.norm()  # probabilities are rounded, too
 
 
 def test_losses_hold_no_tensor_of_positions_by_items() -> None:
@@ -184,19 +157,6 @@ def test_sce_is_exact_when_buckets_hold_everything(n_buckets: int, mix_x: bool) 
     options = {"n_buckets": n_buckets, "bucket_size_x": 150, "bucket_size_y": 22, "mix_x": mix_x}
     got = sce.scalable_cross_entropy(hidden, weight, targets, **options)
     compare(got, losses.full_cross_entropy(hidden, weight, targets), hidden, weight)
-
-
-def test_sce_of_one_position_by_hand() -> None:
-    """The largest of its buckets counts; its own target in a bucket does not count twice."""
-    hidden = torch.tensor([[1.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    weight = torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
-    buckets = torch.eye(2, dtype=torch.float64)  # of the items, one takes {1, 3}, one {2, 3}
-    loss = sce.bucket_cross_entropy(hidden, weight, torch.tensor([3]), buckets, 1, 2)
-    # the target's logit is 1.5; against it stand 3 in the first bucket and 2 in the second
-    assert loss.item() == pytest.approx(math.log(math.exp(1.5) + math.exp(3)) - 1.5)
-    alone = sce.bucket_cross_entropy(hidden, weight, torch.tensor([1]), buckets[:1], 1, 1)
-    assert alone.item() == 0  # nothing but the target in its bucket
-    assert (torch.autograd.grad(alone, hidden)[0] == 0).all()
 
 
 def test_ties_share_the_gradient() -> None:
@@ -271,24 +231,6 @@ def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
     assert ((buckets != 0).sum(0).bool().tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 
 
-def test_training_by_sce_lowers_what_it_stands_for(experiment) -> None:
-    made = experiment("PosSASRec", loss_type="SCE", bucket_size_y=30, epochs=15, learning_rate=0.02)
-    model, loader = made.model, made.trainer.training_loader(made.loaders["train"])
-    assert model.loss.func is sce.scalable_cross_entropy
-
-    def full() -> float:
-        sampled, model.loss = model.loss, losses.full_cross_entropy
-        model.eval()
-        found = sum(model.window_loss(b).item() * len(b) for b in loader) / loader.targets
-        model.loss = sampled
-        return found
-
-    before = full()
-    made.trainer.fit(made.loaders["train"], None, saved=False, verbose=False)
-    history = [line["loss"] for line in made.trainer.progress.history]
-    assert history[-1] < 0.95 * history[0] and full() < 0.97 * before
-
-
 @pytest.mark.slow
 def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
     for model in [*recbole_pos.model.models.MODELS, "FGNN"]:
@@ -309,20 +251,6 @@ def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
         made.model.loss = functools.partial(made.model.loss.func, **{**PAPER, "bucket_size_y": 1})
         for batch, loss, full in zip((packed, rows), ours, theirs, strict=True):
             assert loss(batch) < 0.5 * full(batch)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
-    """The directions come from the random state that checkpoints keep."""
-    options = {"data_path": str(tiny), "hidden_size": 8, "inner_size": 8, "show_progress": False}
-    options |= {"loss_type": "SCE", "bucket_size_y": 4}
-    for name, epochs in (("whole", 3), ("parts", 1)):
-        given, folder = {**options, "epochs": epochs}, str(tmp_path / name)
-        recbole_pos.run("PosSASRec", "tiny", config_dict=given, run_dir=folder, verbose=False)
-    recbole_pos.run(resume=str(tmp_path / "parts"), config_dict={"epochs": 3}, verbose=False)
-    one, two = (recbole_pos.load(tmp_path / name).model for name in ("whole", "parts"))
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:

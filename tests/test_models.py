@@ -1,18 +1,24 @@
-"""Whole models: FPARec and PARec against equations 5 to 10, and what the time field is read as."""
+"""Whole models: FPARec against equations 5 to 10, times of the data, learning and resuming."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
 import torch
-from conftest import make_log, write_atomic
+from conftest import CROSS_ENTROPY, make_log, write_atomic
+from shop import shop_options, tables, write
+from steps import learn
 from torch import Tensor
 
+import recbole_pos
+from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.layers import triangular
 from recbole_pos.position import positional_attention
 from recbole_pos.position.positional_attention import BLOCKS
@@ -124,3 +130,73 @@ def test_units_of_the_time_field(experiment, tmp_path) -> None:
         with torch.no_grad():
             outs.append(made.model.eval().full_sort_predict(batch))
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("PosRec", "FGNN", "AnchoredSRGNN", "AnchoredGCSAN", "EncodedSTAMP", "EncodedSASRec"),
+        *("SessionBPR", "SessionFPMC", "AttrFormer"),
+    ],
+)
+def test_one_batch_is_learnt_by_heart(experiment, model: str) -> None:
+    """Every parameter moves, and only finite ones are left."""
+    drop = [key for key in plugin_defaults(model) if "dropout" in key]
+    given = {"learning_rate": 0.03, **dict.fromkeys(drop, 0.0), **CROSS_ENTROPY.get(model, {})}
+    made = experiment(model, **given)
+    loader = made.trainer.training_loader(made.loaders["train"])
+    before = {name: p.clone() for name, p in made.model.named_parameters()}
+    loss = made.trainer.adapter.loss(made.loaders["train"].packed)
+    losses = learn(made.trainer, loss, next(iter(loader)), 100)
+    assert losses[-1] < 0.4 * losses[0]
+    for name, p in made.model.named_parameters():
+        assert p.isfinite().all() and not torch.equal(p, before[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("PosRec", {"lr_decay_step": 2}),
+        ("PosSASRec", {"loss_type": "SCE", "bucket_size_y": 4}),
+        ("AttrFormer", {}),
+    ],
+)
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tiny: Path, tmp_path: Path, monkeypatch, model: str, options: dict
+) -> None:
+    """Directions of SCE, clocks of AttrFormer's batches and rates of the epoch included."""
+    rates, step, stop_at = {}, PosTrainer._step, None
+
+    def stopping(self, loss_func, batch, watch, number: int):
+        epoch = self.progress.next_epoch
+        rates[epoch] = round(self.optimizer.param_groups[0]["lr"], 9)
+        if stop_at == (epoch, number):
+            raise KeyboardInterrupt
+        return step(self, loss_func, batch, watch, number)
+
+    sizes = {"hidden_size": 16, "inner_size": 16, "train_batch_size": 16, "data_path": str(tiny)}
+    given, dataset = {**sizes, **options}, "tiny"
+    if model == "AttrFormer":  # on data whose relations reach other users
+        given, dataset = shop_options(write(tmp_path, tables()), hidden_dropout_prob=0.2), "shop"
+
+    def run(name: str) -> Any:
+        folder = tmp_path / name
+        return recbole_pos.run(model, dataset, None, {**given, "epochs": 4}, folder, verbose=False)
+
+    monkeypatch.setattr(PosTrainer, "_step", stopping)
+    whole = run("whole")
+    if model == "PosRec":
+        assert rates == {0: 1e-3, 1: 1e-3, 2: 1e-4, 3: 1e-4}
+    stop_at = (2, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run("broken")
+    stop_at = None
+    resumed = recbole_pos.run(resume=tmp_path / "broken", verbose=False)
+    assert resumed.test == whole.test and all(0 <= value <= 1 for value in whole.test.values())
+    one, two = (recbole_pos.load(tmp_path / name) for name in ("whole", "broken"))
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    again = one.trainer.evaluate(one.loaders["test"], load_best_model=False)
+    assert dict(again) == whole.test

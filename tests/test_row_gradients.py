@@ -11,7 +11,7 @@ from conftest import CROSS_ENTROPY
 
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.layers import chunks, sce
-from recbole_pos.layers.row_gradients import ItemTable, by_rows, kept_gradient
+from recbole_pos.layers.row_gradients import ItemTable, kept_gradient, takes_rows
 from recbole_pos.model import training
 
 SIZES = {"n_buckets": 5, "bucket_size_x": 9, "bucket_size_y": 4, "mix_x": True}
@@ -21,7 +21,9 @@ def example(rows: int = 400, d: int = 8) -> tuple[ItemTable, torch.Tensor, torch
     """A table, and items that are read (padding too) and predicted, some of them several times."""
     torch.manual_seed(0)
     table = ItemTable(rows, d, padding_idx=0)
-    return table, torch.randint(0, 60, (50,)), torch.randint(1, 60, (50,))
+    items, targets = torch.randint(1, 60, (2, 50))
+    items[::7] = 0
+    return table, items, targets
 
 
 def loss_of(table: ItemTable, items: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -39,7 +41,7 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
     with kept_gradient(table.weight) as kept:
         for _ in range(3):
             kept.clear()
-            assert not kept.dense.any() and by_rows(table.weight)
+            assert not kept.dense.any() and takes_rows(table.weight)
             loss_of(table, items, targets).backward()
             assert table.weight.grad is kept.dense and torch.equal(kept.dense, want)
         (2 * loss_of(table, items, targets)).backward()
@@ -48,7 +50,7 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
         assert kept.dense[1:].any(1).all()
         kept.clear()
         assert not kept.dense.any()
-    assert table.weight.grad is None and not by_rows(table.weight)
+    assert table.weight.grad is None and not takes_rows(table.weight)
     with kept_gradient(table.weight, whole=True) as kept:
         loss_of(table, items, targets).backward()
         kept.dense.mul_(torch.nan)
@@ -65,7 +67,7 @@ def test_a_gradient_of_ones_own_is_dense() -> None:
         assert not table.weight.grad.is_sparse
     with pytest.raises(KeyError), kept_gradient(table.weight):
         raise KeyError
-    assert not by_rows(table.weight) and table.weight.grad is None
+    assert not takes_rows(table.weight) and table.weight.grad is None
     loss_of(table, items, targets).backward()
     assert not table.weight.grad.is_sparse
 

@@ -380,8 +380,8 @@ def test_shared_tables_learn_from_every_layer_and_survive_saving() -> None:
 
 
 def test_layers_share_what_depends_on_times_only(monkeypatch) -> None:
-    made, make = [], time_buckets.pair_places
-    monkeypatch.setattr(time_buckets, "pair_places", lambda *a: made.append(1) or make(*a))
+    made, make = [], time_buckets.bucket_pairs
+    monkeypatch.setattr(time_buckets, "bucket_pairs", lambda *a: made.append(1) or make(*a))
     model = Stack(["hstu"])
     for calls in (1, 2):
         model(torch.randn(sum(LENGTHS), D), context())

@@ -14,7 +14,6 @@ import torch
 from conftest import write_atomic
 from scipy.sparse import csr_matrix
 from session_logs import CUT, file_phases, session_log
-from steps import learn
 
 import recbole_pos
 from recbole_pos.model.models import BASELINES
@@ -131,18 +130,6 @@ def test_fpmc_without_users(experiment, sessions: str) -> None:
         made.model.full_sort_predict(rows), users.model.full_sort_predict(rows)
     )
     torch.testing.assert_close(made.model.predict(rows), users.model.predict(rows))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["SessionBPR", "SessionFPMC"])
-def test_one_batch_can_be_learnt_by_heart(experiment, sessions: str, model: str) -> None:
-    made = experiment(model, data_path=sessions, learning_rate=0.05, **CUT)
-    batch = next(iter(made.loaders["train"]))
-    losses = learn(made.trainer, made.model.calculate_loss, batch, 100)
-    assert losses[-1] < 0.2 < 0.6 < losses[0]
-    scores = made.model.full_sort_predict(batch)
-    positive, negative = (scores.gather(1, batch[k][:, None]) for k in ("item_id", "neg_item_id"))
-    assert (positive > negative).float().mean() > 0.9
 
 
 @pytest.mark.slow

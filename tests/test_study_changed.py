@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_study import finish, plan
+from fake_runs import finish, plan
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics

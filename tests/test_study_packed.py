@@ -1,9 +1,17 @@
-"""A study in one file: the same tables without training, and only what is missing is trained."""
+"""Studies in files: the same tables without training, what is left to train, and strangers' packs.
+
+One small study is trained for all of them.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import lzma
+import shutil
 import tarfile
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,116 +23,241 @@ from conftest import make_log, write_atomic
 from small_study import study
 
 import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
+from recbole_pos.study import packed as packing
 from recbole_pos.study.packed import PackedStudy
 
-_SPLIT = {"order": "TO", "mode": "full", "split": {"LS": "valid_and_test"}}
-SPLITS: dict[str, dict[str, Any]] = {
-    "leave-one-out": _SPLIT,
-    "temporal": {**_SPLIT, "split": {"GT": [0.7, 0.85]}, "cold_items": "drop"},
-    "untied": {**_SPLIT, "ties": "drop"},
-}
-
-
-def compare(what: Any, **given: Any) -> Any:
-    return recbole_pos.compare(what, verbose=False, **given)
+Files = dict[str, bytes]
+SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}, "n_heads": 1}}
+ROWS = {"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop", "search": False}}
 
 
 @pytest.fixture(scope="module")
-def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, Path]:
-    """A study, the folder where it was trained, and its file."""
+def made(cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A study, its file, the folder where it was trained, its pack, and a folder made of both."""
     root = tmp_path_factory.mktemp("packed")
-    data = write_atomic(make_log(), root)
-    what = study(data, search={"hidden_dropout_prob": [0.1, 0.4]})
-    compare(what, run_dir=root / "here", pack=root / "study.tar.xz")
-    return what, root / "here", root / "study.tar.xz"
+    what = study(write_atomic(make_log(), root), rows=ROWS, search=SPACE)
+    here, there, pack = root / "here", root / "there", root / "study.tar.xz"
+    (root / "study.json").write_text(json.dumps(what))
+    compare(what, run_dir=here, pack=pack)
+    command = ["compare", root / "study.json", "--known", pack, "--report", "--run_dir", there]
+    assert main(list(map(str, command))) == 0
+    found = {"what": what, "file": root / "study.json", "here": here, "there": there}
+    return {**found, "pack": pack, "files": PackedStudy(pack).files}
 
 
-def text(folder: Path, name: str) -> str:
-    return (folder / name).read_text(encoding="utf-8")
+def compare(what: Any, **given: Any) -> Any:
+    return recbole_pos.compare(what, **{"verbose": False, **given})
 
 
-def test_same_tables_without_training(made, tmp_path: Path) -> None:
-    """Elsewhere, without weights: tables, values of each run and ranks are those of the first."""
-    what, here, file = made
-    found = compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
-    assert list(found.runs["status"]) == ["done"] * 4
-    assert set(found.runs["known_from"]) == {"study.tar.xz"}
-    assert text(tmp_path / "there", "table.md") == text(here, "table.md")
-    one, two = (pd.read_csv(place / "runs.csv") for place in (here, tmp_path / "there"))
-    pd.testing.assert_frame_equal(one.drop(columns="known_from"), two.drop(columns="known_from"))
-    for ranks in here.glob("runs/*/test_ranks.parquet"):
-        other = tmp_path / "there/runs" / ranks.parent.name / ranks.name
-        assert other.read_bytes() == ranks.read_bytes()
-    assert not list((tmp_path / "there").rglob("checkpoint.pt"))
+def content(folder: Path) -> Files:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_packed_again_it_is_the_same_file(made, tmp_path: Path) -> None:
-    what, _, file = made
-    again = tmp_path / "again.tar.xz"
-    compare(what, run_dir=tmp_path / "there", known=(file,), report=True, pack=again)
-    assert again.read_bytes() == file.read_bytes()
-
-
-def test_only_what_is_missing_is_trained(made, tmp_path: Path) -> None:
-    """A seed more: its runs are trained, the search and the other seeds are not."""
-    what, _, file = made
-    there = tmp_path / "there"
-    found = compare({**what, "seeds": 3}, run_dir=there, known=(file,))
-    new = found.runs[found.runs["known_from"].isna() | (found.runs["known_from"] == "")]
-    assert list(new["seed"]) == [2022, 2022]
-    trained = {path.parent.name for path in there.rglob("checkpoint.pt")}
-    assert trained == set(new["digest"])
-
-
-def test_nothing_of_the_log_is_in_it(made) -> None:
-    """No user, item or time, no weights, and no place of the machine that trained."""
-    _, here, file = made
-    content = b"".join(PackedStudy(file).files.values())
-    assert str(here).encode() not in content and str(here.parent).encode() not in content
-    names = {name.split("/")[-1] for name in PackedStudy(file).files}
-    assert names == {"fit.json", "config.yaml", "metrics.jsonl", "ranks.npy"}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_ranks_of_any_split(cluster, split: str, tiny: Path, tmp_path: Path) -> None:
-    """Ranks find their targets again, several of a user or left out as they may be."""
-    what = study(tiny, rows={"NoPE": {"position": ["nope"]}, "Pop": {"model": "Pop"}}, seeds=1)
-    what["base"] = {**what["base"], "epochs": 1, "eval_args": SPLITS[split]}
-    file = tmp_path / "study.tar.xz"
-    found = compare(what, run_dir=tmp_path / "here")
-    assert list(found.runs["status"]) == ["done"] * 2, list(found.runs["reason"])
-    compare(what, run_dir=tmp_path / "here", pack=file)
-    compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
-    for ranks in (tmp_path / "here").glob("runs/*/test_ranks.parquet"):
-        other = tmp_path / "there/runs" / ranks.parent.name / ranks.name
-        assert other.read_bytes() == ranks.read_bytes()
-    assert text(tmp_path / "here", "table.md") == text(tmp_path / "there", "table.md")
-
-
-def test_other_data_or_options_know_nothing(made, tmp_path: Path, capsys) -> None:
-    """And the dry run says so before anything is trained."""
-    what, _, file = made
-    write_atomic(make_log(seed=1), tmp_path)
-    base = {**what["base"], "data_path": str(tmp_path)}
-    others = ({**what, "base": base}, {**what, "base": {**what["base"], "n_layers": 2}})
-    for number, other in enumerate(others):
-        given = {"run_dir": tmp_path / str(number), "known": (file,)}
-        recbole_pos.compare(other, **given, dry_run=True)
-        assert "0 of its 8 runs are of this study" in capsys.readouterr().out
-        assert compare(other, **given, report=True).runs.empty
-    recbole_pos.compare(what, run_dir=tmp_path / "same", known=(file, file), dry_run=True)
-    said = capsys.readouterr().out
-    assert said.count("8 of its 8 runs are of this study") == 2 and "6 finished" in said
-
-
-def packed(content: dict[str, bytes], path: Path) -> Path:
+def write_pack(files: Files, path: Path) -> Path:
     with tarfile.open(path, "w:xz") as archive:
-        for name, data in content.items():
+        for name, data in files.items():
             about = tarfile.TarInfo(name)
             about.size = len(data)
             archive.addfile(about, io.BytesIO(data))
     return path
+
+
+def refused(command: list[Any], capsys: pytest.CaptureFixture, *words: str) -> None:
+    """One line that has these words, and exit code 2."""
+    capsys.readouterr()
+    assert main(["compare", *map(str, command)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and len(message) < 1000, message
+    assert all(word in message for word in words), message
+
+
+# the same study elsewhere
+
+
+def test_same_tables_without_training(made: dict, tmp_path: Path) -> None:
+    """Elsewhere, without weights: tables, values of each run and ranks; packed again, the pack."""
+    there, here = tmp_path / "there", made["here"]
+    again = tmp_path / "again.tar.xz"
+    runs, _ = compare(made["what"], run_dir=there, known=(made["pack"],), report=True, pack=again)
+    assert list(runs["status"]) == ["done"] * 4 and set(runs["known_from"]) == {"study.tar.xz"}
+    assert (there / "table.md").read_text() == (here / "table.md").read_text()
+    one, two = (pd.read_csv(place / "runs.csv") for place in (here, there))
+    pd.testing.assert_frame_equal(one.drop(columns="known_from"), two.drop(columns="known_from"))
+    ranks = list(here.glob("runs/*/test_ranks.parquet"))
+    for file in ranks:
+        assert (there / file.relative_to(here)).read_bytes() == file.read_bytes()
+    assert len(ranks) == 4 and not list(there.rglob("checkpoint.pt"))
+    assert again.read_bytes() == made["pack"].read_bytes()
+    drawn = {path.name: path.read_bytes() for path in (there / "searches").iterdir()}
+    assert drawn == {path.name: path.read_bytes() for path in (here / "searches").iterdir()}
+
+
+def test_only_what_is_missing_is_trained(made: dict, tmp_path: Path) -> None:
+    """A seed more: its runs are trained, the search and the other seeds are not."""
+    there = tmp_path / "there"
+    found = compare({**made["what"], "seeds": 3}, run_dir=there, known=(made["pack"],))
+    new = found.runs[found.runs["known_from"].fillna("") == ""]
+    assert list(new["seed"]) == [2022, 2022] and set(new["status"]) == {"done"}
+    assert {path.parent.name for path in there.rglob("checkpoint.pt")} == set(new["digest"])
+
+
+def test_other_data_and_split(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-d``: the same rows on another dataset; ranks find targets that are several of a user."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "other"):
+        write_atomic(make_log(seed=len(name)), tmp_path / "dataset", name)
+    what = study(tmp_path, rows={"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}}, seeds=1)
+    split = {"order": "TO", "mode": "full", "split": {"GT": [0.7, 0.85]}}
+    what["base"] = {"eval_args": {**split, "cold_items": "drop", "ties": "drop"}}
+    Path("my.yaml").write_text(yaml.safe_dump(what), encoding="utf-8")
+    found = compare("my.yaml", dataset="other", run_dir="made", pack="my.tar.xz")
+    assert list(found.runs["status"]) == ["done", "done"], list(found.runs["reason"])
+    assert "recbole-pos compare my.yaml -d other" in Path("made/report.html").read_text("utf-8")
+    assert compare("made", dataset="other", report=True).runs.equals(found.runs)
+    compare("my.yaml", dataset="other", run_dir="there", known=("my.tar.xz",), report=True)
+    for ranks in Path("made").glob("runs/*/test_ranks.parquet"):
+        assert ("there" / ranks.relative_to("made")).read_bytes() == ranks.read_bytes()
+    with pytest.raises(UsageError, match="made is a study of other"):
+        compare("made", dataset="tiny", report=True)
+
+
+def test_nothing_of_the_log_or_the_machine_is_in_it(made: dict, tmp_path: Path) -> None:
+    """No user, item or time, no weights, no reasons, and no place of the machine that trained."""
+    folder = Path(shutil.copytree(made["here"], tmp_path / "copy"))
+    file = next(folder.glob("runs/*/fit.json"))
+    more = {"reason": "/home/me is full", "split": {"boundaries": [1715729063.4]}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    compare(folder, report=True, pack=tmp_path / "p.tar.xz")
+    files = PackedStudy(tmp_path / "p.tar.xz").files
+    text = b"".join(files.values())
+    for word in (str(made["here"].parent), "/home/me", "1715729063"):
+        assert word.encode() not in text
+    names = {name.split("/")[-1] for name in files}
+    assert names == {"fit.json", "metrics.jsonl", "ranks.npy", "searches.json"}
+
+
+def test_other_data_or_options_know_nothing(made: dict, tmp_path: Path, capsys) -> None:
+    """And the dry run says so before anything is trained."""
+    what, pack = made["what"], made["pack"]
+    write_atomic(make_log(seed=1), tmp_path)
+    for number, more in enumerate(({"data_path": str(tmp_path)}, {"n_layers": 2})):
+        other = {**what, "base": {**what["base"], **more}}
+        given = {"run_dir": tmp_path / str(number), "known": (pack,)}
+        compare(other, **given, dry_run=True, verbose=True)
+        said = capsys.readouterr().out
+        # Pop reads no n_layers: its runs are the same
+        assert f"{number * 2} of its 6 runs are of this study" in said
+    compare(what, run_dir=tmp_path / "s", known=(pack, pack), dry_run=True, verbose=True)
+    said = capsys.readouterr().out
+    assert said.count("6 of its 6 runs are of this study") == 2 and "5 finished" in said
+
+
+@pytest.mark.parametrize("other", ["space", "row", "longer"])
+def test_what_another_search_drew_is_not_taken(made: dict, tmp_path: Path, other: str) -> None:
+    """A report draws nothing, and a search with more trials has not chosen yet."""
+    what = made["what"]
+    if other == "space":
+        space = {**SPACE, "space": {"learning_rate": {"loguniform": [1e-4, 1e-3]}}}
+        what = {**what, "search": space}
+    elif other == "row":
+        what = {**what, "rows": {**ROWS, "NoPE": {"position": ["rope"]}}}
+    else:
+        what = {**what, "search": {**SPACE, "trials": 5}}
+    runs, _ = compare(what, run_dir=tmp_path / "s", known=(made["pack"],), report=True)
+    assert list(runs["row"]) == ["Pop", "Pop"]
+    drawn = [json.loads(path.read_text())["drawn"] for path in (tmp_path / "s").glob("searches/*")]
+    assert sum(map(len, drawn)) == (2 if other == "longer" else 0)
+
+
+def test_attaching_needs_weights(made: dict, tmp_path: Path) -> None:
+    """Not even where a checkpoint lies that was not finished: it is none of the known run."""
+    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
+    for run in (there / "runs").iterdir():
+        (run / "checkpoint.pt").touch()
+    attach = {"attach": {"to": "NoPE", "schemes": ["kernel"]}}
+    what = {**made["what"], "rows": {**ROWS, "kernel": attach}}
+    runs, _ = compare(what, run_dir=there, known=(made["pack"],))
+    runs = runs.set_index("row")
+    assert list(runs.loc["NoPE", "status"]) == ["done"] * 2
+    assert set(runs.loc["kernel", "status"]) == {"failed"}
+    assert "--known" in runs.loc["kernel", "reason"].iloc[0]
+
+
+# what is left
+
+
+def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Path, capsys) -> None:
+    def said(what: dict, folder: Path, **more: Any) -> str:
+        before = content(folder)
+        compare(what, run_dir=folder, dry_run=True, verbose=True, **more)
+        assert content(folder) == before
+        return " ".join(capsys.readouterr().out.split())
+
+    what = made["what"]
+    folder = Path(shutil.copytree(made["here"], tmp_path / "s"))
+    assert "2 rows, 2 seeds, 5 fits" in said(what, folder)
+    assert "5 finished" in said(what, folder)
+    noted = json.loads((folder / "current.json").read_text())
+    run = folder / "runs" / noted["NoPE, seed 2021"]["run"]
+    fit = json.loads((run / "fit.json").read_text())
+    (run / "fit.json").write_text(json.dumps({**fit, "status": "running"}))
+    assert "4 finished, 1 to go on from a checkpoint" in said(what, folder)
+    shutil.rmtree(run)
+    assert "4 finished, 1 to be trained" in said(what, folder)
+    trial = folder / "runs" / noted["NoPE, trial 1"]["run"]
+    shutil.rmtree(trial)  # what it chooses is not known before
+    assert "3 finished, 1 to be trained, 1 that a search decides first" in said(what, folder)
+    assert "2 finished, 4 to be trained" in said({**what, "search": None}, folder, seeds=3)
+    assert "1 row, 2 seeds, 2 fits" in said(what, folder, rows=("Pop",))
+    elsewhere = {**what, "base": {**what["base"], "data_path": str(made["here"].parent)}}
+    assert "5 fits" in said(elsewhere, tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_report_names_the_file_while_it_says_the_same(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_atomic(make_log(), tmp_path / "data")
+    Path("s.yaml").write_text("dataset: tiny\nrows: {Pop: {model: Pop}, GRU: {model: GRU4Rec}}\n")
+    given = {"run_dir": "out", "report": True, "config_dict": {"data_path": "data"}}
+    for more, command in (({}, "s.yaml --data_path FOLDER"), ({"seeds": 3}, "out")):
+        compare("s.yaml", **given, **more)
+        assert f"recbole-pos compare {command}<" in Path("out/report.html").read_text("utf-8")
+
+
+# what is refused before it begins
+
+
+def test_nothing_is_half_asked(made: dict, tmp_path: Path, monkeypatch) -> None:
+    what, here = made["what"], made["here"]
+    monkeypatch.chdir(tmp_path)
+    base = {**what["base"], "epochs": 3}
+    warm = {**what, "search": None, "rows": {"Warm": {"init_from": str(here)}}}
+    runs = sorted(made["there"].glob("runs/*"))[:2]
+    for message, one, given in (
+        ("--pack: .*nowhere", what, {"run_dir": "a", "pack": "nowhere/study.tar.xz"}),
+        ("'tinny'", what, {"dataset": "tinny", "run_dir": "a"}),
+        ("is a study of tiny", what, {"dataset": "other", "run_dir": here, "report": True}),
+        (r"--report: .*\(epochs\)", {**what, "base": base}, {"run_dir": here, "report": True}),
+        ("init_from", warm, {"run_dir": "a"}),
+        ("--known", runs, {"known": (made["pack"],)}),
+        ("taken from study.tar.xz", runs, {}),
+    ):
+        with pytest.raises(UsageError, match=message):
+            compare(one, **given)
+    assert not list(tmp_path.iterdir())
+
+
+# strangers' packs
+
+
+def fit(**fields: Any) -> Callable[[bytes], bytes]:
+    return lambda old: json.dumps({**json.loads(old), **fields}).encode()
+
+
+def raw(text: bytes) -> Callable[[bytes], bytes]:
+    return lambda old: text
 
 
 def array(values: Any) -> bytes:
@@ -133,59 +266,144 @@ def array(values: Any) -> bytes:
     return buffer.getvalue()
 
 
-def test_no_such_file(tmp_path: Path) -> None:
-    (tmp_path / "text.tar.xz").write_text("no archive")
-    with pytest.raises(UsageError, match="nowhere.tar.xz does not exist"):
-        PackedStudy(tmp_path / "nowhere.tar.xz")
-    with pytest.raises(UsageError, match="no file of `compare --pack`"):
-        PackedStudy(tmp_path / "text.tar.xz")
+def npy(shape: str, dtype: str = "|u1") -> bytes:
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def test_nothing_is_half_asked(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot end well is refused before it begins."""
-    what, here, _ = made
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="--pack: .* is in no folder: there is no nowhere"):
-        compare(what, run_dir="a", pack="nowhere/study.tar.xz")
-    with pytest.raises(UsageError, match="dataset 'tinny' not found"):
-        compare(what, dataset="tinny", run_dir="a")
-    with pytest.raises(UsageError, match="is a study of tiny, not of other"):
-        compare(what, dataset="other", run_dir=here, report=True)
-    base = {**what["base"], "epochs": 3}
-    with pytest.raises(UsageError, match=r"trained with other options .* \(epochs\)"):
-        compare({**what, "base": base}, run_dir=here, report=True)
-    warm = {**what, "rows": {"Warm": {"init_from": str(here)}}}
-    with pytest.raises(UsageError, match="init_from: a row of a study begins with fresh weights"):
-        compare(warm, run_dir="a")
-    assert not list(tmp_path.iterdir())
+DEEP = b"[" * 100_000 + b"]" * 100_000
+FORGED: list[tuple[str, str, Callable[[bytes], bytes]]] = [
+    ("fit.json", "seconds.training", fit(seconds={"training": float("inf")})),
+    ("fit.json", "test.row", fit(test={"row": 1})),
+    ("fit.json", "best_valid.ndcg@10", fit(best_valid={"ndcg@10": [0.1]})),
+    ("fit.json", "versions", fit(versions=["torch"])),
+    ("fit.json", "device", fit(device={"name": "cpu"})),
+    ("fit.json", "parameters", fit(parameters=10**400)),
+    ("fit.json", "row", fit(row="x" * 100_000)),
+    ("fit.json", "seed", fit(seed=True)),
+    ("fit.json", "status", fit(status="failed")),
+    ("fit.json", "", raw(b'{"status": "done", "row": "\\ud800"}')),
+    ("fit.json", "", raw(b'{"status": "done", "row": ' + DEEP + b"}")),
+    ("metrics.jsonl", "line 2", raw(b'{"epoch": 1}\n[1]')),
+    ("metrics.jsonl", "valid.ndcg@10", raw(b'{"epoch": 1, "valid": {"ndcg@10": NaN}}\n')),
+    ("ranks.npy", "", raw(npy("(1000000000000,)", "<i8"))),
+    ("ranks.npy", "", raw(npy("(((((((((((((((((((((("))),
+    ("ranks.npy", "", raw(npy("(2,)", "|O") + b"\x80\x04N.")),
+    ("ranks.npy", "", raw(array(np.array([-1, 2])))),
+    ("ranks.npy", "3 ranks", raw(array(np.arange(3)))),
+    ("ranks.npy", "", lambda old: array(0 * np.load(io.BytesIO(old)))),
+    ("ranks.npy", "items", lambda old: array(10**9 + np.load(io.BytesIO(old)).astype(int))),
+    ("ranks.npy", "missing", lambda old: None),
+    ("fit.json", "precision@10", fit(test={"precision@10": 0.9})),
+    ("fit.json", "", lambda old: old + b" " * 2**21),
+    ("metrics.jsonl", "", raw(b'{"epoch":0}\n' * 2**20)),
+    ("searches.json", "NoPE.drawn.0", raw(b'{"NoPE": {"space": "x", "drawn": {"0": [1]}}}')),
+    ("searches.json", "NoPE", lambda old: old.replace(b'rate": 0', b'rate": 7')),
+]
 
 
-def test_with_runs_it_is_refused(made, tmp_path: Path) -> None:
-    _, here, file = made
-    runs = sorted(here.glob("runs/*"))[:2]
-    with pytest.raises(UsageError, match="--known: goes with models or a study"):
-        compare(runs, known=(file,))
+@pytest.mark.parametrize(("file", "field", "change"), FORGED)
+def test_a_forged_pack_leaves_the_study_as_it_was(
+    made: dict,
+    file: str,
+    field: str,
+    change: Callable[[bytes], bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """The last run of a pack is enough; the pack and the field are named."""
+    files = made["files"]
+    # of the ranks, all: the last of the pack may be a trial's
+    name = [name for name in files if name.endswith(file)][-1]
+    files = {**files, name: change(files[name])}
+    files = {name: data for name, data in files.items() if data is not None}
+    forged = write_pack(files, tmp_path / "forged.tar.xz")
+    command = [made["file"], "--known", forged, "--report", "--run_dir"]
+    file = "ranks.npy" if "precision" in field else file  # which it does not follow from
+    refused([*command, tmp_path / "new"], capsys, "forged.tar.xz", file, field)
+    assert not (tmp_path / "new").exists()
+    before = content(made["there"])
+    assert main(["compare", *map(str, command), str(made["there"])]) in (0, 2)  # 0: none is used
+    assert content(made["there"]) == before
 
 
-def test_known_runs_are_compared_by_their_study(made, tmp_path: Path) -> None:
-    what, _, file = made
-    compare(what, run_dir=tmp_path / "there", known=(file,), report=True)
-    runs = sorted((tmp_path / "there").glob("runs/*"))[:2]
-    with pytest.raises(UsageError, match="was taken from study.tar.xz, without weights"):
-        compare(runs)
+DAMAGED = [
+    ("fit.json", "test.row", fit(test={"row": 1})),
+    ("metrics.jsonl", "epoch", raw(b'{"epoch": "one"}\n')),
+    ("test_ranks.parquet", "", raw(b"PAR1")),
+    ("facts.json", "ties", fit(ties={"users": 1})),
+    ("current.json", "run", lambda old: old.replace(b'"run": "', b'"run": "../')),
+    ("study.json", "content", fit(content=[1])),
+]
 
 
-def test_a_study_on_other_data(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-d``: the same rows on another dataset, and the command that is told repeats it."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("tiny", "other"):
-        write_atomic(make_log(seed=len(name)), tmp_path / "dataset", name)
-    what = study(tmp_path, rows={"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}, seeds=1)
-    del what["base"]["data_path"]
-    Path("my.yaml").write_text(yaml.safe_dump(what), encoding="utf-8")
-    found = compare("my.yaml", dataset="other", run_dir="made")
-    assert list(found.runs["status"]) == ["done", "done"]
-    assert "recbole-pos compare my.yaml -d other" in text(Path("made"), "report.html")
-    assert compare("made", dataset="other", report=True).runs.equals(found.runs)
-    with pytest.raises(UsageError, match="made is a study of other, not of tiny"):
-        compare("made", dataset="tiny", report=True)
+@pytest.mark.parametrize(("file", "field", "change"), DAMAGED)
+def test_damage_in_a_study_is_named(
+    made: dict, file: str, field: str, change: Callable[[bytes], bytes], tmp_path: Path, capsys
+) -> None:
+    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
+    current = json.loads((there / "current.json").read_text())["NoPE, seed 2021"]["run"]
+    path = next(path for path in there.rglob(file) if path.parent.name in (current, "there"))
+    path.write_bytes(change(path.read_bytes()))
+    refused([there, "--report"], capsys, str(path), field)
+
+
+def test_tables_are_of_the_ranks_that_the_run_was_tested_with(
+    made: dict, tmp_path: Path, capsys
+) -> None:
+    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
+    file = next(there.rglob("test_ranks.parquet"))
+    pd.read_parquet(file).assign(rank=0).to_parquet(file)
+    refused([there, "--report"], capsys, str(file), "@")
+    file.unlink()  # then the row is not compared by target, and no mean leaves a run out
+    runs, _ = compare(there, report=True)
+    row = runs.loc[runs["path"] == str(file.parent.relative_to(there)), "row"].iloc[0]
+    mean = runs.loc[runs["row"] == row, "ndcg@10"].mean()
+    assert f"| {row} | 2 | {mean:.4f}" in (there / "table.md").read_text().replace("**", "")
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    about = tarfile.TarInfo(name)
+    about.size, about.type = size, kind
+    return about.tobuf(tarfile.USTAR_FORMAT)
+
+
+BOMBS = {
+    "extended header": member("x", 2**26, tarfile.XHDTYPE) + bytes(2**26),
+    "size that is not there": member("runs/a/ranks.npy", 2**32) + bytes(512),
+    "many members": member("runs/a/fit.json", 0) * 500_000,
+    "strange member": member("../fit.json", 0),
+    "a link": member("runs/a/fit.json", 0, tarfile.SYMTYPE),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_memory_and_work_are_bounded(name: str, made: dict, tmp_path: Path, capsys) -> None:
+    """By what leaves the decompressor, whatever headers claim."""
+    bomb = tmp_path / "bomb.tar.xz"
+    bomb.write_bytes(lzma.compress(BOMBS[name], preset=0))
+    tracemalloc.start()
+    try:
+        refused([made["file"], "--known", bomb, "--run_dir", tmp_path / "s"], capsys, str(bomb))
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_is_no_pack_is_refused(made: dict, tmp_path: Path, capsys, monkeypatch) -> None:
+    cut = tmp_path / "cut.tar.xz"
+    cut.write_bytes(made["pack"].read_bytes()[:-50])
+    for path in (cut, tmp_path, tmp_path / ("x" * 5000), Path("/dev/zero")):
+        refused([made["file"], "--known", path, "--run_dir", tmp_path / "s"], capsys, "--known")
+    monkeypatch.setattr(packing, "_MOST_MEMBERS", 10)
+    with pytest.raises(UsageError, match="too many"):
+        PackedStudy(made["pack"])
+
+
+def test_a_pack_of_the_version_before_is_read() -> None:
+    kept = sorted((Path(__file__).parent.parent / "results" / "runs").rglob("*.tar.xz"))
+    assert len(kept) > 20
+    for path in kept[:: len(kept) // 5]:
+        assert PackedStudy(path).fits

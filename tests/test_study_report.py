@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,11 @@ import pytest
 from rich.console import Console
 from study_example import example
 
-from recbole_pos.study.findings import findings
+from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves, looks
+from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
-from recbole_pos.study.report import protocol
+from recbole_pos.study.report import findings, html, protocol
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
 from recbole_pos.study.statistics import estimate
@@ -211,33 +213,24 @@ def test_a_csv_has_everything_that_is_known(results, found):
     assert not frame.duplicated(["table", "row", "metric", "bin"]).any()
 
 
-@pytest.mark.parametrize(
-    ("shown", "text"),
-    [
-        (number(0.04249), "0.0425"),
-        (number(-0.00001, sign=True), "0.0000"),
-        (number(float("nan")), ""),
-        (interval(-0.001, 0.0035), "[-0.0010, +0.0035]"),
-        (interval(float("nan"), 1.0), ""),
-        (span(0.42), "0.4 s"),
-        (span(41), "41 s"),
-        (span(200), "3 min 20 s"),
-        (span(3599.9), "1 h"),
-        (span(7500), "2 h 5 min"),
-        (span(90_000), "1 d 1 h"),
-        (count(812), "812"),
-        (count(45_120), "45.1 k"),
-        (count(1_234_000), "1.23 M"),
-        (listed(["a"]), "a"),
-        (listed("abc"), "a, b and c"),
-        (listed("abcdefgh"), "a, b, c, d, e and 3 more"),
-        (listed([]), ""),
-        (metric_name("hit@10"), "HR@10"),
-        (metric_name("ndcg@5"), "NDCG@5"),
-    ],
-)
-def test_numbers_are_written_for_people(shown, text):
-    assert shown == text
+def test_numbers_are_written_for_people():
+    nan = float("nan")
+    written = {
+        number(0.04249): "0.0425",
+        number(-0.00001, sign=True): "0.0000",
+        interval(-0.001, 0.0035): "[-0.0010, +0.0035]",
+        span(0.42): "0.4 s",
+        span(200): "3 min 20 s",
+        span(3599.9): "1 h",
+        span(90_000): "1 d 1 h",
+        count(812): "812",
+        count(1_234_000): "1.23 M",
+        listed("abc"): "a, b and c",
+        listed("abcdefgh"): "a, b, c, d, e and 3 more",
+        metric_name("hit@10"): "HR@10",
+    }
+    assert list(written) == list(written.values())
+    assert number(nan) == interval(nan, 1.0) == span(nan) == listed([]) == ""
 
 
 # what is said
@@ -262,3 +255,158 @@ def test_the_protocol_follows_from_the_plan(results):
     assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in said
     assert "RoPE + kernel is made from the trained models of RoPE" in said
     assert "200 of 600 test items" in said
+
+
+# the page
+
+
+class _Page(HTMLParser):
+    """What a page is made of."""
+
+    VOID = {"meta", "path", "use", "rect", "br", "link", "img", "input"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def text(results, found) -> str:
+    return html(results, [found])
+
+
+def test_the_report_needs_nothing_else(text):
+    page = _Page(text)
+    assert not page.open
+    for tag, name, value in page.attributes:
+        assert tag not in ("script", "link", "img", "iframe"), tag
+        if name in ("src", "href", "xlink:href"):
+            assert value.startswith("#"), (tag, name, value)
+    assert not re.search(r"@import|url\((?!#)", text)
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    referred = {v[1:] for _, name, v in page.attributes if name == "xlink:href"}
+    referred |= set(re.findall(r"url\(#([^)]*)\)", text))
+    assert referred and referred <= set(ids)
+    assert len(text) < 1_000_000
+
+
+def test_the_report_says_everything(results, found, text):
+    assert re.search(r"0\.\d{4} ±\N{NO-BREAK SPACE}0\.\d{4}<", text)  # figures keep their sign
+    assert re.search(r">\d+\N{NO-BREAK SPACE}min \d+\N{NO-BREAK SPACE}s<", text)
+    words = " ".join(_Page(text).words)
+    for part in (
+        results.plan.title,
+        results.plan.question,
+        *findings(results, found),
+        *protocol(results),
+        "the loss is not a number after 3 epochs",
+        "recbole-pos compare shop.yaml",
+        "2.13.0",
+        "0a1b2c3",
+        "hidden_dropout_prob: 0.3",
+        "NDCG@10 by history",
+        "NDCG@10 against training time",
+        "NDCG@10 against number of weights",
+        "in validation, a line a run",
+    ):
+        assert part in words
+
+
+def test_names_of_the_users_begin_no_formula(results, tmp_path):
+    """In the files for spreadsheets; programs read them as they are."""
+    names = {"NoPE": "=1+1", "Kernel": "@x"}
+    rows = {names.get(name, name): row for name, row in results.plan.rows.items()}
+    table = TablePlan("t", ("=1+1", "@x"), ("ndcg@10",), "=1+1")
+    plan = dataclasses.replace(results.plan, rows=rows, tables=(table,), paper={})
+    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(names))
+    runs = results.runs.replace(names)
+    write_results(dataclasses.replace(results, plan=plan, ranks=ranks, runs=runs), tmp_path)
+    for name in ("runs.csv", "table.csv"):
+        lines = (tmp_path / name).read_text().splitlines()
+        cells = [cell for line in lines for cell in line.split(",")]
+        assert "'=1+1" in cells and not any(cell.startswith(("=", "@")) for cell in cells)
+    assert set(names.values()) < set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
+
+
+def test_names_of_the_users_are_no_html(results):
+    evil = '<script>alert("x")</script> $a$ & [b]'
+    plan = dataclasses.replace(
+        results.plan,
+        title=evil,
+        question=evil,
+        rows={**results.plan.rows, evil: results.plan.rows["NoPE"]},
+        tables=(TablePlan(evil, (evil, "RoPE"), ("ndcg@10",), evil),),
+    )
+    assert results.ranks is not None
+    renamed = {"NoPE": evil}
+    ranks = dataclasses.replace(results.ranks, runs=results.ranks.runs.replace(renamed))
+    changed = {
+        name: getattr(results, name).replace(renamed) for name in ("runs", "curves", "searches")
+    }
+    odd = dataclasses.replace(results, plan=plan, ranks=ranks, commands=(evil,), **changed)
+    page = _Page(html(odd, [compare(odd, plan.tables[0])]))
+    assert not any(tag == "script" for tag, _, _ in page.attributes)
+    assert evil in " ".join(page.words)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_table_whose_rows_have_no_run_yet_beside_one_that_has(results, found):
+    empty = nothing_yet(results)
+    both = tidy([found, compare(empty, empty.plan.tables[0])])
+    pd.testing.assert_frame_equal(both, tidy([found]))
+
+
+def test_a_report_of_nothing_yet(results):
+    empty = nothing_yet(results)
+    found = compare(empty, empty.plan.tables[0])
+    words = " ".join(_Page(html(empty, [found])).words)
+    assert "No run has finished yet." in words
+    assert all_charts(empty, found) == []
+    assert "0 of 3" in markdown(empty, [found])
+    assert len(tidy([found])) == 0
+
+
+def test_pictures_are_the_same_each_time_and_say_what_they_show(results, found):
+    charts, again = all_charts(results, found), all_charts(results, found)
+    assert [chart.svg for chart in charts] == [chart.svg for chart in again]
+    assert len(charts) == 7
+    for chart in charts:
+        assert chart.alternative and "Kernel" in chart.alternative
+        head = chart.svg[: chart.svg.index(">")]
+        assert "viewBox" in head and " width=" not in head and " height=" not in head
+
+
+def test_rows_can_be_told_apart_without_colours():
+    found = looks([f"row {number}" for number in range(20)]).values()
+    assert len({(look["marker"], look["ls"]) for look in found}) == 20
+    assert len(set(COLORS)) == 7
+
+
+def test_what_cannot_be_drawn_is_left_out(results, found):
+    free = dataclasses.replace(results, runs=results.runs.drop(columns="seconds"))
+    assert draw_cost(free, found, "seconds") is None
+    none = dataclasses.replace(results, curves=pd.DataFrame(columns=results.curves.columns))
+    assert draw_curves(none, list(results.plan.rows)) is None
+    one = compare(results, TablePlan("one", ("NoPE",), ("ndcg@10",), "NoPE"))
+    assert [chart.title for chart in all_charts(results, one)][0].startswith("NDCG@10 in valid")

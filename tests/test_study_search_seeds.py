@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_study import finish, plan
+from fake_runs import finish, plan
 
 from recbole_pos.study.collect import results_of
 from recbole_pos.study.expand import dry_run, fits

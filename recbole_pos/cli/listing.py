@@ -22,8 +22,7 @@ from rich.table import Table
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
 from recbole_pos.model.models import BASELINES, MODELS, OURS, TABLES, runnable
-from recbole_pos.position.facts import FACTS
-from recbole_pos.position.schemes import SCHEMES
+from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 

@@ -43,12 +43,7 @@ _HOUR, _DAY, _WEEK = 3600, 86400, 604800
 
 @dataclass(frozen=True)
 class ColumnOverrides:
-    """What the user says of columns, by their names.
-
-    Attributes:
-        type, table, rename: types, tables and names of fields.
-        decimal, thousands: separators of numbers.
-    """
+    """What the user says of columns, by their names: of fields, and separators of numbers."""
 
     type: Mapping[str, str] = field(default_factory=dict)
     table: Mapping[str, str] = field(default_factory=dict)
@@ -131,13 +126,7 @@ class ColumnAssignment:
 
 
 def assign(cells: Cells, entities: np.ndarray, number: int) -> ColumnAssignment:
-    """Take the first value of every entity.
-
-    Args:
-        cells: [events] a column.
-        entities: [events] of which entity, from 0.
-        number: how many there are.
-    """
+    """Take the first value of every one of ``number`` entities, [events] ``entities`` from 0."""
     rows = np.flatnonzero(cells.codes)
     codes, places = cells.codes[rows], entities[rows]
     first = np.zeros(number, dtype=cells.codes.dtype)
@@ -169,14 +158,12 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
 
 
 class Builder:
-    """Makes the tables, and reports every column.
+    """Makes the tables of a dataset, and reports every column.
 
     Args:
         source: of the interactions.
         events: those that are kept.
         roles: columns of user, item and time.
-        overrides: what the user says of columns.
-        report: what becomes of them.
     """
 
     def __init__(
@@ -323,11 +310,8 @@ class Builder:
     def finish(self, allow_empty: bool) -> tuple[dict[str, Table], dict[str, list[str]]]:
         """Return the tables to write, and by table the fields that a run should load.
 
-        Args:
-            allow_empty: whether a column that the overrides name may have no value.
-
         Raises:
-            UsageError: if it has none.
+            UsageError: if a column that the overrides name has no value, unless ``allow_empty``.
         """
         for column in self.report.columns:
             cells = self.tables[column.table].get(column.field) if column.table else None

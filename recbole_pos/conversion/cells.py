@@ -159,10 +159,8 @@ def number_text(numbers: Any) -> pa.Array:
 def guess(cells: Cells, field_name: str, decimal_comma: bool = False) -> Cells:
     """Give cells the type they most likely are of.
 
-    Args:
-        cells: as encoded.
-        field_name: of which ends such as _id tell that numbers are names.
-        decimal_comma: whether 12,99 is a number.
+    ``field_name``: of which ends such as _id tell that numbers are names; ``decimal_comma``:
+    whether 12,99 is a number.
     """
     values = cells.values[1:]
     if cells.raw == "time":
@@ -195,14 +193,9 @@ def convert_cells(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> Cells:
-    """Convert cells to the type that the user names.
+    """Convert cells to the type that the user names; ``column`` is its name.
 
-    Args:
-        cells: as encoded.
-        kind: the type.
-        column: its name.
-        decimal_comma: whether a comma that may be either separator is that of decimals.
-        decimal, thousands: separators of numbers, where they are given.
+    ``decimal_comma``: whether a comma that may be either separator is that of decimals.
 
     Raises:
         UsageError: for an unknown type, or if cells cannot be of it.

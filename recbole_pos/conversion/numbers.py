@@ -42,12 +42,7 @@ class Reading:
 def find_readings(
     values: pa.Array, decimal: str | None = None, thousands: str | None = None
 ) -> list[Reading]:
-    """Return the different ways in which all values are numbers with separators.
-
-    Args:
-        values: text.
-        decimal, thousands: the separators, where they are given.
-    """
+    """Return the different ways in which all values are numbers with (the given) separators."""
     if not _is_likely(values):
         return []
     text = _plain(values)
@@ -98,9 +93,7 @@ def find_wrong(
 def describe_near_numbers(values: pa.Array, codes: np.ndarray) -> str:
     """Return what keeps a column of nearly only numbers from being one; else nothing.
 
-    Args:
-        values: [different values] text.
-        codes: [rows] which of them stands there, from 1; 0 for none.
+    ``codes``: [rows] which of the values stands there, from 1; 0 for none.
     """
     if not len(values) or not _is_likely(values):
         return ""

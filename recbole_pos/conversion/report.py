@@ -20,20 +20,7 @@ FIRST = 10  # lines that are named, of each reason
 
 @dataclass
 class Column:
-    """What became of a column.
-
-    Attributes:
-        column: its name in the file.
-        file: which it stands in.
-        field: its name in the dataset; empty if it is left out.
-        kind: the type.
-        table: inter, item or user.
-        different: how many different values it has.
-        missing: how many rows have none.
-        examples: three values.
-        notes: how it was read, and what to know.
-        loaded: whether load_col has it.
-    """
+    """What became of a column; without a ``field`` it is left out."""
 
     column: str
     file: str

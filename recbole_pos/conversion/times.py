@@ -293,11 +293,7 @@ def _pattern(date_format: str) -> str:
 
 
 class DateTimeParts:
-    """Texts cut at their first colon, and the different halves.
-
-    Args:
-        text: [texts] of Arrow.
-    """
+    """[texts] cut at their first colon, and the different halves."""
 
     def __init__(self, text: Any) -> None:
         if isinstance(text, pa.ChunkedArray):

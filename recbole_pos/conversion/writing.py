@@ -58,13 +58,7 @@ def sequence_separator(tables: Mapping[str, Table]) -> str:
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """Write one atomic file, whole.
-
-    Args:
-        path: of the file.
-        table: columns by field; arrays are times in seconds.
-        separator: of sequences.
-    """
+    """Write one atomic file, whole; arrays are times in seconds, ``separator`` of sequences."""
     kinds = [c.kind if isinstance(c, Cells) else "float" for c in table.values()]
     header = "\t".join(f"{name}:{kind}" for name, kind in zip(table, kinds, strict=True))
     ready = [

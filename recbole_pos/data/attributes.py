@@ -17,10 +17,7 @@ TABLES = ("item", "user", "inter")  # the suffixes of atomic files
 
 
 def loaded_fields(dataset: Fields) -> list[str]:
-    """Names of the columns of all tables of a dataset, after ``build``; each once.
-
-    RecBole's ``field2type`` has histories and their lengths as well, which no file has.
-    """
+    """Return names of the columns of all tables of a dataset, after ``build``; each once."""
     tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
     return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
 
@@ -35,13 +32,7 @@ def table_of(field: str, dataset: Fields) -> str:
 
 
 def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str:
-    """Why a field cannot be used, and the line that loads it.
-
-    Args:
-        field: its name.
-        dataset: RecBole's.
-        others: names that would do as well.
-    """
+    """Return why a field cannot be used, and the line that loads it; ``others`` would do, too."""
     known = [*loaded_fields(dataset), *others]
     text = f"field {shown(field)} is not loaded (loaded are {listed(known)})"
     for table in TABLES:
@@ -66,16 +57,7 @@ def is_strict(config: Options) -> bool:
 
 
 def require_values(field: str, dataset: Dataset, where: str = "") -> None:
-    """Refuse a loaded field in which every cell is empty.
-
-    Args:
-        field: its name.
-        dataset: after ``build``.
-        where: the option that names the field, as ``option: ``.
-
-    Raises:
-        UsageError: naming option, field and file.
-    """
+    """Refuse a loaded field without any value; ``where`` is the option, as ``option: ``."""
     if not is_strict(dataset.config):
         return
     table, missing = table_of(field, dataset), dataset.missing.get(field)
@@ -89,13 +71,10 @@ def require_values(field: str, dataset: Dataset, where: str = "") -> None:
 
 
 def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
-    """Whether RecBole's models can embed the fields of ``selected_features``.
+    """Require that RecBole's models can embed the fields of ``selected_features``.
 
     RecBole counts every field in the width of a layer, but embeds numbers only where
     ``numerical_features`` names them.
-
-    Raises:
-        UsageError: naming the field and what to do.
     """
     if not fields:
         raise UsageError("selected_features: expected at least one field of items")
@@ -119,11 +98,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 
 def item_attribute(dataset: Dataset, field: str) -> Tensor:
-    """[items, s] int64 tokens of a token or token_seq field of items, 0 for none.
-
-    Raises:
-        UsageError: if the field is not loaded, or not of that kind.
-    """
+    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none."""
     if field not in loaded_fields(dataset):
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value

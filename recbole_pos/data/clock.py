@@ -21,22 +21,21 @@ def check_clock(
     instead: str = SCHEMES_WITHOUT,
     across: bool = False,
 ) -> list[str]:
-    """Look at the times of all events before a model that reads them is built.
+    """Look at the times of all interactions before a model that reads them is built.
 
     Args:
-        log: the events.
+        log: the interactions.
         unit: of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
         instead: what to do if there is no clock, for the message.
-        across: whether times are compared between users alone, so that one a user is enough.
+        across: whether times are compared between users only, so that one a user is enough.
 
     Returns:
-        what to tell before training: times that only number the events, years that nobody lived
-        in, periods too short for the resolution of the data.
+        what to tell before training: times that only number the interactions, years that nobody
+        lived in, periods too short for the resolution of the data.
 
     Raises:
-        UsageError: if no user has two events at different times; with ``across``, if all events
-            have the same.
+        UsageError: if no user has two different times; with ``across``, if all are the same.
     """
     field, times = log.time_field, log.times.numpy()
     users = log.users.numpy()

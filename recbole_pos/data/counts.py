@@ -22,16 +22,7 @@ def counts_of(dataset: Any) -> dict[str, int]:
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
-    """Refuse other data under the name of a public log.
-
-    Args:
-        name: of the dataset.
-        expected: what is known of users, items, events.
-        dataset: after ``build``.
-
-    Raises:
-        UsageError: naming both counts, and what to do.
-    """
+    """Refuse other data (after ``build``) under the name of a public dataset."""
     found = counts_of(dataset)
     if all(found[what] == count for what, count in expected.items()):
         return

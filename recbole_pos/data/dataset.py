@@ -39,15 +39,15 @@ class _ExactTimeMixin(FilteredTables):
     Args:
         config: RecBole configuration.
         known: what a run knew: names keep their ids.
-        alone: whether only the events that were known are read, and all others put aside.
+        alone: whether only what was known is read, and all else put aside.
 
     Attributes (after ``build``):
         later: what was put aside; None if nothing was.
-        events_of_users: [users] int64 events of each before the split left any out.
-        split: the log with the part of every event and the targets, see ``targets.py``.
+        events_of_users: [users] int64 interactions of each before the split left any out.
+        split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
-        missing: for fields of type float, which cells had no number: [users], [items] or [events of
-            the log] bool. RecBole puts the mean there.
+        missing: for fields of type float, which cells had no number ([users], [items] or [events]
+            bool): RecBole puts the mean there.
     """
 
     split: Split
@@ -125,10 +125,7 @@ class _ExactTimeMixin(FilteredTables):
         self.inter_feat[self.time_field] = exact
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
-        """RecBole's, with times in float64 instead of float32 (a step of 64-128 s since 1970).
-
-        Ids and times are not copied.
-        """
+        """RecBole's, with times in float64 (float32 has steps of 64-128 s); ids are not copied."""
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
         columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: read_only(column) for name, column in exact.items()}
@@ -244,11 +241,7 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def with_later(self: Kind, new_users: bool = True) -> Kind:
-        """A copy, after ``build``, in which what was put aside is history; see ``grown.py``.
-
-        Args:
-            new_users: whether to take the events of users that were not known.
-        """
+        """Return a copy, after ``build``, in which what was put aside is history (``grown.py``)."""
         return self if self.later is None else extended(self, self.later, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:

@@ -14,14 +14,11 @@ PART = "given part"  # a column that sorts the interactions of a user before the
 
 @dataclass(frozen=True)
 class EventLog:
-    """Interactions sorted by user, then time, then their order in the file.
-
-    Those of a given split are sorted by user, then part, then time, then their order in the file.
+    """Interactions sorted by user, (given part,) time, and their order in the file.
 
     Attributes:
         fields: name -> [events] or [events, s] tensor, one entry per interaction field.
-        offsets: [users + 1] int64; the events of user u are offsets[u] : offsets[u + 1].
-        user_field, item_field, time_field: which of the fields is which.
+        offsets: [users + 1] int64; the interactions of user u are offsets[u] : offsets[u + 1].
     """
 
     fields: dict[str, Tensor]
@@ -43,8 +40,7 @@ class EventLog:
 
         Args:
             fields: columns in file order, taken out one by one so that memory holds each once; the
-                time column must be exact (float64 or int64). ``PART``, if it is among them, is
-                TRAIN, VALID or TEST.
+                time column must be exact (float64 or int64). ``PART`` may be among them.
             users: number of user ids, padding included.
             user_field, item_field, time_field: names of the three columns that matter here.
 
@@ -76,7 +72,7 @@ class EventLog:
         return cls(columns, offsets, user_field, item_field, time_field)
 
     def keep(self, mask: np.ndarray) -> EventLog:
-        """The log of the events where ``mask`` ([events] bool) is true; users keep their ids."""
+        """Return the log of the interactions where ``mask`` ([events] bool) is true."""
         events = torch.from_numpy(np.flatnonzero(mask))
         before = np.concatenate(([0], np.cumsum(mask)))
         fields = {name: column.index_select(0, events) for name, column in self.fields.items()}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import pandas as pd
 
 from recbole_pos.data.loading import AtomicTables
 from recbole_pos.data.splits import filter_sessions, read_session_filter
@@ -90,91 +87,51 @@ class FilteredTables(AtomicTables):
         self._filter_by_count()
 
     def _filter_by_count(self) -> None:
-        """Leave out users and items with too few or too many events, until none is left."""
-        sides = []
-        for table, field in (("user", self.uid_field), ("item", self.iid_field)):
-            intervals = self._parse_intervals_str(self.config[f"{table}_inter_num_interval"])
-            if intervals and len(intervals) > 1:
+        """Leave out users and items with too few or too many interactions, until none is left."""
+        tables, fields = ("user", "item"), (self.uid_field, self.iid_field)
+        intervals, rows = [], []
+        for table, field in zip(tables, fields, strict=True):
+            allowed = self._parse_intervals_str(self.config[f"{table}_inter_num_interval"])
+            if allowed and len(allowed) > 1:
                 self.logger.warning("More than one interval of interaction number are given!")
-            feat = getattr(self, f"{table}_feat")
-            names = None if feat is None else feat[field]
-            sides.append(_Side.of(self.inter_feat[field], names, intervals))
-        if all(side.intervals is None for side in sides):
+            intervals.append(allowed)
+            lines = np.empty(0, dtype=np.int64)  # the table's names as codes, -1 without events
+            if (feat := getattr(self, f"{table}_feat")) is not None:
+                names = feat[field].cat
+                places = self.inter_feat[field].cat.categories.get_indexer(names.categories)
+                lines = places[names.codes.to_numpy()]
+            rows.append(lines)
+        if intervals == [None, None]:
             return
+        codes = [self.inter_feat[field].cat.codes.to_numpy() for field in fields]
         kept = np.ones(len(self.inter_feat), dtype=bool)
-        while any([side.find() for side in sides]):
-            dropped = sides[0].wrong_events | sides[1].wrong_events
+        stays = [np.ones(len(lines), dtype=bool) for lines in rows]
+        found = True
+        while found:
+            found, dropped = False, np.zeros(len(codes[0]), dtype=bool)
+            for side, allowed in enumerate(intervals):
+                names = self.inter_feat[fields[side]].cat.categories
+                counts = np.bincount(codes[side], minlength=len(names) + 1)  # the last is of none
+                wrong = (counts > 0) & ~_within(counts, allowed)
+                # RecBole's rule for lines of the table, whose names need not have interactions
+                least = allowed[0][1] if allowed else -1
+                few = stays[side] & (counts[rows[side]] < least)
+                wrong[rows[side][few]] = True
+                wrong[-1] = False
+                found |= bool(wrong.any() or few.any())
+                stays[side] &= ~(few | wrong[rows[side]])
+                dropped |= wrong[codes[side]]
             kept[kept] = ~dropped
-            for side in sides:
-                side.leave_out(dropped)
+            codes = [each[~dropped] for each in codes]
         self._keep("inter", kept)
-        for side, table in zip(sides, ("user", "item"), strict=True):
-            if side.rows is not None:
-                self._keep(table, side.kept)
+        for table, mask in zip(tables, stays, strict=True):
+            self._keep(table, mask)
 
 
-@dataclass
-class _Side:
-    """Users or items: the events that each has, and who is left out for their number.
-
-    Attributes:
-        codes: [events left] who each is of.
-        counts: [names + 1] events of each; the last, of none, are those of names without one.
-        rows: [lines of the table] their names as codes, -1 without events; None without a table.
-        kept: [lines of the table] bool.
-        intervals: numbers that are allowed; None for any.
-        wrong: [names + 1] bool, who is left out now.
-    """
-
-    codes: np.ndarray
-    counts: np.ndarray
-    rows: np.ndarray | None
-    kept: np.ndarray
-    intervals: Intervals | None
-    wrong: np.ndarray
-
-    @classmethod
-    def of(cls, events: pd.Series, table: pd.Series | None, intervals: Intervals | None) -> _Side:
-        """From the names of events, and those of the lines of a table."""
-        names = events.cat.categories
-        codes = events.cat.codes.to_numpy()
-        rows = None
-        if table is not None:
-            rows = names.get_indexer(table.cat.categories)[table.cat.codes.to_numpy()]
-        counts = np.bincount(codes, minlength=len(names) + 1)
-        kept = np.ones(0 if rows is None else len(rows), dtype=bool)
-        return cls(codes, counts, rows, kept, intervals, np.zeros(len(counts), dtype=bool))
-
-    def find(self) -> bool:
-        """Tell who is left out now, and whether anybody is; lines of the table are."""
-        self.wrong[:] = False
-        if self.intervals:
-            allowed = _within(self.counts, self.intervals)
-            self.wrong = (self.counts > 0) & ~allowed
-        if self.rows is None:
-            return bool(self.wrong.any())
-        # RecBole's rule for lines of the table, whose names need not have events: the first number
-        least = self.intervals[0][1] if self.intervals else -1
-        few = self.kept & (self.counts[self.rows] < least)
-        self.wrong[self.rows[few]] = True
-        self.wrong[-1] = False
-        found = bool(self.wrong.any() or few.any())
-        self.kept &= ~(few | self.wrong[self.rows])
-        return found
-
-    @property
-    def wrong_events(self) -> np.ndarray:
-        """[events left] bool, those of who is left out."""
-        return self.wrong[self.codes]
-
-    def leave_out(self, dropped: np.ndarray) -> None:
-        """Events ([events left] bool) are gone."""
-        self.counts -= np.bincount(self.codes[dropped], minlength=len(self.counts))
-        self.codes = self.codes[~dropped]
-
-
-def _within(numbers: np.ndarray, intervals: Intervals) -> np.ndarray:
-    """Whether each number lies in one of the intervals."""
+def _within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
+    """Return whether each number lies in one of the intervals; without any, it does."""
+    if not intervals:
+        return np.ones(len(numbers), dtype=bool)
     inside = np.zeros(len(numbers), dtype=bool)
     for left, low, high, right in intervals:
         above = numbers >= low if left == "[" else numbers > low

@@ -22,14 +22,8 @@ T = TypeVar("T")
 class WindowGatherer:
     """Items, times and windows on a device, where batches are gathered from them.
 
-    How large a batch is, the host knows from its own copy of the windows, so that nothing is read
-    from the device; 20 million events take 0.5 GB there, and a step copies none of them.
-
-    Args:
-        log: the events.
-        windows: what batches are made of.
-        needs: of the model: times, requests, places of events in the log.
-        device: where the log is copied to, and batches are made.
+    The host knows the size of a batch from its own copy of the windows: nothing is read from the
+    device.
     """
 
     def __init__(self, log: EventLog, windows: Windows, needs: Needs, device: torch.device) -> None:
@@ -40,12 +34,7 @@ class WindowGatherer:
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Some windows as one packed batch.
-
-        Args:
-            batch: [b] which windows.
-            index: the same on the device, if it is there.
-        """
+        """Gather [b] windows as one packed batch; ``index`` has them on the device, if there."""
         windows = self.windows
         lengths_here = windows.end[batch] - windows.start[batch]
         m, k = int(lengths_here.sum()), int((windows.end[batch] - windows.first[batch]).sum())
@@ -78,16 +67,10 @@ def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
 
 
 def lies_on(device: torch.device, wanted: str, log: EventLog, windows: Windows) -> bool:
-    """Whether a log should be copied to the device of a model.
-
-    Args:
-        device: of the model.
-        wanted: ``data_on_device``.
-        log: the events, of which items and times are copied.
-        windows: of the log.
+    """Return whether items and times of a log should be copied to the device of a model.
 
     Raises:
-        UsageError: if it must, and the GPU has no room.
+        UsageError: if ``data_on_device`` (``wanted``) is always, and the GPU has no room.
     """
     if device.type != "cuda" or wanted == "never":
         return device.type != "cpu" and wanted != "never"

@@ -21,13 +21,8 @@ from recbole_pos.values import Options
 
 @dataclass(frozen=True)
 class Growth:
-    """What the data have beyond what the model was trained on.
-
-    Attributes:
-        users: new ones.
-        events: new ones of known items.
-        items: unknown ones, which no trained model can recommend; ``update`` learns them.
-        skipped: events of unknown items.
+    """What the data have beyond what the model was trained on: new users, new interactions of known
+    items, unknown items (``update`` learns them), and interactions of these, skipped.
     """
 
     users: int = 0
@@ -64,13 +59,7 @@ class Later:
 def divide(
     table: pd.DataFrame, known: Known, user: str, item: str, time: str
 ) -> tuple[pd.DataFrame, Later]:
-    """The events that were known, and later ones.
-
-    Args:
-        table: of events, names as in the file.
-        known: what was.
-        user, item, time: names of its columns.
-    """
+    """Divide the interactions (names as in the file) into those that were known, and later ones."""
     of_known_items = table[item].isin(known.tokens[item][1:])
     skipped = table[~of_known_items]
     table = table[of_known_items]
@@ -84,13 +73,7 @@ def divide(
 
 
 def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
-    """The lines of known users or items; tokens that were not known are missing in them.
-
-    Args:
-        table: of users or items, names as in the file.
-        key: the column of their names.
-        known: what was.
-    """
+    """Return the lines of known users or items; tokens that were not known are missing in them."""
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
         names = known.tokens[field][1:]
@@ -103,15 +86,10 @@ def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
 
 
 def extended(dataset: Any, later: Later, new_users: bool) -> Any:
-    """A copy of the known data, after ``build``, whose log goes on with later events.
+    """Return a copy of the known data, after ``build``, whose log goes on with later interactions.
 
-    They are history: nothing is trained on them. Attributes of new users and attributes of later
-    events, other than names that were known, are missing.
-
-    Args:
-        dataset: the known data.
-        later: what came after them.
-        new_users: whether to take those of new users too.
+    They are history: nothing is trained on them. Attributes of new users and of later interactions,
+    other than names that were known, are missing. ``new_users``: whether to take theirs, too.
     """
     other = copy.copy(dataset)
     other.identity = dataset.identity  # weights learned from the known data fit

@@ -18,7 +18,7 @@ def masks_history(config: Options) -> bool:
 
 
 def past_items(log: EventLog, target_event: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, item) of every past event of each row, the row's own target item excepted.
+    """Return (row, item) of every past interaction of each row, but the row's own target item.
 
     Args:
         log: what ``target_event`` points into.

@@ -11,12 +11,10 @@ from recbole_pos.data.protocols import Dataset
 
 
 def identity(dataset: Dataset) -> dict[str, Any]:
-    """Digests of a dataset after ``build``.
+    """Return digests of a dataset after ``build``.
 
-    Returns:
-        ``data``: of items, sequences and split, then one of times, which some models learn from.
-        ``fields``: of every other field that is loaded, by name: its values, and the tokens that
-        its numbers stand for.
+    ``data`` is of items, sequences and split, then of times; ``fields`` by name of every other
+    loaded field: its values, and the tokens that its numbers stand for.
     """
     log = dataset.log
     ids = {log.user_field, log.item_field, log.time_field}
@@ -37,10 +35,9 @@ def identity(dataset: Dataset) -> dict[str, Any]:
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """What has changed between two identities, as words; None if nothing has.
+    """Return what has changed between two identities, as words; None if nothing has.
 
-    Fields are compared where both have them. Earlier versions kept no times, no fields or nothing
-    in ``then``.
+    Fields are compared where both have them; earlier versions kept fewer in ``then``.
     """
     if not now["data"].startswith(then.get("data") or ""):
         return "items, events, their times or what is held out"

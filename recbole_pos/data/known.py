@@ -1,8 +1,7 @@
-"""What a run knew: names by id and how many events each user had, to find it again in grown data.
+"""What a run knew: names by id and how many interactions each user had.
 
-A shop's file is longer every day, and ids are given by order of appearance. With what was known, a
-reader gives the same names the same ids and takes the training data out of the longer file: of each
-known user as many events as there were, the oldest ones. What is left is later.
+With it a reader gives the same names the same ids in a longer file, and takes the training data out
+of it: of each known user as many interactions as there were, the oldest ones. The rest is later.
 """
 
 from __future__ import annotations
@@ -59,11 +58,7 @@ class Known:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Known:
-        """The inverse of :meth:`to_table`.
-
-        Raises:
-            ValueError: if it is no such table.
-        """
+        """Read the inverse of :meth:`to_table`; ValueError if it is no such table."""
         if tuple(table) != _COLUMNS or not {user_field, item_field} <= set(table["field"]):
             raise ValueError(
                 f"expected columns {', '.join(_COLUMNS)} and names of {shown(user_field)} and "
@@ -85,13 +80,7 @@ class Known:
         return cls(tokens, events, None if popularity.min() < 0 else popularity)
 
     def oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
-        """[events] bool, which of the events, in the order of their file, were known.
-
-        Args:
-            users: [events] names.
-            times: [events] when.
-            user_field: the field of the names.
-        """
+        """Return [events] bool, which interactions, in the order of their file, were known."""
         user = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user))  # stable: file order breaks ties
         ordered = user[order]

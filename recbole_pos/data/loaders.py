@@ -27,11 +27,10 @@ from recbole_pos.values import Options, shown
 class WindowLoader:
     """Batches of packed training windows.
 
-    The order of an epoch depends on the seed and the epoch alone, so a resumed run sees the same
-    batches. ``length_pool`` batches' worth of random windows are sorted by length and cut into
-    batches with about equal numbers of targets, which are then shuffled: little padding, and every
-    target weighs about the same in a step, which equal numbers of windows would not give after
-    sorting.
+    The order of an epoch depends on the seed and the epoch only, so a resumed run sees the same
+    batches. ``pool`` batches' worth of random windows are sorted by length and cut into batches
+    with about equal numbers of targets, which are then shuffled: little padding, and every target
+    weighs about the same in a step.
 
     Args:
         dataset: the training part.
@@ -158,16 +157,12 @@ class WindowLoader:
         return None if self.fill_to is None else Grid.of(self.windows, parts, self.fill_to)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
-        """The batches of an epoch where the model is.
+        """Yield the batches of an epoch where the model is.
 
         Args:
             device: of the model.
-            wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always``
-                in any case, ``never`` copies batch by batch, each made while the one before it is
-                computed with.
-
-        Raises:
-            UsageError: if the log must be there and does not fit.
+            wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always`` in
+                any case, ``never`` copies batch by batch, each made one ahead.
         """
         here, prepare = self._gatherer.device, self.needs.prepare
         if here != device and prepare is None and lies_on(device, wanted, self.log, self.windows):
@@ -228,10 +223,9 @@ class RowLoader(TrainDataLoader):
 
 
 class TargetLoader(FullSortEvalDataLoader):
-    """One row for each held-out event, for RecBole's general models too.
+    """One row for each held-out interaction, for RecBole's general models too.
 
-    RecBole ranks once per user for them, with all targets of the user at once. Their rows here are
-    those of the sequential models, and what is left out of the ranking is said by ``mask_history``.
+    RecBole ranks once per user for them; here what is left out is said by ``mask_history``.
     """
 
     def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
@@ -254,12 +248,7 @@ class TargetLoader(FullSortEvalDataLoader):
 def training_loader(
     config: Options, train: PosDataset | PosSequentialDataset, needs: Needs
 ) -> WindowLoader | RowLoader:
-    """Packed windows under ``augmentation: all_positions``, else rows.
-
-    Args:
-        config: RecBole configuration.
-        train: the training part of the data.
-        needs: of the model to train.
+    """Return packed windows under ``augmentation: all_positions``, else rows.
 
     Raises:
         UsageError: if the model cannot learn from windows, or not from these.
@@ -295,12 +284,7 @@ def training_loader(
 def held_out_loaders(
     config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
 ) -> dict[str, TargetLoader | None]:
-    """A loader for validation and for test; None for a phase without targets.
-
-    Args:
-        config: RecBole configuration.
-        parts: the dataset of each phase.
-    """
+    """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = dict.fromkeys(PHASES[1:])
     for phase in loaders:
         if 0 < len(parts[phase]) < this_share().size:

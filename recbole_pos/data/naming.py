@@ -31,8 +31,7 @@ def number(columns: list[pd.Series]) -> tuple[np.ndarray, list[Any]]:
         columns: each [lines], of names (nan for none), as categories or not, or of arrays of names.
 
     Returns:
-        names by id, padding first; and for each column its ids: [lines] int64, or [lines] arrays
-        of them.
+        names by id, padding first; for each column its ids: [lines] int64, or arrays of them.
     """
     ids: dict[str, int] = {}
     numbered = [_numbered(column, ids) for column in columns]

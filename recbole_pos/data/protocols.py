@@ -15,16 +15,7 @@ from recbole_pos.values import Options
 
 
 class Fields(Protocol):
-    """A dataset after ``build``, as it is read by who looks for fields.
-
-    Attributes:
-        config: options of the run.
-        dataset_name, dataset_path: its files are ``<path>/<name>.inter`` and so on.
-        uid_field, iid_field, time_field: names of the fields of ids and times.
-        field2type: type of every field.
-        user_feat, item_feat: columns by user and by item id; None without such a file.
-        log: all events, with the columns of interactions.
-    """
+    """A dataset after ``build``, as it is read by who looks for fields; its names are RecBole's."""
 
     config: Options
     dataset_name: str
@@ -44,11 +35,7 @@ class Dataset(Fields, Protocol):
     """A dataset after ``build``, as models and relations read it; or the part of one phase.
 
     Attributes:
-        item_num, user_num: numbers of ids, padding included.
-        field2id_token: [ids] the name that stands for each id, by field of type token.
-        field2token_id: the other way round.
         missing: [users], [items] or [events] bool, by float field: which cells had no number.
-        split: parts and targets of the events.
         part: [events] TRAIN, VALID or TEST, of ``splits.py``.
     """
 

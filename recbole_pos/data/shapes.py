@@ -1,14 +1,9 @@
-"""Batches of few shapes, which a GPU can replay: sizes rounded up, filled with nobody's events.
+"""Batches of few shapes, which a GPU can replay: sizes rounded up, filled with padding sequences.
 
-A batch has m events, b sequences of at most t events and k targets, and hardly ever the sizes of
-another. A step that is replayed as it was recorded must have the sizes that it had then. So sizes
-are rounded up to a few steps, and further sequences of the padding item fill the batch. They are
-sequences like any other: nothing that keeps sequences apart has to know of them. Nothing is learned
-from them, since no target is theirs.
-
-Batches of an epoch have about equal numbers of targets, so steps of events and targets are laid
-around the mean. They depend on the windows of a run alone, so that all epochs have the same shapes,
-and a run that goes on those that it had.
+A step that is replayed must have the sizes with which it was recorded. So sizes are rounded up to
+a few steps, and further sequences of the padding item fill the batch; no target is theirs. Batches
+of an epoch have about equal numbers of targets, so steps of events and targets are laid around the
+mean, which depends on the windows of a run only: all epochs, and a resumed run, have the same.
 """
 
 from __future__ import annotations
@@ -55,7 +50,7 @@ class Grid:
 
     @classmethod
     def of(cls, windows: Windows, batches: float, longest: int) -> Grid:
-        """Of an epoch's windows in so many ``batches``."""
+        """Return that of an epoch's windows in so many ``batches``."""
         events = int(windows.lengths.sum())
         return cls(longest, int(events / batches), int(windows.targets / batches))
 
@@ -85,7 +80,7 @@ class Shape:
 
     @classmethod
     def of(cls, batch: SequenceBatch, grid: Grid) -> Shape:
-        """The next in the grid of a batch's own."""
+        """Return the next in the grid of a batch's own."""
         m, b, k = batch.items.numel(), batch.lengths.numel(), batch.targets.numel()
         width = min(rounded(batch.width, BLOCKS), grid.longest)
         events = m
@@ -100,14 +95,8 @@ class Shape:
 
 
 def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
-    """A batch with sizes of few, where it lies; nothing is read from there.
-
-    Args:
-        batch: of windows, unpadded.
-        grid: the sizes to choose from.
-
-    Returns:
-        The same with events and targets of nobody behind, and which targets are ``real``.
+    """Return a batch with sizes of ``grid``, where it lies: events and targets of padding behind,
+    and which targets are ``real``.
     """
     m, b, k = batch.items.numel(), batch.lengths.numel(), batch.targets.numel()
     shape, device = Shape.of(batch, grid), batch.items.device

@@ -48,16 +48,15 @@ class Windows:
 def training_windows(
     user_start: np.ndarray, user_end: np.ndarray, max_length: int, mode: str, stride: int | None
 ) -> Windows:
-    """Cut each user's training events into windows.
+    """Cut each user's training interactions into windows.
 
     Args:
-        user_start, user_end: [users] the events of each user that belong to training.
-        max_length: most input events of a window, L.
+        user_start, user_end: [users] the interactions of each user that belong to training.
+        max_length: most inputs of a window, L.
         mode: ``last`` (the most recent window only), ``chunk`` (windows of L targets, end to end,
-            counted from the newest), ``sliding`` (``stride`` new targets a window, up to
-            L - stride events of context before them) or ``prefix`` (one target a window, with up
-            to L events before it: RecBole's rows, packed). But under last, every event except a
-            user's first is a target exactly once.
+            counted from the newest), ``sliding`` (``stride`` new targets a window, up to L - stride
+            inputs of context before them) or ``prefix`` (one target a window). But under last,
+            every interaction except a user's first is a target exactly once.
         stride: new targets per window under ``sliding``; L // 2 when None.
     """
     if mode == "sliding":
@@ -90,7 +89,7 @@ def training_windows(
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """[sum(lengths)] the events start[w] .. start[w] + lengths[w] - 1 of all windows, packed."""
+    """Return [sum(lengths)] start[w] .. start[w] + lengths[w] - 1 of all windows, packed."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - before, lengths)
 
@@ -99,12 +98,12 @@ class PrefixRows(Interaction):
     """RecBole's augmented interactions without their memory: row r is a target and its history.
 
     Stands where RecBole keeps an ``Interaction`` whose every field is a [rows, L] tensor. Rows are
-    gathered from the event log when they are asked for, so memory is O(events).
+    gathered when they are asked for, so memory is O(interactions).
 
     Args:
-        log: the events.
-        targets: [rows] int64 the event that each row predicts.
-        max_length: L, histories keep their last L events and are padded on the right.
+        log: the interactions.
+        targets: [rows] int64 which of them each row predicts.
+        max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
     """
@@ -131,7 +130,7 @@ class PrefixRows(Interaction):
         return name in self.columns
 
     def __getitem__(self, index: Any) -> Tensor | _LazyHistory | Interaction:
-        """A field by name ([rows], or for a history an object that gathers rows), or rows."""
+        """Return a field by name (a history as an object that gathers rows), or rows."""
         if isinstance(index, str):
             return self._column(index)
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)

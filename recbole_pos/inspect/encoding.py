@@ -92,8 +92,9 @@ def inspect_encoding(
     for name, scheme in drawn.items():
         vectors = {length: session_vectors(scheme, length) for length in lengths}
         file = draw_encoding(vectors, _title(name, scheme) + where, folder / f"encoding_{name}.png")
-        facts = (f(scheme, lengths[-1]) for f in (forward_columns, backward_columns, is_unique))
-        reports.append(EncodingReport(name, *facts, file))
+        longest = lengths[-1]
+        forward, backward = forward_columns(scheme, longest), backward_columns(scheme, longest)
+        reports.append(EncodingReport(name, forward, backward, is_unique(scheme, longest), file))
     return reports
 
 

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 Alignment = Literal["start", "end"]
 
 
-class remembered:  # noqa: N801  (as ``property`` is written)
+class lazy_attribute:  # noqa: N801  (as ``property`` is written)
     """``functools.cached_property`` without its lock, which a compiler of graphs cannot enter."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
@@ -54,7 +54,7 @@ class SequenceContext:
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
     items: Tensor | None = None  # [m] int64 item of each event
-    # what only the host can tell of a batch, for models that read it: BatchRelations, graphs
+    # what the host computes of a batch, for models that read it: BatchRelations, graphs
     relations: Any = None
     at: Tensor | None = None  # [b] float64, time of the request after the newest event
 
@@ -95,32 +95,32 @@ class SequenceContext:
         """True when all sequences have the same length: then a block holds no padding."""
         return self.row.numel() == self.batch_size * self.width
 
-    @remembered
+    @lazy_attribute
     def first(self) -> Tensor:
         """[b] where the oldest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - self.lengths
 
-    @remembered
+    @lazy_attribute
     def last(self) -> Tensor:
         """[b] where the newest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - 1
 
-    @remembered
+    @lazy_attribute
     def follows(self) -> Tensor:
         """[m] boolean, whether an event has an older one in its sequence, the one packed before."""
         return self.index > 0
 
-    @remembered
+    @lazy_attribute
     def age(self) -> Tensor:
         """[m] how many events of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
-    @remembered
+    @lazy_attribute
     def padding(self) -> Tensor:
         """[b, t] boolean, True at the padding of a block aligned at the start."""
         return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
 
-    @remembered
+    @lazy_attribute
     def elapsed(self) -> Tensor:
         """[m] float64, seconds since the oldest event of the sequence, which no event is before.
 
@@ -130,7 +130,7 @@ class SequenceContext:
             raise ValueError("this batch carries no times: the model must set needs_time")
         return self.times - self.times[self.first][self.row]
 
-    @remembered
+    @lazy_attribute
     def request(self) -> SequenceContext:
         """The same events at the times of their requests, which queries see (``request_time``).
 
@@ -145,9 +145,9 @@ class SequenceContext:
         made.__dict__["elapsed"] = asked - self.times[self.first][self.row]
         return made
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What depends on lengths, times and fixed numbers alone, made once for all layers."""
-        cache = self.__dict__.setdefault("_once", {})
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what depends on lengths, times and fixed numbers only, made once a batch."""
+        cache = self.__dict__.setdefault("_cached", {})
         if key not in cache:
             cache[key] = make()
         return cache[key]
@@ -169,7 +169,7 @@ class SequenceContext:
                 return column * self.batch_size + self.row
             return self.row * self.block_width(align) + column
 
-        return self.once(("slots", align, time_major), make)
+        return self.cached(("slots", align, time_major), make)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
         """Packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
@@ -212,11 +212,11 @@ def future_mask(t: int, device: torch.device) -> Tensor:
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
 
 
-def trimmed(rows: Tensor, lengths: Tensor, told: bool = False) -> Tensor:
-    """[B, L] rows padded on the right, without the columns that are padding in all of them.
+def trim_padding(rows: Tensor, lengths: Tensor, on_host: bool = False) -> Tensor:
+    """Return [B, L] rows padded on the right without the columns that are padding in all of them.
 
-    With ``told`` those of a device are left as they are: the host has trimmed them.
+    Rows of a device are left as they are if trimming them is up to the host (``on_host``).
     """
-    if told and rows.device.type != "cpu":
+    if on_host and rows.device.type != "cpu":
         return rows
     return rows[:, : int(lengths.max())]

@@ -1,6 +1,6 @@
 """Gradients of a large table by the rows that a step touched, not as a matrix of zeros.
 
-A dense gradient of a million items is 256 MB, made anew by everything that reads the table in a
+A dense gradient of a million items is 256 MB, made again by everything that reads the table in a
 step: blocks of that size are mapped from the kernel page by page, filled with zeros, added up and
 given back. Between the ends of :func:`kept_gradient` one such matrix stays, and a step writes the
 rows that it touched; an optimiser reads it as ever, to the same bits.
@@ -69,8 +69,8 @@ def kept_gradient(weight: nn.Parameter, whole: bool = False) -> Iterator[KeptGra
         weight.grad = None
 
 
-def by_rows(weight: Tensor) -> bool:
-    """Whether the gradient of a table may be sparse: where a dense one waits for it."""
+def takes_rows(weight: Tensor) -> bool:
+    """Return whether the gradient of a table may be sparse: where a dense one waits for it."""
     return any(kept.weight is weight and weight.grad is kept.dense for kept in _kept)
 
 
@@ -91,14 +91,14 @@ class ItemTable(nn.Embedding):
     """torch's embedding, which gives a gradient by rows where one is kept."""
 
     def forward(self, items: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not by_rows(self.weight):
+        if torch.compiler.is_compiling() or not takes_rows(self.weight):
             return super().forward(items)
         return _Lookup.apply(self.weight, items, self.padding_idx)
 
 
 class _Lookup(torch.autograd.Function):
     """Rows of a table. Their gradients are summed as torch does it, but in a matrix that has the
-    touched rows alone."""
+    touched rows only."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
 from recbole_pos.layers.losses import is_one
-from recbole_pos.layers.row_gradients import by_rows, row_gradient
+from recbole_pos.layers.row_gradients import row_gradient, takes_rows
 
 GROUP = 16  # products whose largest decides whether any of them is looked at
 
@@ -82,7 +82,7 @@ def bucket_cross_entropy(
         positions = largest_products(buckets, hidden.detach(), size_x)
         items = largest_products(buckets, candidates, size_y) + 1
         rows = None
-        if by_rows(weight):
+        if takes_rows(weight):
             rows = torch.cat([targets, items.flatten()]).unique(return_inverse=True)
         return _BucketCrossEntropy.apply(hidden, weight, targets, positions, items, rows)
 
@@ -177,7 +177,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
     the items, and nothing of that size is kept. Given ``rows``, those of all targets and items in
-    ascending order and the place of each among them, the gradient of the weights has these alone.
+    ascending order and the place of each among them, the gradient of the weights has these only.
     """
 
     @staticmethod

@@ -23,8 +23,8 @@ section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
 
-What an event may read is said in one place, ``RelationLookup.order``; ``relations/lookup.py`` tells
-why nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
+``RelationLookup.order`` alone decides what an event may read; ``relations/lookup.py`` explains why
+nothing of a user's future comes back to the user. The batch is the neighbourhood, so batches
 are of random windows (``length_pool: 1``): sorted by length, one of long histories would be a few
 of them, one of short histories many. Positions of section 3.1.3 count from the oldest event of a
 window.
@@ -77,8 +77,7 @@ class AttrFormer(PosSASRec):
             if self.linked and config[key] != linkable:
                 raise UsageError(
                     f"chunking: links the windows of {key}: {linkable}; found "
-                    f"{shown(config[key])}. "
-                    "Set chunking: False for it"
+                    f"{shown(config[key])}. Set chunking: False for it"
                 )
         self._notice_unread(config)
         self.inference = config["inference_relations"]
@@ -95,7 +94,7 @@ class AttrFormer(PosSASRec):
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
-        self.betas, self.prior_weight = posterior_options(config)
+        self.betas, self.prior_weight = read_posterior(config)
         counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
         prior = dirichlet_prior(torch.from_numpy(counts))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
@@ -139,16 +138,14 @@ class AttrFormer(PosSASRec):
         return block
 
     def _bank_users(self, size: int) -> np.ndarray:
-        """A fixed choice of users with training events, by the seed alone."""
+        """Choose users with training events, by the seed only."""
         having = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
         return np.sort(rng.choice(having, min(size, len(having)), replace=False))
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Mean of equation 17 over the targets of packed windows."""
-        if batch.prepared is None:
-            rows, at, target, items = self.window_rows(batch)
-            return self._loss(self.row_states(rows, at), self._future(target), items)
+        batch = self.prepare(batch) if batch.prepared is None else batch
         relations, times, future = batch.prepared
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
@@ -157,7 +154,7 @@ class AttrFormer(PosSASRec):
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """With relations, times and future items, which the host looks up."""
-        rows, _, target, _ = self.window_rows(batch)
+        rows, target = self.window_rows(batch)
         relations, times = self._looked_up(rows, self.lookup, batch.items.device)
         return replace(batch, prepared=(relations, times, self._future(target)))
 
@@ -180,25 +177,18 @@ class AttrFormer(PosSASRec):
         future = self._future(self._target_events(interaction))
         return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, Tensor | None, np.ndarray, Tensor]:
-        """Rows of a training batch of windows, and its k targets.
-
-        Returns:
-            the rows; which of their events are trained (None: all); the places of the targets in
-            the log, [k]; their items, [k].
-        """
+    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, np.ndarray]:
+        """Return the rows of a training batch of windows, and [k] places of its targets."""
         assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
-        lengths = batch.lengths.cpu().numpy()
         # windows may overlap; an event is a source where it has a target of its own
         source, trained = np.ones(len(events), dtype=bool), events
         if batch.positions is not None:
             at = batch.positions.cpu().numpy()
-            source[:] = False
-            source[at] = True
+            source = np.isin(np.arange(len(events)), at)
             trained = events[at]
-        rows = self.lookup.windows(events, lengths, source, self.linked)
-        return rows, batch.positions, trained + 1, batch.targets
+        rows = self.lookup.windows(events, batch.lengths.cpu().numpy(), source, self.linked)
+        return rows, trained + 1
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
@@ -211,7 +201,7 @@ class AttrFormer(PosSASRec):
         )
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """``future``, unless the next items alone are learned."""
+        """``future``, unless only the next items are learned."""
         alone = self.prior_weight == 0 and self.betas == [1.0]
         return None if alone else self.future(target)
 
@@ -275,7 +265,7 @@ class AttrFormer(PosSASRec):
     def encode_rows(self, rows: Interaction) -> Tensor:
         """[B, d] from the rows as they are, the newest L events, unless relations are off.
 
-        Related within each row alone, so that what is seen does not depend on the batch.
+        Related within each row only, so that what is seen does not depend on the batch.
         """
         histories, last = self._histories(rows)
         return self.row_states(
@@ -294,9 +284,9 @@ class AttrFormer(PosSASRec):
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
     def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts each row's target; how others come in says ``inference_relations``.
+        """[B, d] what predicts each row's target; others are read by ``inference_relations``.
 
-        Rows never read each other. They read the bank, which holds training events alone, all of
+        Rows never read each other. They read the bank, which holds training events only, all of
         them older than a held-out target of their user. Rows of training targets have no such
         guarantee: they read each other as in training.
         """
@@ -348,8 +338,8 @@ class AttrFormer(PosSASRec):
         return torch.cat(states)
 
 
-def posterior_options(config: Options) -> tuple[list[float], float]:
-    """beta of equation 17 and the weight of its prior.
+def read_posterior(config: Options) -> tuple[list[float], float]:
+    """Read beta of equation 17 and the weight of its prior (section 3.2.3).
 
     Raises:
         UsageError: if they are no such weights, or the loss cannot have them.

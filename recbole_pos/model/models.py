@@ -11,11 +11,21 @@ from typing import Any, cast
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.tables import ROOT, US, Added, Defaults, Table, gather, home, origin, place_of
+from recbole_pos.registry import (
+    ROOT,
+    US,
+    Defaults,
+    Registration,
+    Registry,
+    gather,
+    home,
+    origin,
+    place_of,
+)
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import read_yaml
 
-MODELS = Table(
+MODELS = Registry(
     "model",
     {
         "PosSASRec": "recbole_pos.model.sasrec:PosSASRec",
@@ -29,8 +39,8 @@ MODELS = Table(
     folder="model",
 )
 
-# The plugin's other models, which take no position schemes or encodings alone (``position``).
-BASELINES = Table(
+# The plugin's other models, which take no position schemes or only encodings (``position``).
+BASELINES = Registry(
     "model",
     {
         "SPop": "recbole_pos.model.session_baselines:SPop",
@@ -38,10 +48,10 @@ BASELINES = Table(
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
         "FGNN": "recbole_pos.model.fgnn:FGNN",
-        "EncodedSTAMP": "recbole_pos.model.encoded:EncodedSTAMP",
-        "EncodedSASRec": "recbole_pos.model.encoded:EncodedSASRec",
-        "AnchoredSRGNN": "recbole_pos.model.anchored:AnchoredSRGNN",
-        "AnchoredGCSAN": "recbole_pos.model.anchored:AnchoredGCSAN",
+        "EncodedSTAMP": "recbole_pos.model.recbole_variants:EncodedSTAMP",
+        "EncodedSASRec": "recbole_pos.model.recbole_variants:EncodedSASRec",
+        "AnchoredSRGNN": "recbole_pos.model.recbole_variants:AnchoredSRGNN",
+        "AnchoredGCSAN": "recbole_pos.model.recbole_variants:AnchoredGCSAN",
     },
     folder="model",
 )
@@ -49,7 +59,7 @@ BASELINES = Table(
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)
-# Of these, what makes the state after an event from the events up to it alone, for each of them.
+# Of these, causal ones: the state after every event is made from the events up to it only.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
@@ -65,9 +75,9 @@ def _taken(name: str) -> str | None:
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
 
 
-# Models of one's own and of other packages (register_model, entry points).
-ADDED = Table("model", {}, "model", "recbole_pos.models", _adopt, _taken)
-# What another package gives the name of a model here is found first, and said to be given twice.
+# Custom models, and those of other packages (register_model, entry points).
+ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _taken)
+# A model of another package with the name of one here is found first, and reported as given twice.
 TABLES = (ADDED, MODELS, BASELINES)
 # only read; ChainMap types its maps as those that can be written to
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
@@ -96,7 +106,7 @@ def served(model: str) -> bool:
 
 
 def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
-    """Make a model of one's own known by its name, wherever the plugin takes names of models.
+    """Register a custom model under a name, wherever the plugin takes names of models.
 
     A :class:`~recbole_pos.model.base.PosRecommender` trains, is tested and searched as the plugin's
     models are. Any other sequential or general recommender in RecBole's form (``calculate_loss``,
@@ -157,17 +167,15 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {place_of(model)} "
-            f"another "
-            f"one, as in register_model({model.__name__}, name='My{name}')"
+            f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own = gather(model, given, _shipped, ADDED.given)
     if wrong := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
-            f"is no "
-            "option of a model"
+            "is no option of a model"
         )
-    ADDED.add(name, Added(model, given, defaults, own, module))
+    ADDED.add(name, Registration(model, given, defaults, own, module))
 
 
 def _require_recommender(model: Any) -> None:

@@ -41,7 +41,7 @@ from recbole_pos.layers.graph_layers import PGGNN
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.graph_model import GraphRecommender
 from recbole_pos.position.additive import PositionEncoding
-from recbole_pos.position.build import row_encodings
+from recbole_pos.position.build import build_row_encodings
 from recbole_pos.position.compose import Compose
 from recbole_pos.values import Options
 
@@ -62,7 +62,7 @@ class PosRec(GraphRecommender):
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
         )
-        self.position_embedding = row_encodings(config["position"], dimensions, config)
+        self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.self_weight = float(config["anchor_self_weight"])
         self.mean = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))

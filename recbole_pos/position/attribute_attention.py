@@ -15,7 +15,7 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.additive import learned_table
-from recbole_pos.position.time_buckets import query_and_key_times
+from recbole_pos.position.time_buckets import pad_times
 
 
 class TimeIntervalAttention(AttentionPosition):
@@ -30,7 +30,7 @@ class TimeIntervalAttention(AttentionPosition):
 
     Args:
         dimensions: sizes of the model.
-        tisas_intervals: k, the longest interval told apart.
+        tisas_intervals: k, the longest interval that is distinguished.
     """
 
     options = ("tisas_intervals",)
@@ -79,13 +79,13 @@ class TimeIntervalAttention(AttentionPosition):
 
     def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
         """[b, h, t, t] r_ij, the same for all heads."""
-        of_pairs = ctx.once(("tisas", self.longest), lambda: intervals(ctx, self.longest))
+        of_pairs = ctx.cached(("tisas", self.longest), lambda: intervals(ctx, self.longest))
         return of_pairs[:, None].expand(-1, heads, -1, -1)
 
 
 def intervals(ctx: SequenceContext, longest: int) -> Tensor:
     """[b, t, t] int64, aligned at the start: r_ij; what the future and padding have is not read."""
-    asked, times = query_and_key_times(ctx)
+    asked, times = pad_times(ctx)
     gap = times.diff(dim=1, prepend=times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     unit = unit.masked_fill(unit.isinf(), 1)  # no gap yet: all intervals are 0
@@ -96,7 +96,7 @@ class DecoupledAttributes(AttentionPosition):
     """Logits of attributes and positions, each by itself (Xie et al., DIF-SR, 2022).
 
     B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
-    that values are the items' alone. An item's vector of a field is the mean of its tokens' ones,
+    that values are only the items'. An item's vector of a field is the mean of its tokens' ones,
     zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
     positions count from the newest event. Its auxiliary loss, by which states also predict the
     attributes of the next item, is left out.

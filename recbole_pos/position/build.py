@@ -75,12 +75,12 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
     return Schemes(first, attention, needs_time, reads_request)
 
 
-def row_encodings(
+def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
     """The named schemes, for a model in which events have no other place than at the input.
 
-    Each tells its rows by the places of events (``rows``); ``nope`` is none.
+    Each has rows by the places of events (``rows``); ``nope`` is none.
 
     Raises:
         UsageError: for what :func:`build_schemes` refuses, and any other scheme.
@@ -95,15 +95,14 @@ def row_encodings(
     if unfit:
         raise UsageError(
             f"position: {shown(position)}: only encodings that are rows by position fit this "
-            f"model, "
-            f"which {', '.join(unfit)} is not"
+            f"model, which {', '.join(unfit)} is not"
         )
     return nn.ModuleList(inputs)
 
 
 @dataclass(frozen=True)
 class Description:
-    """What ``recbole-pos schemes`` tells about a scheme."""
+    """What ``recbole-pos schemes`` lists of a scheme."""
 
     place: str
     needs: str

@@ -16,7 +16,7 @@ from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.triangular import toeplitz_matrix
-from recbole_pos.position.time_buckets import of_intervals
+from recbole_pos.position.time_buckets import look_up_intervals
 
 
 class SeparateChannels(AttentionPosition):
@@ -75,7 +75,7 @@ class SeparateChannels(AttentionPosition):
         )
         parts = [found[..., : content.size(-1)].transpose(1, 2)]
         future = future_mask(t, q.device)
-        logits = (toeplitz_matrix(self.distance, t)[None], of_intervals(self.time, ctx))
+        logits = (toeplitz_matrix(self.distance, t)[None], look_up_intervals(self.time, ctx))
         for each, x in zip(logits, (order, time), strict=True):
             weights = each.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)  # [1 or b, t, t]
             parts.append((dropout(weights) @ x.flatten(2)).view_as(x))

@@ -26,7 +26,7 @@ def rotate_pairs(h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def planes_of(dimensions: Dimensions, scheme: str) -> int:
+def count_planes(dimensions: Dimensions, scheme: str) -> int:
     """e / 2, the pairs of a head."""
     if dimensions.head_size % 2:
         raise UsageError(
@@ -52,7 +52,7 @@ class RotaryPosition(AttentionPosition):
 
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
         super().__init__()
-        frequency = base_form(planes_of(dimensions, "rope"), rope_base, 1.0)
+        frequency = base_form(count_planes(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recbole_pos.errors import UsageError
-from recbole_pos.tables import Added, Defaults, Table, gather, origin, place_of
+from recbole_pos.registry import Defaults, Registration, Registry, gather, origin, place_of
 from recbole_pos.values import shown, suggest
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _adopt(name: str, scheme: type, module: str | None) -> None:
 
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
-SCHEMES = Table(
+SCHEMES = Registry(
     "scheme",
     {
         "nope": "recbole_pos.position.contextual:NoPosition",
@@ -40,7 +40,7 @@ SCHEMES = Table(
         "rope": "recbole_pos.position.rotary:RotaryPosition",
         "time_rope": "recbole_pos.position.time_rotary:TimeRotaryPosition",
         "to_rope": "recbole_pos.position.time_rotary:TimeOrderRotaryPosition",
-        "calendar_rope": "recbole_pos.position.calendar_rotary:CalendarRotaryPosition",
+        "calendar_rope": "recbole_pos.position.time_rotary:CalendarRotaryPosition",
         "siren_rope": "recbole_pos.position.siren_rotary:SirenRotaryPosition",
         "alibi": "recbole_pos.position.bias:ALiBi",
         "t5": "recbole_pos.position.bias:T5Bias",
@@ -64,6 +64,61 @@ SCHEMES = Table(
     "recbole_pos.schemes",
     _adopt,
 )
+
+
+class Facts(NamedTuple):
+    """What ``recbole-pos schemes`` lists of a scheme without importing it.
+
+    Attributes:
+        place: where order enters.
+        needs: what a scheme reads beside items.
+        parameters: added to a model of n = 50, d = 64, 1 head, 2 layers.
+    """
+
+    place: str
+    needs: str
+    parameters: int
+
+
+# a test compares them with the schemes themselves (``build.describe``)
+FACTS: dict[str, Facts] = {
+    "nope": Facts("none", "nothing", 0),
+    "learned": Facts("input", "order", 3_200),
+    "sinusoidal": Facts("input", "order", 0),
+    "spe": Facts("input", "order", 0),
+    "lpe": Facts("input", "order", 3_200),
+    "rspe": Facts("input", "order", 0),
+    "lrpe": Facts("input", "order", 3_200),
+    "aspe": Facts("input", "order", 0),
+    "alpe": Facts("input", "order", 6_400),
+    "spe2d": Facts("input", "order", 0),
+    "lpe2d": Facts("input", "order", 3_200),
+    "dpe": Facts("input", "order", 0),
+    "ldpe": Facts("input", "order", 3_200),
+    "time_learned": Facts("input", "time", 8_192),
+    "rope": Facts("query, key", "order", 0),
+    "time_rope": Facts("query, key", "time", 0),
+    "to_rope": Facts("query, key", "time", 0),
+    "calendar_rope": Facts("query, key", "time", 0),
+    "siren_rope": Facts("query, key", "time", 2_432),
+    "alibi": Facts("logits", "order", 0),
+    "t5": Facts("logits", "order", 64),
+    "kerple": Facts("logits", "order", 4),
+    "hstu": Facts("logits", "time", 356),
+    "time_decay": Facts("logits", "time", 6),
+    "cape": Facts("logits", "order", 6_400),
+    "difsr": Facts("logits", "order", 19_840),
+    "kernel": Facts("key, value", "order", 1_375),
+    "tisas": Facts("replaces attention", "time", 39_296),
+    "channels": Facts("replaces attention", "time", 356),
+    "parec": Facts("replaces attention", "order", 5_000),
+    "fparec": Facts("replaces attention", "order", 8_000),
+    "average": Facts("replaces attention", "order", 0),
+    "linear_annealing": Facts("replaces attention", "order", 0),
+    "exponential_annealing": Facts("replaces attention", "order", 0),
+    "linear_attention": Facts("replaces attention", "order", 0),
+    "token_mixing": Facts("replaces attention", "order", 10_000),
+}
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
@@ -91,7 +146,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
 
 def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -> type:
-    """Make a position scheme of one's own known by a name that ``position`` may have.
+    """Register a custom position scheme under a name that ``position`` may have.
 
     Args:
         name: its name.
@@ -141,10 +196,9 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
         built = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
         raise UsageError(
             f"scheme {shown(name)} is built as {scheme.__name__}({built}), which its "
-            f"constructor does "
-            f"not take: {error}"
+            f"constructor does not take: {error}"
         ) from error
-    SCHEMES.add(name, Added(scheme, given, defaults, own, module))
+    SCHEMES.add(name, Registration(scheme, given, defaults, own, module))
 
 
 def _shipped(options: tuple[str, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Rotary angles of order, and of what a small sinusoidal network makes of an event's time.
+"""Rotary angles of order, and of an event's time through a small sinusoidal network.
 
 Reference:
     Hailing Cheng, Daqi Sun, Xinyu Lu. "Learning to Rotate: Temporal and Semantic Rotary Encoding
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.position.calendar_rotary import PERIODS
 from recbole_pos.position.frequencies import order_bank, radians
-from recbole_pos.position.rotary import planes_of
-from recbole_pos.position.time_rotary import AngularPosition
+from recbole_pos.position.rotary import count_planes
+from recbole_pos.position.time_rotary import PERIODS, AngularPosition
 from recbole_pos.values import SECONDS
 
 SPAN = 10.0  # log1p of 60 years in days: what the signal of elapsed time is divided by
@@ -37,7 +36,7 @@ class SirenRotaryPosition(AngularPosition):
 
     The frequencies of time are the rows of A: learned, and of any mixture of signals. W and V are 0
     when fresh, so that a fresh model is that of ``rope``. Unlike those of other rotary schemes the
-    products depend on when two events happened, not on the time between them alone.
+    products depend on when two events happened, not on the time between them only.
 
     Args:
         dimensions: sizes of the model; heads must have even size.
@@ -61,7 +60,7 @@ class SirenRotaryPosition(AngularPosition):
         time_unit: str,
     ) -> None:
         super().__init__()
-        planes, signals = planes_of(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
+        planes, signals = count_planes(dimensions, "siren_rope"), 1 + 2 * len(calendar_parts)
         self.omega, self.time_unit, self.parts_of_time = siren_omega, time_unit, calendar_parts
         self.order = order_bank(planes, rope_base, 1.0, learn="fixed", scaled=False)
         # the last column of the inner ones is the bias
@@ -84,7 +83,7 @@ class SirenRotaryPosition(AngularPosition):
         return torch.stack([*found, torch.ones_like(found[0])], 1)
 
     def angles(self, ctx: SequenceContext) -> Tensor:
-        u = ctx.once(
+        u = ctx.cached(
             (type(self), self.time_unit, *self.parts_of_time), lambda: self.signals(ctx)
         ).to(self.sine.dtype)
         with torch.autocast(u.device.type, enabled=False):  # angles need their digits

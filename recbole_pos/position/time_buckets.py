@@ -34,7 +34,7 @@ class TimeEmbedding(InputPosition):
     """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
 
     Times count from older events, never from the newest one of the window: in training every event
-    of a window is a query, and seconds until the newest event would tell it when the events after
+    of a window is a query, and seconds until the newest event would reveal when the events after
     it happen. With ``request_time: target`` an event also gets R[bucket(t_{k+1} - t_k)], the gap to
     the request that its state answers.
 
@@ -96,11 +96,11 @@ class HSTUBias(AttentionPosition):
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        bias = of_intervals(self.time, ctx) + toeplitz_matrix(self.distance, ctx.width)
+        bias = look_up_intervals(self.time, ctx) + toeplitz_matrix(self.distance, ctx.width)
         return bias.unsqueeze(1).to(q.dtype)
 
 
-def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
+def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
     """[b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
 
     t_i is the time at which query i is asked, see ``SequenceContext.request``.
@@ -108,7 +108,7 @@ def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     Lanes are LANES tables of ``buckets`` entries, one after the other, that keys take in turn. Keys
     newer than the query and padding get some bucket too. In chunks, since differences are float64.
     """
-    asked, times = query_and_key_times(ctx)
+    asked, times = pad_times(ctx)
     t = ctx.width
     lane = torch.arange(t, dtype=torch.int32, device=times.device) % LANES * buckets
     b = times.size(0)
@@ -119,7 +119,7 @@ def pair_places(ctx: SequenceContext, buckets: int) -> Tensor:
     return out
 
 
-def query_and_key_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
     """[b, t] seconds each, aligned at the start: when queries are asked, and when keys happened."""
     times = ctx.pad(ctx.elapsed.detach(), "start")
     if ctx.request is ctx:
@@ -127,15 +127,15 @@ def query_and_key_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
     return ctx.pad(ctx.request.elapsed.detach(), "start"), times
 
 
-def of_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
+def look_up_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
     """[b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
     buckets = len(table)
-    place = ctx.once(("intervals", buckets), lambda: pair_places(ctx, buckets))
+    place = ctx.cached(("intervals", buckets), lambda: bucket_pairs(ctx, buckets))
     return _Lookup.apply(table, place)
 
 
 class _Lookup(torch.autograd.Function):
-    """The entries of a table at the places of ``pair_places``.
+    """The entries of a table at the places of ``bucket_pairs``.
 
     Neighbours mostly share a bucket, and adding to one number again and again waits for memory
     every time; with LANES tables in turn the gradient takes a third of that, and is summed apart

@@ -19,7 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.time_buckets import query_and_key_times
+from recbole_pos.position.time_buckets import pad_times
 from recbole_pos.values import SECONDS
 
 SHORTEST = 1e-9  # seconds; logarithms need some, and so far apart functions are at their start
@@ -71,7 +71,7 @@ class TimeDecay(AttentionPosition):
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))  # softplus: 1
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        log = ctx.once(("time_decay", q.dtype), lambda: log_spans(ctx, q.dtype))
+        log = ctx.cached(("time_decay", q.dtype), lambda: log_spans(ctx, q.dtype))
         return self.curve(log[:, None])
 
     def curve(self, log: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def log_spans(ctx: SequenceContext, dtype: torch.dtype) -> Tensor:
     Keys newer than the query and padding have some value too. In chunks, since differences are
     float64.
     """
-    asked, times = query_and_key_times(ctx)
+    asked, times = pad_times(ctx)
     t = ctx.width
     out = torch.empty(times.size(0), t, t, dtype=dtype, device=times.device)
     for rows in chunks(times.size(0), t**2, times.device):

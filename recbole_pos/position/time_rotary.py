@@ -27,8 +27,19 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.frequencies import FrequencyBank, order_bank, radians, time_bank
-from recbole_pos.position.rotary import planes_of, rotate_pairs
+from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
+
+# Days. Month and year are the mean ones of the Gregorian calendar: those of one's own length would
+# make the same two gaps differ by where they stand.
+PERIODS = {
+    "hour": 1 / 24,
+    "day": 1.0,
+    "week": 7.0,
+    "month": 365.2425 / 12,
+    "year": 365.2425,
+    "decade": 3652.425,
+}
 
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
@@ -61,19 +72,19 @@ class AngularPosition(AttentionPosition):
             angle = self.angles(ctx).to(dtype)
             return angle.cos(), angle.sin()
 
-        return make() if key is None else ctx.once((type(self), key, dtype), make)
+        return make() if key is None else ctx.cached((type(self), key, dtype), make)
 
     def time(self, ctx: SequenceContext) -> Tensor:
         """[m] float64, in units of the bank since the oldest event of the sequence.
 
         Which event is the anchor does not matter: the product of a turned query and key depends on
-        the difference of their times alone.
+        the difference of their times only.
         """
         return ctx.elapsed / SECONDS[self.time_unit]
 
 
 class BankRotaryPosition(AngularPosition):
-    """Base of schemes that turn by time alone, with the frequencies of one bank.
+    """Base of schemes that turn by time only, with the frequencies of one bank.
 
     Args:
         dimensions: sizes of the model.
@@ -117,10 +128,41 @@ class TimeRotaryPosition(BankRotaryPosition):
     def __init__(
         self, dimensions: Dimensions, *, learn_frequencies: str, **time_options: Any
     ) -> None:
-        planes = planes_of(dimensions, "time_rope")
+        planes = count_planes(dimensions, "time_rope")
         bank = time_bank(planes, **time_options, learn=learn_frequencies, scaled=False)
         assert bank is not None  # a head has a plane at least
         super().__init__(dimensions, bank, time_options["time_unit"], tuple(time_options.values()))
+
+
+class CalendarRotaryPosition(BankRotaryPosition):
+    """Rotary positions that turn once an hour, a day, a week, a month, a year.
+
+    After the calendar parts that recent work on rotary positions turns by (year, month, day, hour);
+    here as periods, so that products depend on the difference of two times only.
+
+    Planes are dealt out to the parts in turn; the n-th plane of a part turns n times a period, so
+    that together they encode any shape of a day or a week. Nothing is learned.
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        calendar_parts: of hour, day, week, month, year, decade; one plane each at least. Parts
+            shorter than twice the resolution of the times carry no information.
+    """
+
+    options = ("calendar_parts",)
+
+    def __init__(self, dimensions: Dimensions, *, calendar_parts: list[str]) -> None:
+        planes = count_planes(dimensions, "calendar_rope")
+        if planes < len(calendar_parts):
+            raise UsageError(
+                f"calendar_parts: {len(calendar_parts)} parts ({', '.join(calendar_parts)}) and "
+                f"{planes} planes in a head; leave some out, or raise hidden_size"
+            )
+        turns = torch.arange(planes) // len(calendar_parts) + 1
+        days = torch.tensor([PERIODS[part] for part in calendar_parts], dtype=torch.float64)
+        period = days[torch.arange(planes) % len(calendar_parts)] / turns
+        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
+        super().__init__(dimensions, bank, "days", tuple(calendar_parts))
 
 
 class TimeOrderRotaryPosition(AngularPosition):
@@ -138,7 +180,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         dimensions: sizes of the model; heads must have even size.
         fusion: the form.
         time_ratio: share of planes, heads or layers that turn by time in the split forms, rounded,
-            but at least one of either kind; 0 is order alone (``rope``), 1 time alone
+            but at least one of either kind; 0 is order only (``rope``), 1 time only
             (``time_rope``).
         gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0 or
             1, with the gradient of the sigmoid).
@@ -175,7 +217,7 @@ class TimeOrderRotaryPosition(AngularPosition):
     ) -> None:
         super().__init__()
         _check(fusion, gate, gate_scope, gate_value, learn_frequencies, learn_scales)
-        planes, heads = planes_of(dimensions, "to_rope"), dimensions.n_heads
+        planes, heads = count_planes(dimensions, "to_rope"), dimensions.n_heads
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.heads = time_options["time_unit"], heads
         by_order = by_time = planes
@@ -255,7 +297,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _share(ratio: float, whole: int, what: str, key: str) -> int:
-    """How many of ``whole`` turn by time: rounded, but none or all only if the ratio says so."""
+    """How many of ``whole`` turn by time: rounded, but none or all only for a ratio of 0 or 1."""
     if ratio in (0, 1):
         return whole * int(ratio)
     if whole == 1:

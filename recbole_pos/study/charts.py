@@ -55,61 +55,48 @@ class Chart:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class _Look:
-    color: str
-    marker: str
-    dash: str
-
-
-def looks(rows: Sequence[str]) -> dict[str, _Look]:
-    """A colour, marker and line for every row, the same in all pictures."""
-    return {
-        row: _Look(
-            COLORS[place % len(COLORS)],
-            MARKERS[place % len(MARKERS)],
-            DASHES[place // len(COLORS) % len(DASHES)],
-        )
-        for place, row in enumerate(rows)
-    }
+def looks(rows: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return a colour, marker and line for every row, the same in all pictures."""
+    found = {}
+    for place, row in enumerate(rows):
+        color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
+        dash = DASHES[place // len(COLORS) % len(DASHES)]
+        found[row] = {"color": color, "marker": marker, "ls": dash}
+    return found
 
 
 def draw_differences(found: Comparison) -> Chart | None:
-    """Each row's difference to the reference with its interval; None without any."""
+    """Draw each row's difference to the reference with its interval; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
-    with matplotlib.rc_context(_STYLE):
-        figure, panel = _new(1.0 + 0.32 * len(pairs))
-        for place, line in enumerate(pairs.to_dict("records")):
-            known = line["seed_noise"] == "own"
-            color = COLORS[0] if line["star"] else _GRAY
-            if not math.isnan(line["low"]):
-                panel.plot(
-                    [line["low"], line["high"]], [place] * 2, color=color, lw=2,
-                    ls="-" if known else ":",
-                )  # fmt: skip
-            face = color if line["star"] else "white"
-            panel.plot(line["difference"], place, "o", color=color, mfc=face)
-        panel.axvline(0, color="black", lw=0.8)
-        panel.set_yticks(range(len(pairs)), [_short(row) for row in pairs["row"]])
-        panel.set_ylim(len(pairs) - 0.5, -0.5)
-        panel.xaxis.set_major_locator(MaxNLocator(5))
-        main, reference = metric_name(found.table.metrics[0]), found.table.reference
-        panel.set_xlabel(f"{main} less that of {_short(reference)}")
-        title = f"Difference to {reference}, 95% intervals"
-        said = "; ".join(
-            f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
-            for line in pairs.to_dict("records")
-        )
-        note = "Filled: significant after Holm's correction over the table."
-        if (pairs["seed_noise"] != "own").any():
-            note += " Dotted: a side has one seed."
-        return _chart(figure, title, f"Intervals of differences in {main}: {said}", note)
+    figure, panel = _new(1.0 + 0.32 * len(pairs))
+    for place, line in enumerate(pairs.to_dict("records")):
+        color = COLORS[0] if line["star"] else _GRAY
+        if not math.isnan(line["low"]):
+            dash = "-" if line["seed_noise"] == "own" else ":"
+            panel.plot([line["low"], line["high"]], [place] * 2, color=color, lw=2, ls=dash)
+        face = color if line["star"] else "white"
+        panel.plot(line["difference"], place, "o", color=color, mfc=face)
+    panel.axvline(0, color="black", lw=0.8)
+    panel.set_yticks(range(len(pairs)), [_short(row) for row in pairs["row"]])
+    panel.set_ylim(len(pairs) - 0.5, -0.5)
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    main, reference = metric_name(found.table.metrics[0]), found.table.reference
+    panel.set_xlabel(f"{main} less that of {_short(reference)}")
+    values = "; ".join(
+        f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
+        for line in pairs.to_dict("records")
+    )
+    note = "Filled: significant after Holm's correction over the table."
+    if (pairs["seed_noise"] != "own").any():
+        note += " Dotted: a side has one seed."
+    title = f"Difference to {reference}, 95% intervals"
+    return _chart(figure, title, f"Intervals of differences in {main}: {values}", note)
 
 
 def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
-    """The main metric against what a row costs; None where less than two rows say.
+    """Draw the main metric against what a row costs; None where less than two rows say.
 
     Args:
         results: of the study.
@@ -129,27 +116,22 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
         "seconds": ("training time", span),
         "parameters": ("number of weights", count),
     }[column]
-    look = looks(list(results.plan.rows))
-    with matplotlib.rc_context(_STYLE):
-        figure, panel = _new(3.1 + 0.2 * math.ceil(len(points) / 2))
-        for row in [row for row in found.table.rows if row in points.index]:
-            point, its = points.loc[row], look[row]
-            panel.plot(
-                point["cost"], point["mean"], its.marker, color=its.color, ms=7, ls="none",
-                label=_short(row),
-            )  # fmt: skip
-        _cost_axis(panel, points["cost"].min(), points["cost"].max(), column)
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
-        panel.set(xlabel=f"{what} (median over seeds)", ylabel=metric_name(main))
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        name = metric_name(main)
-        said = "; ".join(
-            f"{row} {line['mean']:.4f} at {write(line['cost'])}" for row, line in points.iterrows()
-        )
-        return _chart(figure, f"{name} against {what}", f"{name} against {what}: {said}")
+    look, name = looks(list(results.plan.rows)), metric_name(main)
+    rows = [row for row in found.table.rows if row in points.index]
+    figure, panel = _new_of_rows(len(rows))
+    for row in rows:
+        style = {**look[row], "ls": "none", "ms": 7, "label": _short(row)}
+        panel.plot(points["cost"][row], points["mean"][row], **style)
+    _set_cost_axis(panel, points["cost"].min(), points["cost"].max(), column)
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    panel.set(xlabel=f"{what} (median over seeds)", ylabel=name)
+    values = "; ".join(
+        f"{row} {line['mean']:.4f} at {write(line['cost'])}" for row, line in points.iterrows()
+    )
+    return _chart(figure, f"{name} against {what}", f"{name} against {what}: {values}")
 
 
-def _cost_axis(panel: Any, low: float, high: float, column: str) -> None:
+def _set_cost_axis(panel: Any, low: float, high: float, column: str) -> None:
     """Logarithmic where costs differ much, with round numbers of its unit."""
     if high < 3 * low:
         room = 0.1 * (high - low) or 0.1 * high
@@ -158,79 +140,65 @@ def _cost_axis(panel: Any, low: float, high: float, column: str) -> None:
         return
     panel.set_xscale("log")
     panel.set_xlim(low / 1.5, high * 1.5)
-    minutes = [1, 10, 60, 600, 3_600, 36_000, 360_000]
-    ticks = minutes if column == "seconds" else [10**power for power in range(12)]
-    if high < 30 * low:
-        halves = [5, 20, 180, 1_800, 10_800, 86_400]
-        between = halves if column == "seconds" else [3 * tick for tick in ticks]
-        ticks = sorted([*ticks, *between])
-    panel.xaxis.set_major_locator(FixedLocator(ticks))
+    ticks, between = [10**power for power in range(12)], [3 * 10**power for power in range(12)]
+    if column == "seconds":
+        ticks = [1, 10, 60, 600, 3_600, 36_000, 360_000]
+        between = [5, 20, 180, 1_800, 10_800, 86_400]
+    panel.xaxis.set_major_locator(
+        FixedLocator(sorted(ticks + between if high < 30 * low else ticks))
+    )
     panel.xaxis.set_minor_locator(NullLocator())
 
 
 def draw_curves(results: Results, rows: Sequence[str]) -> Chart | None:
-    """Validation metric by epoch, a line for each run; None without any."""
+    """Draw the validation metric by epoch, a line for each run; None without any."""
     curves = results.curves[results.curves["row"].isin(rows)].dropna(subset=["value"])
     if curves.empty:
         return None
     look = looks(list(results.plan.rows))
     name = metric_name(results.curve_metric) or "score"
-    shown = [row for row in rows if row in set(curves["row"])]
-    with matplotlib.rc_context(_STYLE):
-        figure, panel = _new(3.1 + 0.2 * math.ceil(len(shown) / 2))
-        for row in shown:
-            its = look[row]
-            label: str | None = _short(row)
-            for _, line in curves[curves["row"] == row].groupby("seed"):
-                line = line.sort_values("epoch")
-                panel.plot(
-                    line["epoch"], line["value"], color=its.color, ls=its.dash, lw=1.3, label=label,
-                    marker=its.marker, ms=3.5, markevery=max(len(line) // 6, 1),
-                )  # fmt: skip
-                label = None
-        panel.set(xlabel="epoch", ylabel=f"{name}, validation")
-        panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        best = curves.groupby("row", sort=False)["value"].max()
-        said = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
-        return _chart(figure, f"{name} in validation, a line a run", f"Learning curves: {said}")
+    known = [row for row in rows if row in set(curves["row"])]
+    figure, panel = _new_of_rows(len(known))
+    for row in known:
+        style = {**look[row], "lw": 1.3, "ms": 3.5, "label": _short(row)}
+        for _, line in curves[curves["row"] == row].groupby("seed"):
+            line = line.sort_values("epoch")
+            marks = {"markevery": max(len(line) // 6, 1)}
+            panel.plot(line["epoch"], line["value"], **style, **marks)
+            style["label"] = None  # one of a row is named
+    panel.set(xlabel="epoch", ylabel=f"{name}, validation")
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    best = curves.groupby("row", sort=False)["value"].max()
+    values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
+    return _chart(figure, f"{name} in validation, a line a run", f"Learning curves: {values}")
 
 
-def draw_bins(results: Results, found: Comparison, kind: str) -> Chart | None:
-    """The main metric of every row in each bin; None where the kind has no bins."""
-    if kind not in found.bins:
-        return None
+def draw_bins(results: Results, found: Comparison, kind: str) -> Chart:
+    """Draw the main metric of every row in each bin."""
     mean, _ = found.bins[kind]
-    bins = list(dict.fromkeys(mean["bin"]))
-    rows = list(dict.fromkeys(mean["row"]))
-    look = looks(list(results.plan.rows))
-    name = metric_name(found.table.metrics[0])
-    with matplotlib.rc_context(_STYLE):
-        figure, panel = _new(3.1 + 0.2 * math.ceil(len(rows) / 2))
-        for place, row in enumerate(rows):
-            values = mean[mean["row"] == row].set_index("bin").loc[bins, "mean"]
-            aside = 0.5 * (place / max(len(rows) - 1, 1) - 0.5)
-            its = look[row]
-            panel.plot(
-                [number + aside for number in range(len(bins))], values, its.marker,
-                color=its.color, ms=6, ls="none", label=_short(row), clip_on=False,
-            )  # fmt: skip
-        names = bins if kind == "cold" else [label.removeprefix(f"{kind} ") for label in bins]
-        panel.set_xticks(range(len(bins)), names)
-        panel.set_xlim(-0.5, len(bins) - 0.5)
-        panel.set_ylim(bottom=0)
-        for edge in range(1, len(bins)):
-            panel.axvline(edge - 0.5, color=_GRAY, lw=0.5)
-        panel.grid(axis="x", visible=False)
-        panel.set_ylabel(name)
-        if kind != "cold":
-            panel.set_xlabel(_AXES[kind])
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        said = "; ".join(
-            f"{line['row']}, {line['bin']} {line['mean']:.4f}" for line in mean.to_dict("records")
-        )
-        title = f"{name} by {'whether the item is cold' if kind == 'cold' else _AXES[kind]}"
-        return _chart(figure, title, f"{title}: {said}")
+    bins, rows = (list(dict.fromkeys(mean[name])) for name in ("bin", "row"))
+    look, name = looks(list(results.plan.rows)), metric_name(found.table.metrics[0])
+    figure, panel = _new_of_rows(len(rows))
+    for place, row in enumerate(rows):
+        values = mean[mean["row"] == row].set_index("bin").loc[bins, "mean"]
+        aside = 0.5 * (place / max(len(rows) - 1, 1) - 0.5)
+        style = {**look[row], "ls": "none", "ms": 6, "label": _short(row), "clip_on": False}
+        panel.plot([number + aside for number in range(len(bins))], values, **style)
+    prefix = f"{kind} " if kind in _AXES else ""
+    panel.set_xticks(range(len(bins)), [label.removeprefix(prefix) for label in bins])
+    panel.set_xlim(-0.5, len(bins) - 0.5)
+    panel.set_ylim(bottom=0)
+    for edge in range(1, len(bins)):
+        panel.axvline(edge - 0.5, color=_GRAY, lw=0.5)
+    panel.grid(axis="x", visible=False)
+    panel.set_ylabel(name)
+    if kind in _AXES:
+        panel.set_xlabel(_AXES[kind])
+    title = f"{name} by {_AXES.get(kind, 'whether the item is cold')}"
+    values = "; ".join(
+        f"{line['row']}, {line['bin']} {line['mean']:.4f}" for line in mean.to_dict("records")
+    )
+    return _chart(figure, title, f"{title}: {values}")
 
 
 _AXES = {
@@ -241,14 +209,15 @@ _AXES = {
 
 
 def all_charts(results: Results, found: Comparison) -> list[Chart]:
-    """Every picture there is of one table."""
-    charts = [
-        draw_differences(found),
-        draw_cost(results, found, "seconds"),
-        draw_cost(results, found, "parameters"),
-        draw_curves(results, found.table.rows),
-        *(draw_bins(results, found, kind) for kind in found.bins),
-    ]
+    """Return every picture there is of one table."""
+    with matplotlib.rc_context(_STYLE):
+        charts = [
+            draw_differences(found),
+            draw_cost(results, found, "seconds"),
+            draw_cost(results, found, "parameters"),
+            draw_curves(results, found.table.rows),
+            *(draw_bins(results, found, kind) for kind in found.bins),
+        ]
     return [chart for chart in charts if chart is not None]
 
 
@@ -257,21 +226,26 @@ def _new(height: float) -> tuple[Figure, Any]:
     return figure, figure.subplots()
 
 
+def _new_of_rows(rows: int) -> tuple[Figure, Any]:
+    """A figure with room for a legend of so many rows below it."""
+    return _new(3.1 + 0.2 * math.ceil(rows / 2))
+
+
 def _short(name: str) -> str:
-    return (
-        name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
-    )
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _chart(figure: Figure, title: str, alternative: str, note: str = "") -> Chart:
     """The figure as svg that scales, whose names clash with those of no other on the page."""
+    if any(panel.get_legend_handles_labels()[0] for panel in figure.axes):
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
     FigureCanvasSVG(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     own = "c" + hashlib.sha256(alternative.encode()).hexdigest()[:8]
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)

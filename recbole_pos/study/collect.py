@@ -17,7 +17,7 @@ from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import report, schema
 from recbole_pos.study.configs import QUIET, require_twins
-from recbole_pos.study.expand import Fit, fits
+from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.reading import make_plan
@@ -61,13 +61,18 @@ def results_of(plan: Plan, folder: StudyFolder) -> Results:
         known = folder.fit(digest)
         if known is None:
             if one.name in unmade and one.trial is None:
-                lines.append(_unmade(one, unmade[one.name]))
+                failed = {"status": FAILED, "reason": unmade[one.name], "path": ""}
+                lines.append({"row": one.row, "seed": one.seed, **failed})
             continue
         run = folder.run(digest)
         known = {"status": "", **known, "row": one.row, "seed": one.seed, "digest": digest}
         if one.stage == "trial":
             by = facts.get("chosen_by", {}).get(one.row, valid_metric)
-            trials.append(_trial(known, one, by, chosen.get(one.row) == one.trial))
+            options = (known.get("searched") or {}).items()
+            line = {"row": one.row, "trial": one.trial}
+            line["options"] = ", ".join(f"{name}: {option}" for name, option in options)
+            line |= {"value": (known.get("best_valid") or {}).get(by), "metric": by}
+            trials.append({**line, "chosen": chosen.get(one.row) == one.trial})
             continue
         lines.append(_line(known, run, folder.path, metric))
         if one.stage == "retest":  # nothing was trained
@@ -106,38 +111,24 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
 
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
-    """A run as a line of a table; ``metric`` is the one that is also told of validation."""
-    seconds = known.get("seconds") or {}
-    device = known.get("device") or {}
+    """A run as a line of a table, with its best ``metric`` in validation."""
+    path, device, text = run.path, known.get("device") or {}, ""
+    if device:  # ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor
+        processor = f" ({device['processor']})" if device.get("processor") else ""
+        threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
+        text = f"{device['name']}{processor}, {threads}, {device['precision']}"
     return {
-        "row": known["row"],
-        "seed": known["seed"],
-        "status": known["status"],
+        **{key: known[key] for key in ("row", "seed", "status")},
         "reason": known.get("reason", ""),
         **(known.get("test") or {}),
         VALIDATION: (known.get("best_valid") or {}).get(metric),
-        "seconds": seconds.get("training"),
-        "parameters": known.get("parameters"),
-        "epochs": known.get("epochs"),
-        "device": _device(device) if device else "",
-        "commit": known.get("commit", ""),
-        "digest": known.get("digest", ""),
-        "known_from": known.get(KNOWN_FROM, ""),
+        "seconds": (known.get("seconds") or {}).get("training"),
+        **{key: known.get(key) for key in ("parameters", "epochs")},
+        "device": text,
+        **{key: known.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
         "request_time": known.get("request_time", "none"),
-        "path": str(run.path.relative_to(root)) if run.path.is_relative_to(root) else str(run.path),
+        "path": str(path.relative_to(root) if path.is_relative_to(root) else path),
     }
-
-
-def _unmade(one: Fit, reason: str) -> dict[str, Any]:
-    """A fit that failed before there was a run, as a line of a table."""
-    return {"row": one.row, "seed": one.seed, "status": FAILED, "reason": reason, "path": ""}
-
-
-def _device(told: dict[str, Any]) -> str:
-    """``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs tell no processor."""
-    processor = f" ({told['processor']})" if told.get("processor") else ""
-    threads = f"{told['threads']} thread{'s' * (told['threads'] != 1)}"
-    return f"{told['name']}{processor}, {threads}, {told['precision']}"
 
 
 def _ranks(known: dict[str, Any], run: RunFolder) -> pd.DataFrame:
@@ -163,36 +154,17 @@ def _ranks(known: dict[str, Any], run: RunFolder) -> pd.DataFrame:
 def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str, Any]]:
     """Validation by epoch."""
     try:
-        content = run.metrics.read_bytes()
+        with run.metrics.open("rb") as file:
+            content = file.read(schema.MOST_BYTES + 1)
     except OSError:
         return []
+    if len(content) > schema.MOST_BYTES:
+        raise UsageError(f"{run.metrics}: more than {schema.MOST_BYTES >> 20} MiB, expected less")
     whole_lines = content[: content.rfind(b"\n") + 1]  # the last one may be being written
     lines = schema.epochs(whole_lines, str(run.metrics))
-    return [
-        {
-            "row": known["row"],
-            "seed": known["seed"],
-            "epoch": line["epoch"] + 1,
-            "value": line["valid"][metric],
-        }
-        for line in lines
-        if (line.get("valid") or {}).get(metric) is not None
-    ]
-
-
-def _trial(known: dict[str, Any], one: Fit, metric: str, chosen: bool) -> dict[str, Any]:
-    """A trial as a line of a table."""
-    value = (known.get("best_valid") or {}).get(metric)
-    options = known.get("searched") or {}
-    text = ", ".join(f"{name}: {option}" for name, option in options.items())
-    return {
-        "row": one.row,
-        "trial": one.trial,
-        "options": text,
-        "value": value,
-        "metric": metric,
-        "chosen": chosen,
-    }
+    values = {line["epoch"] + 1: (line.get("valid") or {}).get(metric) for line in lines}
+    of = {"row": known["row"], "seed": known["seed"]}
+    return [{**of, "epoch": n, "value": value} for n, value in values.items() if value is not None]
 
 
 def _searches(trials: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
@@ -212,7 +184,7 @@ def _results(
     curves: list[dict[str, Any]],
     trials: list[dict[str, Any]],
     command: str,
-    facts: dict[str, Any] | None = None,
+    facts: dict[str, Any],
 ) -> Results:
     places = {row: place for place, row in enumerate(plan.rows)}
     lines.sort(key=lambda line: (places[line["row"]], line["seed"]))
@@ -222,29 +194,25 @@ def _results(
         more["curves"] = pd.DataFrame(curves)
     if trials:
         more["searches"] = _searches(trials, len(plan.tried_with))
-    columns = ["row", "seed", "status"]
+    # what must stand beside metrics of models that knew the time of what they predict
+    know = dict.fromkeys(line["row"] for line in lines if line.get("request_time") == "target")
+    know_when = (f"{', '.join(know)}: {KNOWS_WHEN}",) if know else ()
     return Results(
         plan=plan,
-        runs=pd.DataFrame(lines) if lines else pd.DataFrame(columns=columns),
+        runs=pd.DataFrame(lines) if lines else pd.DataFrame(columns=["row", "seed", "status"]),
         ranks=RankTable.from_runs(ranks) if ranks else None,
         curve_metric=plan.metrics[0],
         commands=(command,),
-        ties=TieCount(**facts["ties"]) if facts and facts.get("ties") else None,
-        warnings=(*((facts or {}).get("warnings") or ()), *_knows_when(lines)),
-        data=(facts or {}).get("data", {}),
-        versions=(facts or {}).get("versions", {}),
+        ties=TieCount(**facts["ties"]) if facts.get("ties") else None,
+        warnings=(*(facts.get("warnings") or ()), *know_when),
+        data=facts.get("data", {}),
+        versions=facts.get("versions", {}),
         **more,
     )
 
 
-def _knows_when(lines: list[dict[str, Any]]) -> list[str]:
-    """What must stand beside metrics of models that knew the time of what they predict."""
-    rows = dict.fromkeys(x["row"] for x in lines if x.get("request_time") == "target")
-    return [f"{', '.join(rows)}: {KNOWS_WHEN}"] if rows else []
-
-
 def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
-    """Runs that exist already, side by side: same data, same split.
+    """Return runs that exist already, side by side: same data, same split.
 
     Args:
         paths: their folders.
@@ -254,50 +222,31 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
         UsageError: if one is not finished, or two are of other data or another split; says which.
     """
     rows: dict[str, dict[str, Any]] = {}
-    lines, curves, seeds = [], [], []
+    lines, curves = [], []
     ranks: dict[tuple[str, int], pd.DataFrame] = {}
-    first: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
-    for path in paths:
-        if source := known_from(path):
-            raise UsageError(
-                f"compare: {path} was taken from {source}, without weights; give that file to its "
-                "study, `compare STUDY --known`"
-            )
-    configs = [read_yaml(RunFolder(path).require().config) for path in paths]
+    configs = [_require_comparable(path) for path in paths]
     names = _names(configs)
     require_twins(dict(zip(names, configs, strict=True)))
     metric = str(configs[0].get("valid_metric", "ndcg@10")).lower()
+    first = None
     for path, config, name in zip(paths, configs, names, strict=True):
-        run = RunFolder(path)
-        if not run.result.is_file():
-            raise UsageError(f"compare: {path} is not finished: continue it with --resume {path}")
+        run, seed = RunFolder(path), config["seed"]
         data = checkpoint.load(run.checkpoint, ("data",))
-        if first is not None:
-            _require_same(first, (path, config, data))
         first = first or (path, config, data)
-        result = asdict(read_result(run))
-        known = {**result, "row": name, "seed": config["seed"], "status": DONE}
-        if name in rows and any(k[0] == name and k[1] == config["seed"] for k in ranks):
+        _require_same(first, (path, config, data))
+        if (name, seed) in ranks:
             raise UsageError(
                 f"compare: {path} is a run of {name} with a seed that is there already"
             )
+        known = {**asdict(read_result(run)), "row": name, "seed": seed, "status": DONE}
         rows[name] = {"model": config["model"]}
-        seeds.append(config["seed"])
         lines.append(_line(known, run, Path(), metric))
         curves += _curve(known, run, metric)
-        if not run.ranks.is_file():
-            raise UsageError(
-                f"compare: {path} has no test_ranks.parquet, as runs of 0.1 have none; "
-                f"`recbole-pos run --resume {path}` tests it again and writes it"
-            )
-        ranks[(name, config["seed"])] = _ranks(known, run)
-    content = {
-        "dataset": str(configs[0]["dataset"]),
-        "title": f"{len(paths)} runs on {configs[0]['dataset']}",
-        "rows": rows,
-        "seeds": sorted(set(seeds)),
-        **({"reference": reference} if reference else {}),
-    }
+        ranks[(name, seed)] = _ranks(known, run)
+    dataset = str(configs[0]["dataset"])
+    content = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}", "rows": rows}
+    content["seeds"] = sorted({config["seed"] for config in configs})
+    content |= {"reference": reference} if reference else {}
     plan = make_plan(Source("command line", content))
     command = f"recbole-pos compare {' '.join(map(str, paths))}"
     made = read_result(RunFolder(paths[0]))  # all have the same data
@@ -306,35 +255,51 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     return _results(plan, lines, ranks, curves, [], command, facts)
 
 
+def _require_comparable(path: Path) -> dict[str, Any]:
+    """Require a finished run with its weights and ranks; return its configuration."""
+    if source := known_from(path):
+        raise UsageError(
+            f"compare: {path} was taken from {source}, without weights; give that file to its "
+            "study, `compare STUDY --known`"
+        )
+    run = RunFolder(path).require()
+    if not run.result.is_file():
+        raise UsageError(f"compare: {path} is not finished: continue it with --resume {path}")
+    if not run.ranks.is_file():
+        raise UsageError(
+            f"compare: {path} has no test_ranks.parquet, as runs of 0.1 have none; "
+            f"`recbole-pos run --resume {path}` tests it again and writes it"
+        )
+    return read_yaml(run.config)
+
+
 def _names(configs: list[dict[str, Any]]) -> list[str]:
     """Names that tell runs apart: the model, and the options in which runs of it differ."""
     indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
     names = []
     for config in configs:
         alike = [other for other in configs if other["model"] == config["model"]]
-        differing = [
-            key
+        differing = ", ".join(
+            f"{key}: {config[key]}"
             for key in config
             if key not in indifferent and any(other.get(key) != config[key] for other in alike)
-        ]
-        told = ", ".join(f"{key}: {config[key]}" for key in differing)
-        names.append(f"{config['model']} ({told})" if told else config["model"])
+        )
+        names.append(config["model"] + f" ({differing})" * bool(differing))
     return names
 
 
 def _require_same(one: tuple, other: tuple) -> None:
     """Two runs must have been tested on the same targets, among the same items."""
-    for key in ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter"):
-        if one[1].get(key) != other[1].get(key):
-            raise UsageError(
-                f"compare: {other[0]} and {one[0]} cannot be compared: {key} is "
-                f"{other[1].get(key)} in one and {one[1].get(key)} in the other"
-            )
+    keys = ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter")
+    differ = [
+        f"{key} is {other[1].get(key)} in one and {one[1].get(key)} in the other"
+        for key in keys
+        if one[1].get(key) != other[1].get(key)
+    ]
     if (one[2].get("data") or "")[:32] != (other[2].get("data") or "")[:32]:
-        raise UsageError(
-            f"compare: {other[0]} and {one[0]} cannot be compared: the events, or what is held "
-            "out of them, are not the same"
-        )
+        differ.append("the events, or what is held out of them, are not the same")
+    if differ:
+        raise UsageError(f"compare: {other[0]} and {one[0]} cannot be compared: {differ[0]}")
 
 
 def write_results(results: Results, folder: Path) -> Written:

@@ -24,14 +24,14 @@ import yaml
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.evaluation import rank_table
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.ranks import rank_table
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import require_metrics
+from recbole_pos.study.ranks import is_from_ranks, require_metrics
 from recbole_pos.study.results import DONE
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 from recbole_pos.values import short, shown
@@ -52,6 +52,8 @@ _SAID = (
 # the file (beside the first 16 MiB), its memory, and members.
 _MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
 _BLOCK = tarfile.BLOCKSIZE
+# Of each member; nobody reads config.yaml, and ranks are looked at without a copy.
+_MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22, _SEARCHES: schema.MOST_BYTES}
 
 
 class PackedStudy:
@@ -95,7 +97,7 @@ class PackedStudy:
         return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
     def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
-        """Where the targets of a run stood, as its folder has it; None if it is not known.
+        """Return where the targets of a run stood, as its folder has it; None if it is not known.
 
         Args:
             digest: of the run, one of those in here.
@@ -107,27 +109,20 @@ class PackedStudy:
         """
         if (name := f"runs/{digest}/{_RANKS}") not in self.files:
             return None
-        rank = self._array(name)
+        rank, place = self._array(name), self._name(name)
         event = np.flatnonzero((dataset.part == TEST) & dataset.split.is_target)
         if len(rank) != len(event):
-            raise self._damaged(name, f"{len(rank):,} ranks of {len(event):,} targets")
-        if rank.max(initial=0) >= dataset.item_num:
-            raise self._damaged(name, f"a rank of {rank.max():,} among {dataset.item_num:,} items")
-        test = self.fits[digest].get("test") or {}
-        require_metrics(test, rank, config["metric_decimal_place"], self._name(name))
+            raise UsageError(f"{place}: {len(rank):,} ranks of {len(event):,} targets")
+        if (last := rank.max(initial=0)) >= dataset.item_num:
+            raise UsageError(f"{place}: a rank of {last:,} among {dataset.item_num:,} items")
+        rank, test = rank.astype(np.int64), self.fits[digest].get("test") or {}
+        require_metrics(test, rank, config["metric_decimal_place"], place)
         return rank_table(dataset, event, rank, config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but for its weights.
 
-        Args:
-            digest: of the run, one of those in here.
-            folder: of the study.
-            config: of the run, with the places of this machine.
-            dataset: of the configuration, which the ranks are of.
-
-        Raises:
-            UsageError: as :meth:`ranks`; nothing is written then.
+        Takes the arguments of :meth:`ranks`, and raises as it does; nothing is written then.
         """
         ranks = self.ranks(digest, config, dataset)
         run = folder.run(digest)
@@ -149,13 +144,15 @@ class PackedStudy:
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
         for needed in (name, metrics):
             if needed not in self.files:
-                raise self._damaged(needed, "it is missing")
+                raise UsageError(f"{self._name(needed)}: it is missing")
         fit = schema.parse(schema.RunFacts, self.files[name], self._name(name))
-        if fit.get("status") != DONE:
-            raise self._damaged(name, f"status is {shown(fit.get('status'))}, expected {DONE!r}")
+        if (status := fit.get("status")) != DONE:
+            raise UsageError(f"{self._name(name)}: status is {shown(status)}, expected {DONE!r}")
         schema.epochs(self.files[metrics], self._name(metrics))
         if ranks in self.files:
             self._array(ranks)
+        elif any(map(is_from_ranks, fit.get("test") or {})):
+            raise UsageError(f"{self._name(ranks)}: it is missing, and its run was tested")
         return {"status": DONE, **{key: fit[key] for key in _SAID if key in fit}}
 
     def _array(self, name: str) -> np.ndarray:
@@ -163,9 +160,6 @@ class PackedStudy:
 
     def _name(self, member: str) -> str:
         return f"{self.path} is damaged: {member}"
-
-    def _damaged(self, member: str, why: str) -> UsageError:
-        return UsageError(f"{self._name(member)}: {why}")
 
 
 def require_place(path: str | Path) -> None:
@@ -196,18 +190,15 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     """
     current = folder.current(plan)
     digests = {current[one.name] for one in fits(plan) if one.name in current}
-    files: dict[str, bytes] = {}
-    count = 0
-    for digest in sorted(digests):
-        known = folder.fit(digest) or {}
-        if known.get("status") == DONE:
-            count += 1
-            for name, content in _files_of(known, folder.run(digest)):
-                files[f"runs/{digest}/{name}"] = content
-    if not count:
+    done = {digest: known for digest in sorted(digests) if (known := folder.fit(digest))}
+    done = {digest: known for digest, known in done.items() if known.get("status") == DONE}
+    if not done:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
-    searches = {row: kept for row in plan.rows if (kept := folder.search(row))}
-    if searches:
+    files: dict[str, bytes] = {}
+    for digest, known in done.items():
+        for name, content in _files_of(known, folder.run(digest)):
+            files[f"runs/{digest}/{name}"] = content
+    if searches := {row: kept for row in plan.rows if (kept := folder.search(row))}:
         files[_SEARCHES] = _bytes(searches)
     with whole(path, text=False) as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
         # alike files beside each other: most of a configuration is that of the next run
@@ -215,7 +206,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
             about = tarfile.TarInfo(name)
             about.size = len(files[name])
             archive.addfile(about, io.BytesIO(files[name]))
-    return count
+    return len(done)
 
 
 def _files_of(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
@@ -235,7 +226,7 @@ def _bytes(content: Any) -> bytes:
     return json.dumps(content, indent=1, default=str).encode()
 
 
-def _read(path: Path) -> dict[str, bytes]:
+def _read(path: Path) -> dict[str, Any]:
     """The files in an archive, by name; nothing is written anywhere.
 
     Not by ``tarfile``, which believes what extended headers say of their own length.
@@ -260,7 +251,7 @@ def _read(path: Path) -> dict[str, bytes]:
         raise UsageError(f"{name} is no file of `compare --pack`: {reason}") from error
 
 
-def _members(content: memoryview) -> Iterable[tuple[str, bytes]]:
+def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
     """Plain files of a tar with the names that :func:`pack` gives.
 
     Raises:
@@ -278,7 +269,10 @@ def _members(content: memoryview) -> Iterable[tuple[str, bytes]]:
         found.add(about.name)
         if not 0 <= about.size <= len(content) - start:
             raise tarfile.TarError(f"{about.name} is cut off")
-        if about.name.endswith(".json") and about.size > schema.MOST_BYTES:
+        file = about.name.split("/")[-1]
+        if about.size > _MOST_BYTES.get(file, about.size):
             raise tarfile.TarError(f"{about.name} has {about.size:,} bytes")
-        yield about.name, bytes(content[start : start + about.size])
+        if file != _CONFIG:
+            part = content[start : start + about.size]
+            yield about.name, part if file == _RANKS else bytes(part)
         start += -(-about.size // _BLOCK) * _BLOCK

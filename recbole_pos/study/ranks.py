@@ -12,11 +12,14 @@ import pandas as pd
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown, suggest
 
-_GAINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "hit": np.ones_like,
-    "recall": np.ones_like,  # with one relevant item a target, the same as hit
-    "ndcg": lambda rank: 1 / np.log2(rank + 2),
-    "mrr": lambda rank: 1 / (rank + 1),
+# Of a rank below the cutoff; a target is the only relevant item of its list.
+_GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "hit": lambda rank, k: np.ones_like(rank),
+    "recall": lambda rank, k: np.ones_like(rank),
+    "precision": lambda rank, k: np.ones_like(rank) / k,
+    "ndcg": lambda rank, k: 1 / np.log2(rank + 2),
+    "mrr": lambda rank, k: 1 / (rank + 1),
+    "map": lambda rank, k: 1 / (rank + 1),
 }
 _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
 # What tells targets apart, where runs have it, beside the unit.
@@ -35,8 +38,7 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
     Args:
         rank: of the target among all items, 0 for the first; ties are counted as the caller does
             (a half rank is allowed), infinity for a target that cannot be ranked.
-        metric: hit (or recall), ndcg or mrr, and a cutoff: ``ndcg@10``. A target is the only
-            relevant item of its list.
+        metric: one of ``_GAINS`` and a cutoff: ``ndcg@10``.
 
     Returns:
         Values of the shape of ``rank``, whose mean over targets is the metric.
@@ -51,9 +53,9 @@ def gains(rank: np.ndarray, metric: str) -> np.ndarray:
             f"metric {shown(metric)} does not follow from ranks; known are "
             f"{', '.join(f'{name}@K' for name in _GAINS)}{hint}"
         )
-    rank = np.asarray(rank, dtype=float)
+    rank, cutoff = np.asarray(rank, dtype=float), int(found[2])
     with np.errstate(invalid="ignore"):
-        return np.where(rank < int(found[2]), _GAINS[found[1]](rank), 0.0)
+        return np.where(rank < cutoff, _GAINS[found[1]](rank, cutoff), 0.0)
 
 
 def require_metrics(

@@ -95,8 +95,8 @@ def _search(value: Any) -> Search | None:
         raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
     if {"trials", "space"} & set(value):
         trials, space = value.get("trials"), value.get("space")
-        right = is_whole(trials) and trials >= 1 and space and isinstance(space, (str, dict))
-        if not right or len(value) > 2:
+        drawn = isinstance(space, (str, dict)) and space
+        if not is_whole(trials) or trials < 1 or not drawn or len(value) > 2:
             raise ValueError("expected {trials: NUMBER, space: options or a file}")
         return Search(trials, space=space)
     for name, values in value.items():
@@ -261,7 +261,8 @@ def _validate(source: Source) -> _Study:
 
 
 def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, Any]) -> Row:
-    path, options, attach, search = ("rows", name), given.options, None, given.search
+    path: tuple[str, ...] = ("rows", name)
+    options, attach, search = given.options, None, given.search
     refused: tuple[str, ...] = ()  # keys of a row that is made of another one's models
     if given.attach is not None:
         to = source.one_of((*path, "attach"), given.attach.to, study.rows)

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from recbole_pos.study.charts import Chart, all_charts
-from recbole_pos.study.findings import findings
-from recbole_pos.study.plan import Plan, Row
-from recbole_pos.study.results import Comparison, Results
-from recbole_pos.study.shown import Shown, listed, span
+from recbole_pos.study.charts import all_charts
+from recbole_pos.study.plan import Plan
+from recbole_pos.study.results import DONE, FAILED, Comparison, Results
+from recbole_pos.study.shown import listed, number, span
 from recbole_pos.study.tables import (
     bins_table,
     differences_table,
     failures_table,
+    metric_name,
     metrics_table,
     plural,
     search_table,
 )
 
 _TEMPLATE = "report.html.jinja"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One table of the plan with all that belongs to it."""
-
-    tables: list[Shown]
-    charts: list[Chart]
 
 
 def html(results: Results, comparisons: Sequence[Comparison]) -> str:
@@ -66,86 +57,110 @@ def _bound(text: str) -> str:
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
-def _part(results: Results, found: Comparison) -> _Part:
+def _part(results: Results, found: Comparison) -> dict[str, list]:
+    """One table of the plan with all that belongs to it."""
     tables = [metrics_table(results, found), differences_table(found)]
     tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
-    return _Part([table for table in tables if table is not None], all_charts(results, found))
+    charts = all_charts(results, found)
+    return {"tables": [table for table in tables if table is not None], "charts": charts}
+
+
+def findings(results: Results, found: Comparison) -> list[str]:
+    """What a table says, in sentences."""
+    main, table = metric_name(found.table.metrics[0]), found.table
+    mine = found.means[found.means["metric"] == table.metrics[0]].dropna(subset=["mean"])
+    if mine.empty:
+        return ["No run has finished yet."]
+    best = mine.loc[mine["mean"].idxmax()]
+    seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
+    said = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
+    fits = len(table.rows) * len(results.plan.seeds)
+    mine = results.runs[results.runs["row"].isin(table.rows)]
+    waiting = fits - int(mine["status"].isin((DONE, FAILED)).sum())
+    if waiting > 0:
+        said.append(f"{waiting} of {fits} runs are not finished; these figures are preliminary.")
+    pairs = found.differences
+    if pairs.empty:
+        return said
+    starred = pairs[pairs["star"]]
+    clear = [
+        f"{line['row']} ({number(line['difference'], sign=True)})"
+        for line in starred.to_dict("records")
+    ]
+    if clear:
+        said.append(
+            f"{len(clear)} of {len(pairs)} configurations differ significantly from "
+            f"{table.reference} (Holm-corrected): {listed(clear)}."
+        )
+    else:
+        said.append(
+            f"None of {len(pairs)} configurations differs significantly from {table.reference} "
+            "(Holm-corrected)."
+        )
+    seen = pairs["detectable"].dropna()
+    if len(seen) and len(clear) < len(pairs):
+        smallest, largest = number(seen.min()), number(seen.max())
+        reach = smallest if smallest == largest else f"{smallest} to {largest}, by configuration"
+        said.append(f"Minimum detectable difference (80% power): {reach}; smaller ones may exist.")
+    lonely = pairs[~((pairs["seeds"] > 1) & (pairs["reference_seeds"] > 1))]
+    if len(lonely):
+        said.append(f"No statement on {listed(lonely['row'])}: it needs two seeds on both sides.")
+    return said
 
 
 def protocol(results: Results) -> list[str]:
-    """How the study was made, in sentences that follow from its plan."""
-    plan = results.plan
-    said = [_data(results)] if results.data else []
-    seeds = len(plan.seeds)
-    said.append(
+    """Return how the study was made, in sentences that follow from its plan."""
+    plan, seeds = results.plan, len(results.plan.seeds)
+    sentences = []
+    if results.data:
+        facts = [
+            f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}"
+            for name, value in results.data.items()
+        ]
+        sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
+    sentences.append(
         f"{len(plan.rows)} rows, each to be trained with {seeds} seed{'s' if seeds > 1 else ''} "
         f"({listed(map(str, plan.seeds))})."
     )
     if plan.base or plan.config_files:
-        files = [f"those of {listed(plan.config_files)}"] if plan.config_files else []
-        told = [
-            f"{key} {value}{_but(plan, key)}"
-            for key, value in plan.base.items()
-            if key != "data_path"
-        ]
-        said.append(f"Options of all rows: {', '.join([*files, *told]) or 'their defaults'}.")
-    said.append(_search(plan))
-    attached = [row for row in plan.rows.values() if row.attach]
-    said += [
-        f"{row.name} is made from the trained models of {row.attach.to}: {_attached(row)}."
-        for row in attached
-        if row.attach
-    ]
-    said += [f"Warning: {text}." for text in results.warnings]
+        options = [f"those of {listed(plan.config_files)}"] if plan.config_files else []
+        for key, value in plan.base.items():
+            unread = [row.name for row in plan.rows.values() if key in row.unread]
+            but = f" (not read by {listed(unread)})" if unread else ""
+            options += [f"{key} {value}{but}"] * (key != "data_path")
+        sentences.append(f"Options of all rows: {', '.join(options) or 'their defaults'}.")
+    sentences.append(_search(plan))
+    for row in plan.rows.values():
+        if row.attach:
+            how = f"tested with {', '.join(f'{key} {value}' for key, value in row.options.items())}"
+            if row.attach.schemes:
+                how = f"{listed(row.attach.schemes)} attached, then trained"
+            sentences.append(
+                f"{row.name} is made from the trained models of {row.attach.to}: {how}."
+            )
+    sentences += [f"Warning: {text}." for text in results.warnings]
     if results.ties is not None:
-        said.append(results.ties.sentence(plan.dataset, plan.ties))
+        sentences.append(results.ties.sentence(plan.dataset, plan.ties))
     references = dict.fromkeys(table.reference for table in plan.tables)
-    said.append(
+    sentences.append(
         f"Differences are to {listed(references)}, paired by target. Their 95% intervals have the "
         f"noise between {plural(plan.unit)} and between seeds in them (components of variance)."
     )
-    return said
-
-
-def _attached(row: Row) -> str:
-    if row.attach and row.attach.schemes:
-        return f"{listed(row.attach.schemes)} attached, then trained"
-    return f"tested with {', '.join(f'{key} {value}' for key, value in row.options.items())}"
-
-
-def _but(plan: Plan, key: str) -> str:
-    """The rows whose model does not read an option of all."""
-    rows = [row.name for row in plan.rows.values() if key in row.unread]
-    return f" (not read by {listed(rows)})" if rows else ""
-
-
-def _data(results: Results) -> str:
-    facts = [
-        f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}"
-        for name, value in results.data.items()
-    ]
-    return f"Data: {results.plan.dataset}, {', '.join(facts)}."
-
-
-def _tried_with(plan: Plan) -> str:
-    if plan.search_seeds == 1:
-        return f"seed {plan.seeds[0]}"
-    return f"seeds {listed(map(str, plan.tried_with))} each"
+    return sentences
 
 
 def _search(plan: Plan) -> str:
-    searched = [row for row in plan.rows.values() if row.search]
+    searched = [row.search for row in plan.rows.values() if row.search]
     if not searched:
         return "Nothing was searched: every row has the configuration that the study gives it."
-    trials = searched[0].search.trials if searched[0].search else 0
     without = [row.name for row in plan.rows.values() if not row.search and not row.attach]
     others = f" ({listed(without)}: none)" if without else ""
-    same = all(row.search == searched[0].search for row in searched)
-    what = f"{'the same search' if same else 'a search of its own'}, {trials} trials"
-    return (
-        f"Every row had {what}{others} with {_tried_with(plan)}, and was chosen by validation "
-        "alone."
-    )
+    same = all(search == searched[0] for search in searched)
+    what = f"{'the same search' if same else 'a search of its own'}, {searched[0].trials} trials"
+    seeds = f"seed {plan.seeds[0]}"
+    if plan.search_seeds > 1:
+        seeds = f"seeds {listed(map(str, plan.tried_with))} each"
+    return f"Every row had {what}{others} with {seeds}, and was chosen by validation alone."
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
@@ -155,6 +170,5 @@ def _facts(results: Results) -> list[tuple[str, str]]:
             known = results.done[column].dropna().astype(str).unique()
             found += [(column, listed(known))] if len(known) else []
     if "seconds" in results.runs.columns and len(results.done):
-        hours = results.done["seconds"].sum() / 3600
-        found.append(("training, all runs", span(3600 * hours)))
+        found.append(("training, all runs", span(results.done["seconds"].sum())))
     return found

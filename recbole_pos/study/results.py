@@ -75,8 +75,9 @@ class Results:
         return [row for row in self.plan.rows if row in done]
 
     def ranked(self, row: str) -> bool:
-        """Whether a row's targets can be compared to those of others."""
-        return self.ranks is not None and row in self.ranks.rows
+        """Whether a row can be compared by target: all of its runs have ranks."""
+        done = int((self.done["row"] == row).sum())
+        return self.ranks is not None and 0 < done == len(self.ranks.seeds(row))
 
 
 @dataclass(frozen=True)

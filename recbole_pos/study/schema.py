@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from recbole_pos.errors import UsageError
 from recbole_pos.values import short, shown
 
-MOST_BYTES = 2**24  # of a file of json
+MOST_BYTES = 2**24  # of a file of json, and of validation by epoch
 Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # the name of a folder, and no way out of it
 _Name = Annotated[str, Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**64)]
@@ -202,17 +202,17 @@ _NPY = re.compile(
 )
 
 
-def array(content: bytes, name: str) -> np.ndarray:
+def array(content: bytes | memoryview, name: str) -> np.ndarray:
     """Return the whole numbers of a npy file, as ``np.save`` writes a list of them.
 
     Raises:
-        UsageError: naming the file if it is anything else; nothing is allocated then.
+        UsageError: naming the file if it is anything else; nothing is allocated either way.
     """
     header = _NPY.match(content[:256])
     if header is not None:
         dtype, size = np.dtype(header[1].decode()), int(header[2])
         if size * dtype.itemsize == len(content) - header.end():
-            found = np.frombuffer(content, dtype, offset=header.end()).astype(np.int64)
+            found = np.frombuffer(content, dtype, offset=header.end())
             if found.min(initial=0) >= 0:
                 return found
     raise UsageError(f"{name}: expected one array of ranks, whole numbers from 0")

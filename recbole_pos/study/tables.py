@@ -37,57 +37,50 @@ _MARKED = {
 
 
 def metrics_table(results: Results, found: Comparison) -> Shown:
-    """Every row: seeds, metrics, the paper's figures, the difference to the reference, cost."""
+    """Return every row: seeds, metrics, the paper's figures, differences to the reference, cost."""
     table, plan = found.table, results.plan
-    compared = not found.differences.empty
     main, reference = table.metrics[0], table.reference
-    shown = [*table.metrics, *[VALIDATION] * table.validation]
-    columns = ["row", "seeds", *map(metric_name, table.metrics)]
-    columns += [f"{metric_name(plan.metrics[0])}, validation"] * table.validation
-    columns += [f"{metric_name(main)} - {reference}"] * compared
+    metrics = {metric: metric_name(metric) for metric in table.metrics}
+    if table.validation:
+        metrics[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
+    columns = ["row", "seeds", *metrics.values()]
+    if not found.differences.empty:
+        columns.append(f"{metric_name(main)} - {reference}")
     cost = _cost(results, table.rows)
-    columns += [name for name, _, _ in cost]
-    best = {metric: _best(found.means, metric) for metric in shown}
+    columns += [name for name, _ in cost]
+    means = found.means.set_index(["row", "metric"])
+    best = {metric: _best(found.means, metric) for metric in metrics}
     lines = []
     for row in table.rows:
         cells, figures = [Cell(row), _seeds(results, row)], plan.paper.get(row, {})
-        for metric in shown:
-            mean = _line(found.means, row, metric)
-            text = "" if mean is None else with_deviation(mean["mean"], mean["deviation"])
-            value = number(mean["mean"]) if mean is not None else ""
+        for metric in metrics:
+            mean, deviation = float("nan"), float("nan")
+            if (row, metric) in means.index:
+                mean, deviation = means.loc[(row, metric), ["mean", "deviation"]]
             paper = f"paper {number(figures[metric])}" if metric in figures else ""
-            cells.append(Cell(text, paper, bold=bool(value) and value == best[metric]))
-        if compared:
+            is_best = bool(number(mean)) and number(mean) == best[metric]
+            cells.append(Cell(with_deviation(mean, deviation), paper, is_best))
+        if not found.differences.empty:
             cells.append(_difference(found.differences, row))
-        cells += [Cell(write(values[row])) for _, values, write in cost]
-        lines.append(tuple(cells))
-    notes = [*_what_is_compared(found, plan.unit), *_marks(found.differences)]
+        lines.append((*cells, *(Cell(texts[row]) for _, texts in cost)))
+    notes = [*_comparison_notes(found, plan.unit), *_marks(found.differences)]
     spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
-    spare += [*range(len(shown) + 1, 2, -1), 1]  # metrics but the main one, then seeds
+    spare += [*range(len(metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
     return Shown(table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare))
 
 
 def differences_table(found: Comparison) -> Shown | None:
-    """Each row less the reference, and what could have been seen; None without any."""
+    """Return each row less the reference, and what could have been seen; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
     lines = []
     for line in pairs.to_dict("records"):
-        seeds = f"{line['seeds']} and {line['reference_seeds']}"
-        mark = MARKS[line["seed_noise"]]
-        lines.append(
-            (
-                Cell(line["row"]),
-                Cell(seeds),
-                Cell(number(line["difference"], sign=True) + STAR * line["star"]),
-                Cell(interval(line["low"], line["high"]) + mark),
-                Cell(_p(line["p"])),
-                Cell(_p(line["p_holm"])),
-                Cell(number(line["detectable"])),
-            )
-        )
-    main = metric_name(found.table.metrics[0])
+        difference = _difference(pairs, line["row"])
+        texts = [line["row"], f"{line['seeds']} and {line['reference_seeds']}", difference.text]
+        texts += [interval(line["low"], line["high"]) + MARKS[line["seed_noise"]], _p(line["p"])]
+        texts += [_p(line["p_holm"]), number(line["detectable"])]
+        lines.append(tuple(map(Cell, texts)))
     columns = (
         *("row", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
         "minimum detectable difference",
@@ -99,48 +92,43 @@ def differences_table(found: Comparison) -> Shown | None:
         "different from 0. Smaller ones may exist where none is significant.",
         *_marks(pairs),
     )
+    main = metric_name(found.table.metrics[0])
     title = f"{found.table.title}: {main} less that of {found.table.reference}"
     return Shown(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
 
 
 def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
-    """The main metric of every row on targets of each bin, with the difference to the reference."""
+    """Return the main metric of every row in each bin, with the difference to the reference."""
     mean, pairs = found.bins[kind]
-    bins = list(dict.fromkeys(mean["bin"]))
-    sizes = mean.drop_duplicates("bin").set_index("bin")
-    names = [
-        f"{name} ({_amount(sizes['targets'][name], sizes['units'][name], unit, False)})"
-        for name in bins
-    ]
-    best = {name: _best(mean[mean["bin"] == name], found.table.metrics[0]) for name in bins}
-    lines = []
-    for row in dict.fromkeys(mean["row"]):
-        cells = [Cell(row)]
-        for name in bins:
-            here = mean[(mean["row"] == row) & (mean["bin"] == name)].iloc[0]
-            pair = pairs[pairs["bin"] == name] if not pairs.empty else pairs
-            beside = _difference(pair, row)
-            detail = " ".join(part for part in (beside.text, beside.detail) if part)
-            text = number(here["mean"])
-            cells.append(Cell(text, detail, bool(text) and text == best[name]))
-        lines.append(tuple(cells))
+    columns, cells = ["row"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
+    for name, part in mean.groupby("bin", sort=False):
+        targets, units = part[["targets", "units"]].iloc[0]
+        columns.append(f"{name} ({_amount(targets, units, unit, False)})")
+        best = _best(part, found.table.metrics[0])
+        pair = pairs[pairs["bin"] == name] if not pairs.empty else pairs
+        for row, value in zip(part["row"], part["mean"], strict=True):
+            beside, text = _difference(pair, row), number(value)
+            detail = " ".join(filter(None, (beside.text, beside.detail)))
+            cells[row].append(Cell(text, detail, bool(text) and text == best))
     main = metric_name(found.table.metrics[0])
     of = "of cold and of other items" if kind == "cold" else f"by {kind}"
     title = f"{found.table.title}: {main} {of}"
     note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
-    return Shown(title, ("row", *names), tuple(lines), (note, *_marks(pairs)))
+    return Shown(title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs)))
 
 
 def failures_table(results: Results) -> Shown | None:
-    """The runs that failed, and why; None where none did."""
+    """Return the runs that failed, and why; None where none did."""
     failed = results.failed
     if failed.empty:
         return None
-    lines = tuple(
-        (Cell(str(line["row"])), Cell(str(line["seed"])), Cell(_reason(line)))
-        for line in failed.to_dict("records")
-    )
-    return Shown("Runs that failed", ("row", "seed", "reason"), lines, words=frozenset({2}))
+    lines = []
+    for line in failed.to_dict("records"):
+        reason = line.get("reason")
+        reason = reason if isinstance(reason, str) and reason else "no reason was written down"
+        lines.append((Cell(str(line["row"])), Cell(str(line["seed"])), Cell(reason)))
+    columns = ("row", "seed", "reason")
+    return Shown("Runs that failed", columns, tuple(lines), words=frozenset({2}))
 
 
 def search_table(results: Results) -> Shown | None:
@@ -209,11 +197,6 @@ def metric_name(metric: str) -> str:
     return _NAMES.get(name, name.upper()) + at + cutoff
 
 
-def _line(frame: pd.DataFrame, row: str, metric: str) -> pd.Series | None:
-    found = frame[(frame["row"] == row) & (frame["metric"] == metric)]
-    return found.iloc[0] if len(found) else None
-
-
 def _best(frame: pd.DataFrame, metric: str) -> str:
     values = frame.loc[frame["metric"] == metric, "mean"].dropna()
     return number(float(values.max())) if len(values) > 1 else ""
@@ -238,24 +221,25 @@ def _seeds(results: Results, row: str) -> Cell:
     return Cell(text, f"{failed} failed" if failed else "")
 
 
-def _cost(results: Results, rows: Sequence[str]) -> list[tuple]:
-    """Columns of what a row costs: name, row -> median over seeds, how it is written."""
+def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Columns of what a row costs: name, and row -> median over seeds."""
+
+    def epochs(value: float) -> str:
+        return "" if math.isnan(value) else f"{value:g}"
+
     found = []
-    writes = {"epochs": lambda v: "" if math.isnan(v) else f"{v:g}", "seconds": span}
-    for column, name in (
-        ("epochs", "epochs"),
-        ("seconds", "training"),
-        ("parameters", "parameters"),
+    for column, name, write in (
+        ("epochs", "epochs", epochs),
+        ("seconds", "training", span),
+        ("parameters", "parameters", count),
     ):
-        if column not in results.runs.columns or results.done[column].isna().all():
-            continue
-        middle = results.done.groupby("row")[column].median()
-        values = {row: float(middle.get(row, np.nan)) for row in rows}
-        found.append((name, values, writes.get(column, count)))
+        if column in results.runs.columns and not results.done[column].isna().all():
+            middle = results.done.groupby("row")[column].median()
+            found.append((name, {row: write(float(middle.get(row, np.nan))) for row in rows}))
     return found
 
 
-def _what_is_compared(found: Comparison, unit: str) -> list[str]:
+def _comparison_notes(found: Comparison, unit: str) -> list[str]:
     notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
     known = found.means.dropna(subset=["targets"])
     if len(known):
@@ -291,8 +275,3 @@ def _p(value: float) -> str:
     if math.isnan(value):
         return ""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _reason(line: dict) -> str:
-    reason = line.get("reason")
-    return reason if isinstance(reason, str) and reason else "no reason was written down"

@@ -104,6 +104,7 @@ class Work:
                 self.end(one, DONE, known=known)
                 continue
             if reason := self._weightless(one):
+                del self.digests[one.name]  # it has no run that could say so in the tables
                 self.end(one, FAILED, reason)
                 continue
             return job

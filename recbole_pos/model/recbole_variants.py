@@ -1,0 +1,184 @@
+"""RecBole's STAMP, SASRec, SRGNN and GCSAN with encodings of ``position`` or with PosRec's anchors.
+
+Reference:
+    Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
+    Session-based Recommendation." ACM Transactions on Information Systems 2021, Table 3 (encodings)
+    and Figures 5 and 6 (anchors).
+
+All are RecBole's classes. EncodedSTAMP and EncodedSASRec have another embedding at the input, which
+adds P to the items of a session and to nothing else: with ``position: [nope]`` STAMP is RecBole's,
+with ``[lpe]`` SASRec is. RecBole's STAMP starts with a small random vector for padding, which it
+never trains and adds up; here it is zero, or scores would depend on the width of a batch.
+
+AnchoredSRGNN and AnchoredGCSAN take the graphs of a batch, which RecBole makes in a loop
+(``_get_slice``), from ``layers/graph.py``. Anchors join the edges with their distances as weights,
+before both are divided by their sum as SR-GNN divides. With ``anchors: False`` the scores are
+RecBole's, faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import SequentialRecommender
+from recbole.model.sequential_recommender.gcsan import GCSAN
+from recbole.model.sequential_recommender.sasrec import SASRec
+from recbole.model.sequential_recommender.srgnn import SRGNN
+from recbole.model.sequential_recommender.stamp import STAMP
+from torch import Tensor, nn
+
+from recbole_pos.data.protocols import Dataset
+from recbole_pos.layers.context import SequenceContext, trim_padding
+from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
+from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.layers.padded import PaddedContext
+from recbole_pos.position.build import build_row_encodings
+from recbole_pos.values import Options
+
+
+class _Trimmed(SequentialRecommender):
+    """Before a model of RecBole whose states do not depend on the width of a batch."""
+
+    def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
+        """[B, L] histories to [B, d]."""
+        return super().forward(trim_padding(item_seq, item_seq_len, self.training), item_seq_len)
+
+    def pack_rows(self, rows: Interaction) -> Interaction:
+        """Trim rows on the host, before they go to a device."""
+        items = trim_padding(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN])
+        return Interaction({**rows.interaction, self.ITEM_SEQ: items})
+
+
+class EncodedEmbedding(nn.Embedding):
+    """Item vectors, with P added where items stand in a session.
+
+    A table of items, [B, L] padded on the right, is sessions and becomes x + P, zero at padding. A
+    list of items, as candidates are, becomes x.
+
+    Args:
+        plain: item vectors, whose table is taken over; the row of padding becomes zero.
+        schemes: input encodings with ``rows``.
+    """
+
+    def __init__(self, plain: nn.Embedding, schemes: nn.ModuleList) -> None:
+        super().__init__(plain.num_embeddings, plain.embedding_dim, 0, _weight=plain.weight.data)
+        self.schemes = schemes
+        with torch.no_grad():
+            self.weight[0] = 0
+
+    def forward(self, items: Tensor) -> Tensor:
+        x = super().forward(items)
+        encodings: list[Any] = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
+        if items.dim() < 2 or not encodings:
+            return x
+        real = items > 0
+        place = torch.arange(items.size(1), device=items.device).expand_as(items)
+        newer = (real.sum(1, keepdim=True) - 1 - place).clamp(min=0)
+        for scheme in encodings:
+            x = x + scheme.rows(place, newer, place + newer + 1) * real[:, :, None]
+        return x
+
+
+class Silent(nn.Module):
+    """Stands where a model looks its own positions up, and adds nothing."""
+
+    def forward(self, places: Tensor) -> float:
+        """Zero for all places."""
+        return 0.0
+
+
+class EncodedSTAMP(_Trimmed, STAMP):
+    """RecBole's STAMP with encodings of positions added to the session's items (Qiu et al.,
+    "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
+
+    item_embedding: nn.Embedding
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        schemes = _schemes(config, self.max_seq_length, self.embedding_size)
+        self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
+
+
+class EncodedSASRec(_Trimmed, SASRec):
+    """RecBole's SASRec with other encodings of positions than its own (Qiu et al.,
+    "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
+
+    item_embedding: nn.Embedding
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        schemes = _schemes(config, self.max_seq_length, self.hidden_size)
+        self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
+        self.position_embedding = Silent()
+
+
+def _schemes(config: Options, max_length: int, d: int) -> nn.ModuleList:
+    dimensions = Dimensions(
+        max_length=max_length,
+        hidden_size=d,
+        n_heads=1,
+        initializer_range=config["initializer_range"],
+    )
+    return build_row_encodings(config["position"], dimensions, config)
+
+
+class _Anchored(_Trimmed):
+    """Before a model of RecBole: graphs of its rows, in the form it takes them."""
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+        self.self_weight = float(config["anchor_self_weight"])
+
+    def _far(self, item_seq: Tensor) -> bool:
+        """Whether a step would wait for sizes: graphs then have as many nodes as places."""
+        return self.training and item_seq.device.type != "cpu"
+
+    def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
+        """[B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
+
+        Nodes are those of sessions only: RecBole has one more for padding, without an edge.
+        """
+        real = item_seq > 0
+        events: SequenceContext
+        if self._far(item_seq):
+            events = PaddedContext.from_rows(item_seq, real.sum(1), self.max_seq_length)
+            graph = SessionGraph.build(item_seq.reshape(-1), events)
+        else:
+            events = SequenceContext.from_lengths(real.sum(1), self.max_seq_length)
+            graph = SessionGraph.build(item_seq[real], events)
+        anchors = Anchors.build(graph) if self.anchors else None
+        weights = neighbourhoods(
+            graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
+        )
+        into, out = weights.to(self.item_embedding.weight).unbind(1)
+        alias = torch.zeros_like(item_seq)
+        alias[events.row, events.index] = graph.nodes.index[graph.alias]
+        return alias, torch.cat((into, out), 2), graph.nodes.pad(graph.items, "start")
+
+
+class AnchoredSRGNN(_Anchored, SRGNN):
+    """RecBole's SRGNN with anchors (Qiu et al., "Exploiting Positional Information for
+    Session-based Recommendation", TOIS 2021, Figures 5 and 6)."""
+
+    def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
+        return *super()._get_slice(item_seq), item_seq > 0
+
+
+class AnchoredGCSAN(_Anchored, GCSAN):
+    """RecBole's GCSAN with anchors (Qiu et al., "Exploiting Positional Information for
+    Session-based Recommendation", TOIS 2021, Figures 5 and 6)."""
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        self.reg_loss = _Norm()
+
+
+class _Norm(nn.Module):
+    """RecBole's ``EmbLoss`` of one table, which copies its zero to the device in every step."""
+
+    def forward(self, table: Tensor) -> Tensor:
+        """[1] norm of all vectors together, over their number."""
+        return (torch.norm(table) / len(table)).view(1)
