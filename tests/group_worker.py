@@ -13,7 +13,8 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 from recbole_pos.distributed import Share, SharedLoss, over_whole_batch
-from recbole_pos.experiment.meeting import Meeting, Member, joined
+from recbole_pos.experiment.environment import Rank
+from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.layers.sce import scalable_cross_entropy
 
 
@@ -28,8 +29,8 @@ def in_group(size: int, function: Callable[[int, int], Any], folder: Path) -> li
 
 def _member(rank: int, size: int, port: int, function: Callable, folder: Path) -> None:
     torch.set_num_threads(1)
-    member = Member(rank, size, rank, size, "localhost", port)
-    with joined(Meeting.at("localhost", port, rank == 0, 60), member, on_gpu=False):
+    place = Rank(rank, size, rank, size, "localhost", port)
+    with Rendezvous("localhost", port, rank == 0, 60).joined(place, on_gpu=False):
         torch.save(function(rank, size), folder / f"{rank}.pt")
 
 

@@ -488,6 +488,7 @@ MADE: dict[str, Callable[[Path, Path], Any]] = {
     # a dag of tuples is hashed for ever, the memo takes as much memory as its largest number says
     "key": _pickled(b"\x80\x02}K\x01\x85" + b"q\x01h\x01\x86" * 40 + b"K\x01s."),
     "memo": _pickled(b"\x80\x02}r\xff\xff\xff\x7f."),
+    "lists": _pickled(b"\x80\x02(" + b"]" * 110_000 + b"1N."),
     "flipped": _flipped,
     "cut": lambda source, target: target.write_bytes(source.read_bytes()[:-100]),
     "empty": lambda source, target: target.write_bytes(b""),
@@ -502,8 +503,9 @@ MADE: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("make", MADE)
 def test_files_that_torch_does_not_write_are_refused(
-    runs: dict[str, Path], tmp_path: Path, make: str
+    runs: dict[str, Path], tmp_path: Path, monkeypatch, make: str
 ) -> None:
+    monkeypatch.setattr(archive, "_LISTS", 100_000)
     MADE[make](runs["FPARec"] / "checkpoint.pt", file := tmp_path / "file.pt")
     _refused(lambda: checkpoint.load(file), "file.pt")
     _refused(lambda: read(file), "file.pt")

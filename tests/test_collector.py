@@ -14,7 +14,7 @@ from recbole.evaluator import Collector
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.collector import TOPK, TargetCollector
+from recbole_pos.experiment.evaluation import TOPK, TargetCollector
 
 
 @pytest.mark.parametrize("metrics", [["Recall", "MRR", "NDCG"], ["GAUC"], ["Hit", "ItemCoverage"]])

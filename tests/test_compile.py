@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.precision import check_precision
+from recbole_pos.experiment.device import check_precision
 from recbole_pos.layers import chunks, losses
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}

@@ -8,10 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -20,10 +23,15 @@ from conftest import wait
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import RunArguments
-from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.experiment import checkpoint, processes
-from recbole_pos.experiment.environment import member_here
-from recbole_pos.experiment.meeting import Meeting, _ranges, open_store
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.distributed import Share
+from recbole_pos.errors import CheckpointError, Interrupted, TrainingError, UsageError
+from recbole_pos.experiment import checkpoint, launch
+from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.environment import Rank, rank_here
+from recbole_pos.experiment.launch import Plan, free_port, gpu_here, gpus_for
+from recbole_pos.experiment.rendezvous import Rendezvous
+from recbole_pos.model.models import BUILTIN_GENERAL
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 EPOCHS = 30
@@ -74,12 +82,6 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
         return found[nproc]
 
     return of
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def start(*command: Any, **more: Any) -> subprocess.Popen:
@@ -134,7 +136,10 @@ def test_one_is_lost_too_often(tiny: Path, tmp_path: Path) -> None:
     kill_one(process, folder, "spawn_main")
     error = process.communicate()[1]
     assert process.returncode == 1
-    assert "a process of the group ended: 1 with code -9" in error and "Traceback" not in error
+    assert (
+        "a process of the group ended after 0 restarts: 1 with code -9" in error
+        and "Traceback" not in error
+    )
 
 
 # --- who starts them ---
@@ -220,7 +225,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
     ],
 )
 def test_who_says_who_this_process_is(environ: dict, told: dict, expected: Any) -> None:
-    found = member_here(environ, RunArguments(**told))
+    found = rank_here(environ, RunArguments(**told))
     if found is not None:
         found = tuple(vars(found).values())[:-1]
     assert found == expected
@@ -240,22 +245,22 @@ def test_who_says_who_this_process_is(environ: dict, told: dict, expected: Any) 
 )
 def test_an_environment_that_makes_no_sense(environ: dict, told: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        member_here(environ, RunArguments(**told))
+        rank_here(environ, RunArguments(**told))
 
 
 def test_gpus_of_an_environment(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     visible = {**TORCHRUN, "CUDA_VISIBLE_DEVICES": "4, 6"}
-    member = member_here(visible, RunArguments())
+    member = rank_here(visible, RunArguments())
     assert member is not None and member.gpus == ("4", "6")
-    assert processes.gpu_here("0", member) == "6"
-    assert processes.gpu_here("3,5", member) == "5"
+    assert gpu_here("0", member) == "6"
+    assert gpu_here("3,5", member) == "5"
     with pytest.raises(UsageError, match="gpu_id: names 1 GPUs for 2 processes"):
-        processes.gpu_here("3", member)
-    own = member_here({**visible, "CUDA_VISIBLE_DEVICES": "7"}, RunArguments())
-    assert own is not None and processes.gpu_here("0", own) == "7"  # a scheduler gave it
-    none = member_here({**visible, "CUDA_VISIBLE_DEVICES": ""}, RunArguments())
-    assert none is not None and processes.gpu_here("0", none) == ""
+        gpu_here("3", member)
+    own = rank_here({**visible, "CUDA_VISIBLE_DEVICES": "7"}, RunArguments())
+    assert own is not None and gpu_here("0", own) == "7"  # a scheduler gave it
+    none = rank_here({**visible, "CUDA_VISIBLE_DEVICES": ""}, RunArguments())
+    assert none is not None and gpu_here("0", none) == ""
 
 
 # --- who is missing ---
@@ -270,7 +275,7 @@ def test_no_patience(given: dict) -> None:
 @pytest.mark.parametrize(
     ("offset", "said"),
     [
-        (0, "process 2 of 3 is missing: not come to 127.0.0.1:{} within 0.2 s"),
+        (0, "of 3 processes, 2 did not come to 127.0.0.1:{} within 0.2 s"),
         (2, "process 0 is missing: nobody answered at 127.0.0.1:{} within 0.2 s"),
     ],
 )
@@ -296,7 +301,7 @@ def test_a_process_of_torchrun_that_does_not_come(
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")  # put back afterwards
     assert main(["run", *words(tiny, "--join_timeout=0.2", f"--run_dir={tmp_path / 'x'}")]) == 2
-    assert "processes 1 to 3 of 4 are missing" in capsys.readouterr().err
+    assert "of 4 processes, 1 to 3 did not come" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -309,28 +314,198 @@ def test_a_port_that_another_program_has(tiny: Path, tmp_path: Path, capsys) -> 
     assert "--port: cannot listen at localhost:" in capsys.readouterr().err
 
 
-def test_who_is_missing_in_words() -> None:
-    assert _ranges([1]) == "1" and _ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
-
-
-def test_what_was_said_first() -> None:
-    meeting = Meeting.at("localhost", free_port(), True, 0.1)
-    assert meeting.said() is None and meeting.folder is None
-    meeting.say(CheckpointError("damaged"))
-    meeting.say(ValueError("later"))
-    said = meeting.said()
-    assert type(said) is CheckpointError and str(said) == "damaged"
-    other = Meeting(meeting.store, "", 0.1, "another run")
-    other.say(ValueError("x"))
-    assert type(other.said()) is TrainingError and str(other.said()) == "ValueError: x"
-
-
-def test_who_keeps_the_store_is_gone() -> None:
+def test_what_was_told_first() -> None:
     port = free_port()
-    kept = open_store("localhost", port, True, 1)
-    meeting = Meeting.at("localhost", port, False, 1)
+    kept = Rendezvous("localhost", port, True, 0.1)
+    assert kept.error() is None and kept.folder is None
+    for error in (CheckpointError("damaged"), ValueError("later")):
+        with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port), False):
+            raise error
+    found = kept.error()
+    assert type(found) is CheckpointError and str(found) == "damaged"
+    kept.begin("another run")
+    assert kept.error() is None
+    other = Rendezvous("localhost", port, False, 1)
     del kept
-    with pytest.raises(TrainingError, match=f"the process that kept localhost:{port} is gone"):
-        meeting.gather("x", {0: ""}, 2)
-    with pytest.raises(TrainingError, match="is gone"):
-        meeting.said()
+    with pytest.raises(TrainingError, match=f"localhost:{port} is gone"):
+        other.error()
+
+
+# --- what they find together ---
+
+# dropout is drawn in each process; without it a step is that of one process, up to rounding
+TOYSHOP = Path(__file__).parent.parent / "dataset"
+EXACT = {
+    "hidden_size": 16,
+    "inner_size": 16,
+    "MAX_ITEM_LIST_LENGTH": 12,
+    "epochs": 3,
+    "train_batch_size": 16,
+    "hidden_dropout_prob": 0.0,
+    "attn_dropout_prob": 0.0,
+    "learning_rate": 0.01,
+}
+
+
+def run(tiny: Path, folder: Path, nproc: int, model: str = "FPARec", **options):
+    given = {**EXACT, "data_path": str(tiny), **options}
+    if model not in recbole_pos.model.models.MODELS:
+        given = {
+            key: value for key, value in given.items() if "_size" not in key and "drop" not in key
+        }
+        given.update(options)
+    if model in BUILTIN_GENERAL:
+        given.pop("MAX_ITEM_LIST_LENGTH")
+    return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False, nproc=nproc)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("FPARec", {"train_windows": "sliding"}),  # packed windows, some events only context
+        pytest.param(  # rows by RecBole's loader
+            "GRU4Rec", {"dropout_prob": 0.0, "train_batch_size": 8}, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_two_processes_take_the_steps_of_one(
+    tiny: Path, tmp_path: Path, model: str, options: dict
+) -> None:
+    """Whose last epoch is trained by one again."""
+    one = run(tiny, tmp_path / "one", 1, model, **options)
+    run(tiny, tmp_path / "two", 2, model, **{**options, "epochs": 2})
+    more = {"epochs": 3}
+    two = recbole_pos.run(resume=tmp_path / "two", config_dict=more, verbose=False)
+    assert two.epochs == one.epochs == 3
+    weights = [checkpoint.load(tmp_path / name / "checkpoint.pt")["weights"]["state_dict"]
+               for name in ("one", "two")]  # fmt: skip
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-2, atol=2e-4)
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    for first, second in zip(*lines, strict=True):
+        assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+        assert second["valid"]["ndcg@10"] == pytest.approx(first["valid"]["ndcg@10"], abs=0.02)
+    assert two.test["ndcg@10"] == pytest.approx(one.test["ndcg@10"], abs=0.02)
+    assert two.valid_targets == one.valid_targets and two.test_targets == one.test_targets
+
+
+@pytest.mark.parametrize(("model", "size"), [("FPARec", 3), ("GRU4Rec", 7), ("BPR", 2)])
+def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int) -> None:
+    """Over all processes, a batch that is smaller than their number included."""
+    made = experiment(model, train_batch_size=16)
+    whole = made.trainer.training_loader(made.loaders["train"])
+    expected = whole.targets if model == "FPARec" else whole.sample_size
+    seen, own = Counter(), 0
+    for rank in range(size):
+        part = experiment(model, train_batch_size=16)
+        loader = part.trainer.training_loader(part.loaders["train"])
+        share = Share(rank, size)
+        if model == "FPARec":
+            loader.share, gatherer = share, loader._gatherer
+            gatherer = SimpleNamespace(
+                device=gatherer.device,
+                gather=lambda b, there, g=gatherer, s=share: (_count(seen, b, s), g.gather(b))[1],
+            )
+            loader._gatherer = gatherer
+        else:
+            collate = loader.collate_fn
+            loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]
+            loader.divide(share)
+        for batch in loader:
+            assert len(batch) >= 1
+            own += share.own
+    assert own == expected
+    assert set(seen.values()) == {1}
+    assert len(seen) == (len(whole.windows.lengths) if model == "FPARec" else expected)
+
+
+def _count(seen: Counter, rows, share: Share) -> None:
+    if share.own:  # a borrowed row has no weight
+        seen.update(np.asarray(rows).tolist())
+
+
+def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
+    rows = []
+    for rank in range(3):
+        monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda r=rank: Share(r, 3))
+        loader = experiment("FPARec", eval_batch_size=7).loaders["valid"]
+        rows += [row for batch in loader for row in batch[0]["target_event"].tolist()]
+    monkeypatch.undo()
+    alone = experiment("FPARec").loaders["valid"]
+    assert sorted(rows) == alone._dataset.inter_feat.target.tolist()
+
+
+def test_a_small_batch_has_no_borrowed_weight() -> None:
+    share = Share(2, 3)
+    assert share.of(np.array([5, 9])).tolist() == [5] and share.weight == 0
+    assert share.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and share.weight == 6 / 21
+    assert Share().of([1, 2, 3]) == [1, 2, 3]
+
+
+@pytest.mark.long
+def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -> None:
+    command = [
+        "run",
+        "-d",
+        "tiny",
+        f"--data_path={tiny}",
+        "--nproc=2",
+        f"--run_dir={tmp_path / 'x'}",
+    ]
+    assert main([*command, "-m", "Pop"]) == 2
+    error = capsys.readouterr().err
+    assert "Pop has no gradients" in error and "Traceback" not in error
+    assert not (tmp_path / "x").exists()
+    shop = [word if word != "tiny" else "toyshop" for word in command if "data_path" not in word]
+    assert main([*shop, "-m", "AttrFormer", f"--data_path={TOYSHOP}"]) == 2
+    assert "AttrFormer read each other" in capsys.readouterr().err
+    nan = ["-m", "FPARec", "--learner=sgd", "--learning_rate=1e12", "--train_batch_size=8"]
+    assert main([*command, *nan, "--hidden_size=16", "--inner_size=16"]) == 1
+    error = capsys.readouterr().err
+    assert "loss is" in error and "learning_rate" in error and "Traceback" not in error
+
+
+def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
+    """A process without a row would leave the others waiting for its part of the metrics."""
+    monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda: Share(0, 10**6))
+    with pytest.raises(UsageError, match="nproc: 1000000 processes share the valid targets"):
+        prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
+
+
+def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """There is nothing to resume yet, so nothing is said of it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_run_processes", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(tiny, tmp_path / "run", 2)
+    assert not isinstance(caught.value, Interrupted)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"nproc": 0}, "--nproc"),
+        ({"nproc": 1_000_000}, "--nproc"),
+        ({"nproc": 4, "world_size": 2}, "--world_size"),
+        ({"nproc": 2, "port": 99999999}, "--port"),
+        ({"nproc": 2, "port": ""}, "--port"),
+        ({"nproc": 2, "world_size": 4, "group_offset": 3}, "--group_offset"),
+    ],
+)
+def test_a_plan_that_does_not_fit(given: dict, option: str) -> None:
+    with pytest.raises(UsageError, match=f"^{option}: "):
+        Plan.of(RunArguments(**given))
+
+
+def test_gpus_of_processes(monkeypatch) -> None:
+    assert gpus_for("0", 2) == []  # none here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpus_for("2, 3,5", 2) == ["2", "3"] and gpus_for("", 2) == []
+    with pytest.raises(UsageError, match="gpu_id: names 1 GPUs for 2 processes"):
+        gpus_for("0", 2)

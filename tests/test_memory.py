@@ -1,25 +1,75 @@
-"""Freed memory goes back to the system."""
+"""What does not fit into memory is refused; what is freed goes back to the system."""
 
 from __future__ import annotations
 
 import platform
 import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import SMALL
 
-import recbole_pos
-from recbole_pos.experiment import memory
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment import evaluation, memory
+from recbole_pos.experiment.build import prepare
 
 
-def resident() -> float:
-    """Bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems say no by themselves")
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        ("PosSASRec", {"hidden_size": 65_536}, "hidden_size 65,536"),
+        ("SASRec", {"inner_size": 65_536, "n_layers": 1000}, "n_layers 1,000"),
+        ("FPARec", {"MAX_ITEM_LIST_LENGTH": 16_384, "positional_rank": 65_536}, "positional_rank"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_weights_that_cannot_fit(
+    tiny: Path, monkeypatch: Any, model: str, options: dict, named: str
+) -> None:
+    """Refused as they are made, or with what the optimiser keeps of them."""
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**28)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
+    with pytest.raises(UsageError, match=f"{model} needs .*Large here are .*{named}"):
+        prepare(config)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    monkeypatch.setattr(memory, "memory", lambda: 2**10)
+    with pytest.raises(UsageError, match=f"{model} needs .* GiB or more for its weights"):
+        prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
+
+
+def test_scores_of_a_batch_must_fit(tiny: Path, monkeypatch: Any) -> None:
+    """Of all items; of a part of them where a model is evaluated part by part."""
+    configs = {
+        model: PosConfig(model, "tiny", None, {"data_path": str(tiny), "eval_batch_size": 50})
+        for model in ("Pop", "FPARec")
+    }
+    made = {model: prepare(config) for model, config in configs.items()}
+    monkeypatch.setattr(evaluation, "PART", 10)
+    assert [made[model].trainer.part for model in configs] == [None, 10]
+    monkeypatch.setattr("recbole_pos.experiment.build.require_weights", lambda *_: None)
+    monkeypatch.setattr(memory, "memory", lambda: 1000)
+    for model, items in (("Pop", 41), ("FPARec", 10)):
+        with pytest.raises(UsageError, match=f"eval_batch_size: .* for {items} items"):
+            monkeypatch.setattr(memory, "free_memory", lambda: 2**30)
+            prepare(configs[model])
+
+
+def test_memory_is_that_of_the_process(monkeypatch: Any) -> None:
+    """The limit of the shell counts, where there is one."""
+    assert 2**28 < memory.memory() < 2**50
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (12_345, resource.RLIM_INFINITY))
+    assert memory.memory() == 12_345
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
 def test_gaps_of_the_heap_are_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before = resident()
@@ -31,11 +81,3 @@ def test_other_c_libraries_do_without(monkeypatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     memory.keep_freed_memory()
     memory.give_back()
-
-
-def test_after_every_epoch(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    calls = []
-    monkeypatch.setattr("recbole_pos.experiment.trainer.give_back", lambda: calls.append(1))
-    given = {**SMALL, "data_path": str(tiny), "epochs": 2}
-    recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=tmp_path / "run", verbose=False)
-    assert len(calls) == 4  # after training and after validation

@@ -477,19 +477,12 @@ def test_the_user_does(stranger: Path) -> None:
     recbole_pos.load(".")
 
 
-@pytest.mark.slow
-def test_a_pretended_package_beside_a_run_is_none(stranger: Path) -> None:
+def test_a_pretended_package_beside_a_run_is_none(stranger: Path, capsys) -> None:
     """Entry points are read of what is installed, not of the working directory."""
-    name_plugin(stranger, "mine")
-    about = stranger / "evil-1.dist-info"
-    about.mkdir(exist_ok=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[recbole_pos.models]\nEvil = mine\n")
-    code = "from recbole_pos.cli.main import main; main('run -m Evil -d tiny'.split())\n"
-    code += "main(['plot', '.'])"
-    said = call(stranger, "-c", code)
-    assert "unknown model 'Evil'" in said and "--plugins" in said
-    assert not (stranger / "ran").exists()
+    install(stranger, "evil", "[recbole_pos.models]\nEvil = mine\n")
+    assert main(["run", "-m", "Evil", "-d", "tiny"]) == 2
+    assert "unknown model 'Evil'" in capsys.readouterr().err and not Path("ran").exists()
+    forget_packages()
 
 
 # --- of packages ---

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import recbole_pos
-from recbole_pos.experiment.ranks import ranks
+from recbole_pos.experiment.evaluation import ranks
 
 OPTIONS = {"epochs": 1, "show_progress": False, "topk": [1, 3, 7], "valid_metric": "NDCG@3"}
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -14,8 +14,13 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import describe_device, device_line, require_device
-from recbole_pos.experiment.precision import Precision, check_precision
+from recbole_pos.experiment.device import (
+    Precision,
+    check_precision,
+    describe_device,
+    device_line,
+    require_device,
+)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from conftest import SMALL
 
 import recbole_pos
-from recbole_pos.experiment import evaluating
-from recbole_pos.experiment.streamed import StreamedScores
+from recbole_pos.experiment import evaluation
+from recbole_pos.experiment.evaluation import StreamedScores
 from recbole_pos.layers import catalogue
 
 METRICS = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
@@ -55,7 +55,7 @@ def test_a_run_finds_the_same(
     found = {}
     for part in (1 << 15, 5):
         monkeypatch.setattr(catalogue, "PART", part)
-        monkeypatch.setattr(evaluating, "PART", part)
+        monkeypatch.setattr(evaluation, "PART", part)
         asked: list[int] = []
         best = StreamedScores.best
         monkeypatch.setattr(
@@ -72,7 +72,7 @@ def test_a_run_finds_the_same(
 
 
 def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluating, "PART", 5)
+    monkeypatch.setattr(evaluation, "PART", 5)
     monkeypatch.setattr(StreamedScores, "best", None)
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": ["NDCG", "GAUC"]}
     assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test

@@ -14,7 +14,7 @@ from test_grown import grow
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.grown_weights import fill_new
+from recbole_pos.experiment.warm_start import fill_new
 from recbole_pos.model.models import MODELS
 
 

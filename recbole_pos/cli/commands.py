@@ -22,7 +22,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.starters import started_by
+from recbole_pos.experiment.environment import started_by
 from recbole_pos.version import __version__
 
 EPILOG = """examples:

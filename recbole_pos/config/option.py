@@ -33,7 +33,7 @@ class Option:
     Attributes:
         name: of the option.
         low, high: smallest and largest number allowed; sizes are also checked against the memory of
-            the machine, see ``experiment/allocation.py``.
+            the machine, see ``experiment/memory.py``.
         choices: the names it may have.
         unit: what its number counts, where the name does not tell.
         example: of what is expected, where the default is empty or of another kind.

@@ -25,7 +25,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.tables import place_of, without_working_directory
+from recbole_pos.registry import place_of, without_working_directory
 from recbole_pos.values import near, short, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

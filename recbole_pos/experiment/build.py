@@ -20,13 +20,18 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.allocation import Allocations, check_scores
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.grown_weights import update_weights, updated_run
+from recbole_pos.experiment.memory import (
+    is_of_memory,
+    limited_memory,
+    no_room,
+    require_scores,
+    require_weights,
+)
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.experiment.trainer import PosTrainer
-from recbole_pos.experiment.warm_start import start_from
+from recbole_pos.experiment.warm_start import start_from, update_weights, updated_run
 from recbole_pos.model.training import adapter
 from recbole_pos.values import listed, shown
 
@@ -88,7 +93,7 @@ def prepare(
         update_weights(model, config, dataset)
     kind = PosTrainer if this_share().alone else ParallelTrainer
     trainer = kind(config, model, folder)
-    check_scores(config, dataset, trainer.part or dataset.item_num)
+    require_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
@@ -154,8 +159,9 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         check_types(config, config.internal_config_dict, dataset)
     config.asked_for.clear()
     try:
-        with Allocations(config, dataset):
+        with limited_memory():
             model = config.model_class(config, train)
+        require_weights(config, dataset, model)
         return model.to(config["device"])
     except UsageError:
         raise
@@ -163,6 +169,9 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         if is_from_custom_code(error):
             _tell_missing(config)
             raise
+        if is_of_memory(error):
+            problem = "needs more memory than is free for its weights"
+            raise no_room(config, dataset, problem) from error
         if isinstance(error, KeyError):  # a field is missing
             raise UsageError(
                 f"{config['model']} needs {error}, but the fields loaded are "

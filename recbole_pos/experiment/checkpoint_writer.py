@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.allocation import free_memory
+from recbole_pos.experiment.memory import free_memory
 
 SHARE = 0.05  # of the time, in which checkpoints are written
 

@@ -1,35 +1,94 @@
-"""Whether this process is one of several that torchrun, mpirun or srun have started.
+"""Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
-Then they are one run: each has its number from the environment, and nobody starts more.
+Then they are one run: each has its rank from the environment, and nobody starts more. Nothing heavy
+is imported here: the command line asks before torch is there.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping
-
-import torch
-import torch.distributed as dist
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.meeting import Meeting, Member, open_store
-from recbole_pos.experiment.starters import STARTERS, Starter, number_in, started_by
 from recbole_pos.values import shown
 
 PORT = 5678  # where several machines meet, as in RecBole
-_STORES: dict[str, dist.Store] = {}  # kept until the process ends: others may still read
-_RUNS = itertools.count()  # all processes run the same script, so they count alike
 
 
-def member_here(environ: Mapping[str, str], told: RunArguments) -> Member | None:
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes of a run.
+
+    Attributes:
+        rank, size: which one, of how many.
+        local_rank, local_size: of those on this machine.
+        ip, port: where they meet.
+        attempt: how often all of them were started before.
+        has_store: whether a launcher keeps the store there, rather than process 0.
+        gpus: that processes of this machine may use.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    ip: str
+    port: int
+    attempt: int = 0
+    has_store: bool = False
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A program that starts processes, and the variables by which it tells them who they are."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+# The first that says more than one process holds. mpirun on a SLURM cluster may start its helpers
+# by srun: what it says itself stands before.
+_OMPI = "OMPI_COMM_WORLD_"
+STARTERS = (
+    Starter("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Starter("mpirun", *(f"{_OMPI}{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    Starter("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # not SLURM_NTASKS: a batch script has it too, and is one process
+    Starter(
+        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
+    ),
+)
+
+
+def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
+    """The programs that say they have started several processes: rank of this one, and how many.
+
+    Args:
+        environ: ``os.environ``.
+
+    Raises:
+        UsageError: if one of them says something that is no number.
+    """
+    for starter in STARTERS:
+        if starter.rank in environ and starter.size in environ:
+            rank, size = (_number(environ, name) for name in (starter.rank, starter.size))
+            if size > 1:
+                yield starter, rank, size
+
+
+def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
     """Which process of a run this one is; None if nobody but us has started any.
 
     Args:
         environ: ``os.environ``.
-        told: arguments of the run: ``ip`` and ``port`` win over the environment. ``world_size``
-            with an mpirun or srun that starts a launcher on each machine wins over their processes.
+        args: of the run: ``ip`` and ``port`` win over the environment. ``world_size`` with an
+            mpirun or srun that starts a launcher on each machine wins over their processes.
 
     Raises:
         UsageError: if the environment makes no sense, or ``nproc`` asks for still more processes.
@@ -40,70 +99,59 @@ def member_here(environ: Mapping[str, str], told: RunArguments) -> Member | None
                 f"{starter.rank}={rank} and {starter.size}={size} in the environment: expected "
                 f"a process from 0 to {size - 1}"
             )
-        if told.world_size not in (-1, None) and starter is not STARTERS[0]:
+        if args.world_size not in (-1, None) and starter is not STARTERS[0]:
             return None
-        if told.nproc != 1 or told.world_size not in (-1, None):
+        if args.nproc != 1 or args.world_size not in (-1, None):
             raise UsageError(
                 f"--nproc, --world_size: {starter.name} has started {size} processes already "
                 f"({starter.size}={size}); leave them out. To let it start a launcher on each "
                 "machine, which mpirun and srun can, give --world_size and --group_offset too"
             )
-        return _member(environ, told, starter, rank, size)
+        local_size = _number(environ, starter.local_size, 1)
+        ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
+        ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
+        if not ip:
+            raise UsageError(
+                f"{starter.name} has started {size} processes on several machines, and nothing "
+                "says where process 0 is: give --ip, or set MASTER_ADDR"
+            )
+        job = environ.get("SLURM_JOB_ID", "")
+        # two jobs on one machine should not meet each other
+        usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
+        port = args.port or environ.get("MASTER_PORT") or usual
+        return Rank(
+            rank,
+            size,
+            _number(environ, starter.local_rank, 0),
+            local_size,
+            ip,
+            check_port(port, "--port, MASTER_PORT"),
+            attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            gpus=_gpus(environ),
+        )
     return None
 
 
-def _member(
-    environ: Mapping[str, str], told: RunArguments, starter: Starter, rank: int, size: int
-) -> Member:
-    local_rank = number_in(environ, starter.local_rank, 0)
-    local_size = number_in(environ, starter.local_size, 1)
-    ip = told.ip if told.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
-    ip = ip or _first_host(environ) or ("localhost" if local_size == size else "")
-    if not ip:
-        raise UsageError(
-            f"{starter.name} has started {size} processes on several machines, and nothing says "
-            "where process 0 is: give --ip, or set MASTER_ADDR"
-        )
-    job = environ.get("SLURM_JOB_ID", "")
-    # two jobs on one machine should not meet each other
-    usual = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
-    port = str(told.port or environ.get("MASTER_PORT") or usual)
-    if not (port.isdigit() and 1 <= int(port) <= 65535):
-        raise UsageError(
-            f"--port, MASTER_PORT: expected a number from 1 to 65535, found {shown(port)}"
-        )
-    return Member(
-        rank,
-        size,
-        local_rank,
-        local_size,
-        ip,
-        int(port),
-        attempt=number_in(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-        kept=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        gpus=_gpus(environ),
-    )
+def check_port(port: object, name: str) -> int:
+    """A port as a number.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    if not (str(port).isdigit() and 1 <= int(str(port)) <= 65535):
+        raise UsageError(f"{name}: expected a number from 1 to 65535, found {shown(port)}")
+    return int(str(port))
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What a scheduler has left visible; counted without beginning to use any."""
+    import torch
+
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip())
     return tuple(map(str, range(torch.cuda.device_count())))
-
-
-def meeting_here(member: Member, timeout: float) -> Meeting:
-    """Where the processes of this environment meet, once a run: a script may have several.
-
-    Raises:
-        UsageError: if nobody answers there, or the port cannot be had.
-    """
-    address = f"{member.ip}:{member.port}"
-    if address not in _STORES:
-        keep = member.rank == 0 and not member.kept
-        _STORES[address] = open_store(member.ip, member.port, keep, timeout)
-    return Meeting(_STORES[address], address, timeout, f"run{next(_RUNS)}")
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
@@ -111,3 +159,15 @@ def _first_host(environ: Mapping[str, str]) -> str:
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", hosts)
     return "".join(part or "" for part in found.groups()) if found else ""
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The number that a value begins with: srun writes ``2(x3),1``, tasks by machine."""
+    if default is not None and name not in environ:
+        return default
+    found = re.match(r"\d+", environ[name])
+    if found is None:
+        raise UsageError(
+            f"{name} in the environment: expected a number, found {shown(environ[name])}"
+        )
+    return int(found.group())

@@ -16,7 +16,7 @@ from recbole.evaluator.register import metric_information
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.history import masks_history
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.collector import TOPK
+from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result, unfinished
 from recbole_pos.experiment.run import config_of, load

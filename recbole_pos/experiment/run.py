@@ -14,14 +14,13 @@ from recbole_pos.config.arguments import RunArguments, arguments
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, fitted
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.experiment import checkpoint, processes
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, known_of, prepare
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
-from recbole_pos.experiment.device import require_device
-from recbole_pos.experiment.environment import member_here
+from recbole_pos.experiment.device import Precision, check_precision, require_device
+from recbole_pos.experiment.environment import rank_here
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.group import run_as_member, run_in_parallel
-from recbole_pos.experiment.precision import Precision, check_precision
+from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
 from recbole_pos.experiment.train import dataset_of, train
@@ -72,13 +71,13 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    told = arguments(settings or RunArguments(), given)
-    _require_patience(told)
+    args = arguments(settings or RunArguments(), given)
+    _require_patience(args)
     allow((config_dict or {}).get("plugins"))
-    member = member_here(os.environ, told)
-    if member is not None:  # torch then asks for GPUs without beginning to use one
+    rank = rank_here(os.environ, args)
+    if rank is not None:  # torch then asks for GPUs without beginning to use one
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    run_dir, resume = run_dir or told.run_dir, told.resume
+    run_dir, resume = run_dir or args.run_dir, args.resume
     if resume is not None:
         changed = set(config_dict or {}) - {"epochs", "data_path", "plugins"}
         if model or dataset or config_file_list or run_dir or changed:
@@ -95,23 +94,21 @@ def run(
         require_device(config)
         check_precision(config)
         folder = None
-    screen: dict[str, Any] = {"enabled": told.verbose, "as_json": told.as_json, "log": told.log}
-    if member is not None:
-        return run_as_member(member, config, run_dir, resume, screen, told.join_timeout)
-    plan = processes.Plan.of(told.nproc, told.world_size, told.ip, told.port, told.group_offset)
+    if rank is not None:
+        return run_as_rank(rank, args, config, run_dir)
+    plan = Plan.of(args)
     if plan.world_size > 1:
-        patience = told.max_restarts, told.join_timeout
-        return run_in_parallel(plan, config, run_dir, resume, screen, patience)
-    return train(config, folder, run_dir, Screen(**screen))
+        return run_in_parallel(args, plan, config, run_dir)
+    return train(config, folder, run_dir, Screen(args.verbose, as_json=args.as_json, log=args.log))
 
 
-def _require_patience(told: RunArguments) -> None:
-    if not (isinstance(told.max_restarts, int) and told.max_restarts >= 0):
+def _require_patience(args: RunArguments) -> None:
+    if not (isinstance(args.max_restarts, int) and args.max_restarts >= 0):
         raise UsageError(
-            f"--max_restarts: expected a whole number of at least 0, found {told.max_restarts}"
+            f"--max_restarts: expected a whole number of at least 0, found {args.max_restarts}"
         )
-    if not 0 < told.join_timeout < math.inf:
-        raise UsageError(f"--join_timeout: expected seconds above 0, found {told.join_timeout}")
+    if not 0 < args.join_timeout < math.inf:
+        raise UsageError(f"--join_timeout: expected seconds above 0, found {args.join_timeout}")
 
 
 def _require_precision(config: PosConfig, folder: RunFolder) -> None:

@@ -16,9 +16,9 @@ from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, known_of, prepare, read_dataset
 from recbole_pos.experiment.diagnosis import advice
+from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.ranks import ranks_of_test
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.screen import Screen
 

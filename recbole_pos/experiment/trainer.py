@@ -26,13 +26,12 @@ from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.checkpoint import Progress
 from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
-from recbole_pos.experiment.collector import TargetCollector
+from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import explain_loss, tell_notices
-from recbole_pos.experiment.evaluating import EvaluatingTrainer
+from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.precision import Precision
 from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter

@@ -12,10 +12,10 @@ from recbole_pos.data.identity import changes
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.grown_weights import updated_run
 from recbole_pos.experiment.result import read_result, unfinished
 from recbole_pos.experiment.run import config_of, run
 from recbole_pos.experiment.train import dataset_of
+from recbole_pos.experiment.warm_start import updated_run
 from recbole_pos.screen import Screen
 from recbole_pos.values import shown
 

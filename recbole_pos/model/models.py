@@ -11,11 +11,21 @@ from typing import Any, cast
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.tables import ROOT, US, Added, Defaults, Table, gather, home, origin, place_of
+from recbole_pos.registry import (
+    ROOT,
+    US,
+    Defaults,
+    Registration,
+    Registry,
+    gather,
+    home,
+    origin,
+    place_of,
+)
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import read_yaml
 
-MODELS = Table(
+MODELS = Registry(
     "model",
     {
         "PosSASRec": "recbole_pos.model.sasrec:PosSASRec",
@@ -30,7 +40,7 @@ MODELS = Table(
 )
 
 # The plugin's other models, which take no position schemes or encodings alone (``position``).
-BASELINES = Table(
+BASELINES = Registry(
     "model",
     {
         "SPop": "recbole_pos.model.session_baselines:SPop",
@@ -66,7 +76,7 @@ def _taken(name: str) -> str | None:
 
 
 # Models of one's own and of other packages (register_model, entry points).
-ADDED = Table("model", {}, "model", "recbole_pos.models", _adopt, _taken)
+ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _taken)
 # What another package gives the name of a model here is found first, and said to be given twice.
 TABLES = (ADDED, MODELS, BASELINES)
 # only read; ChainMap types its maps as those that can be written to
@@ -165,7 +175,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
             "is no option of a model"
         )
-    ADDED.add(name, Added(model, given, defaults, own, module))
+    ADDED.add(name, Registration(model, given, defaults, own, module))
 
 
 def _require_recommender(model: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recbole_pos.errors import UsageError
-from recbole_pos.tables import Added, Defaults, Table, gather, origin, place_of
+from recbole_pos.registry import Defaults, Registration, Registry, gather, origin, place_of
 from recbole_pos.values import shown, suggest
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _adopt(name: str, scheme: type, module: str | None) -> None:
 
 
 # A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml.
-SCHEMES = Table(
+SCHEMES = Registry(
     "scheme",
     {
         "nope": "recbole_pos.position.contextual:NoPosition",
@@ -198,7 +198,7 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
             f"scheme {shown(name)} is built as {scheme.__name__}({built}), which its "
             f"constructor does not take: {error}"
         ) from error
-    SCHEMES.add(name, Added(scheme, given, defaults, own, module))
+    SCHEMES.add(name, Registration(scheme, given, defaults, own, module))
 
 
 def _shipped(options: tuple[str, ...]) -> Any:

@@ -25,9 +25,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.environment import Rank
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.meeting import Meeting, Member, joined
-from recbole_pos.experiment.processes import free_port
+from recbole_pos.experiment.launch import free_port
+from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.experiment.train import train
 from recbole_pos.screen import Screen
 
@@ -64,11 +65,11 @@ def team(
     others = [
         ray.remote(**once)(_member)
         .options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank))
-        .remote(Member(rank, nproc, 0, 1, ip, port), options, packed, data, state, on_gpu)
+        .remote(Rank(rank, nproc, 0, 1, ip, port), options, packed, data, state, on_gpu)
         for rank in range(1, nproc)
     ]
     try:
-        with _together(Member(0, nproc, 0, 1, ip, port), on_gpu):
+        with _together(Rank(0, nproc, 0, 1, ip, port), on_gpu):
             yield
             ray.get(others)
     except Exception:
@@ -79,9 +80,9 @@ def team(
             ray.cancel(other, force=True)
 
 
-def _together(member: Member, on_gpu: bool) -> AbstractContextManager[None]:
-    meeting = Meeting.at(member.ip, member.port, member.rank == 0, PATIENCE)
-    return joined(meeting, member, on_gpu)
+def _together(member: Rank, on_gpu: bool) -> AbstractContextManager[None]:
+    rendezvous = Rendezvous(member.ip, member.port, member.rank == 0, PATIENCE)
+    return rendezvous.joined(member, on_gpu)
 
 
 def _raise_cause(others: list[Any]) -> None:
@@ -98,7 +99,7 @@ def _raise_cause(others: list[Any]) -> None:
 
 
 def _member(
-    member: Member,
+    member: Rank,
     options: dict[str, Any],
     packed: bytes,
     data: list[Any],

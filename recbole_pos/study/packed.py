@@ -24,8 +24,8 @@ import yaml
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.evaluation import rank_table
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.ranks import rank_table
 from recbole_pos.files import whole, write_text
 from recbole_pos.study import schema
 from recbole_pos.study.configs import INDIFFERENT

@@ -1,4 +1,4 @@
-"""Tables of names and the classes they stand for, those that other packages bring included.
+"""Registries of names and the classes they stand for, those that other packages bring included.
 
 To know the names nothing is imported: the plugin's own are places in text, those of other packages
 entry points. A class is imported when it is asked for.
@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ SCRIPTS = ("__main__", "__mp_main__")  # the second is what a spawned process ca
 
 
 @dataclass(frozen=True)
-class Added:
+class Registration:
     """A class that is not the plugin's own.
 
     Attributes:
@@ -49,7 +50,7 @@ class Added:
     module: str | None
 
 
-class Table(Mapping[str, type]):
+class Registry(Mapping[str, type]):
     """Classes by name.
 
     Args:
@@ -72,18 +73,13 @@ class Table(Mapping[str, type]):
     ) -> None:
         self.kind, self.places, self.folder, self.group = kind, places, folder, group
         self._adopt, self._taken = adopt, taken
-        self._classes: dict[str, type] = {}
-        self._added: dict[str, Added] = {}
+        self._added: dict[str, Registration] = {}
 
     def __getitem__(self, name: str) -> type:
-        if name in self._points:
-            self._require_one(name)
-        if name in self.places:
-            if name not in self._classes:
-                module, _, cls = self.places[name].partition(":")
-                self._classes[name] = getattr(importlib.import_module(module), cls)
-            return self._classes[name]
-        return self._find(name).cls
+        if not self._is_ours(name):
+            return self._find(name).cls
+        module, _, cls = self.places[name].partition(":")
+        return getattr(importlib.import_module(module), cls)
 
     def __contains__(self, name: object) -> bool:
         return name in self.places or name in self._added or name in self._points
@@ -94,7 +90,7 @@ class Table(Mapping[str, type]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def add(self, name: str, added: Added) -> None:
+    def add(self, name: str, added: Registration) -> None:
         """Give a name to a class; to one of the same place again, to replace it.
 
         Raises:
@@ -103,8 +99,8 @@ class Table(Mapping[str, type]):
         place = place_of(added.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
-                f"{self.kind} {place}: a name has letters, digits and _ alone and begins with "
-                f"none of the digits, found {shown(name)}"
+                f"{self.kind} {place}: found the name {shown(name)}, expected letters, digits and "
+                "_, and no digit first"
             )
         if holder := self._holder(name, added.cls):
             raise UsageError(
@@ -114,24 +110,22 @@ class Table(Mapping[str, type]):
         self._added[name] = added
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Those of the options of a class: its yaml, or what it was registered with."""
-        if name in self._points:
-            self._require_one(name)
-        if name in self.places:
+        """Return those of the options of a class: its yaml, or what it was registered with."""
+        if self._is_ours(name):
             return read_yaml(ROOT / self.folder / f"{name}.yaml")
         return copy.deepcopy(self._find(name).defaults)
 
     def own_options(self, name: str) -> frozenset[str]:
-        """Names of options that nothing of the plugin's or RecBole's has."""
+        """Return the names of options that nothing of the plugin's or RecBole's has."""
         return frozenset() if name in self.places else self._find(name).own
 
-    def given(self, cls: type) -> Added | None:
-        """What a class, or an earlier one of the same place, was registered as."""
-        found = (added for added in self._added.values() if place_of(added.cls) == place_of(cls))
-        return next(found, None)
+    def given(self, cls: type) -> Registration | None:
+        """Return what a class, or an earlier one of the same place, was registered as."""
+        same = (added for added in self._added.values() if place_of(added.cls) == place_of(cls))
+        return next(same, None)
 
     def name_of(self, cls: type) -> str | None:
-        """The name of a class, its own rather than another; nothing is imported to find it."""
+        """Return the name of a class, its own rather than another, without importing any."""
         place = place_of(cls)
         names = [name for name, known in self.places.items() if known == place]
         names += [name for name, added in self._added.items() if added.cls is cls]
@@ -139,7 +133,7 @@ class Table(Mapping[str, type]):
         return cls.__name__ if cls.__name__ in names else next(iter(names), None)
 
     def source(self, name: str) -> str:
-        """Who brought a class: the package, or the module of one that was registered."""
+        """Return who brought a class: the package, or the module of one that was registered."""
         if name in self.places:
             return US
         if name in self._points:
@@ -147,11 +141,11 @@ class Table(Mapping[str, type]):
         return self._added[name].cls.__module__
 
     def module_of(self, name: str) -> str | None:
-        """The module that must be imported to know a name; None where nothing need or can be."""
+        """Return the module whose import makes a name known; None where none need or can."""
         return None if name in self._points or name not in self._added else self._added[name].module
 
-    def made_here(self) -> dict[str, Added]:
-        """Registered classes that no import makes known to another process."""
+    def made_here(self) -> dict[str, Registration]:
+        """Return the registered classes that no import makes known to another process."""
         return {
             name: added
             for name, added in self._added.items()
@@ -159,7 +153,7 @@ class Table(Mapping[str, type]):
         }
 
     def modules(self) -> set[str]:
-        """The modules of the classes that were registered so far."""
+        """Return the modules of the classes that were registered so far."""
         return {added.cls.__module__ for added in self._added.values()}
 
     def take(self, module: ModuleType, name: str) -> None:
@@ -175,31 +169,33 @@ class Table(Mapping[str, type]):
             return {}
         from importlib.metadata import entry_points
 
-        found: dict[str, list[EntryPoint]] = {}
+        points: dict[str, dict[str, EntryPoint]] = {}
         with without_working_directory():  # a folder there may pretend to be a package's
-            given = entry_points(group=self.group)
-        for point in given:
-            points = found.setdefault(point.name, [])
-            if point.value not in [known.value for known in points]:
-                points.append(point)
-        return found
+            for point in entry_points(group=self.group):
+                points.setdefault(point.name, {}).setdefault(point.value, point)
+        return {name: list(places.values()) for name, places in points.items()}
 
-    def _find(self, name: str) -> Added:
-        if name not in self._added:
-            self._require_one(name)
-            self._load(name, self._points[name][0])
-        return self._added[name]
+    def _is_ours(self, name: str) -> bool:
+        """Whether a name is the plugin's.
 
-    def _require_one(self, name: str) -> None:
+        Raises:
+            UsageError: if several packages bring it.
+        """
+        points = self._points.get(name, ())
         holder = self._taken(name) or (US if name in self.places else None)
         holders = [holder] if holder else []
-        holders += [f"{_package(point)} ({point.value})" for point in self._points[name]]
-        if len(holders) > 1:
+        holders += [f"{_package(point)} ({point.value})" for point in points]
+        if points and len(holders) > 1:
             raise UsageError(
                 f"{self.kind} {shown(name)} is given more than once: by "
-                f"{' and by '.join(holders)}; "
-                "uninstall all but one of these packages"
+                f"{' and by '.join(holders)}; uninstall all but one of these packages"
             )
+        return name in self.places
+
+    def _find(self, name: str) -> Registration:
+        if name not in self._added:
+            self._load(name, self._points[name][0])
+        return self._added[name]
 
     def _load(self, name: str, point: EntryPoint) -> None:
         """A class is registered, a function is called, and a module registers by its import."""
@@ -213,12 +209,10 @@ class Table(Mapping[str, type]):
                     self.take(found, name)
             elif callable(found):
                 found()
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
         except Exception as error:  # whatever code of others does
-            raise UsageError(
-                f"{where}: cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+            said = f"cannot be imported: {type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, UsageError) else said
+            raise UsageError(f"{where}: {said}") from error
         if name not in self._added:
             raise UsageError(
                 f"{where}: registers no {self.kind} of this name; an entry point names the class, "
@@ -235,7 +229,8 @@ class Table(Mapping[str, type]):
             known = place_of(self._added[name].cls)
             return known if known != place_of(cls) else None
         points = self._points.get(name, ())
-        others = [point for point in points if _top(point.value) != _top(cls.__module__)]
+        top = cls.__module__.partition(".")[0]
+        others = [point for point in points if re.split("[:.]", point.value)[0] != top]
         return f"the package {_package(others[0])} ({others[0].value})" if others else None
 
 
@@ -262,14 +257,14 @@ def place_of(cls: type) -> str:
 
 
 def origin(frame: FrameType) -> str | None:
-    """The module whose import runs a line again; None within functions, scripts and notebooks."""
+    """Return the module whose import runs a line again; None in functions, scripts, notebooks."""
     name = frame.f_globals.get("__name__")
     at_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
     return name if at_import and name not in SCRIPTS else None
 
 
 def home(cls: type) -> str | None:
-    """The module in which another process finds a class by its name; None if there is none."""
+    """Return the module in which another process finds a class by its name, or None."""
     module = sys.modules.get(cls.__module__)
     found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
     return cls.__module__ if found and getattr(module, "__spec__", None) is not None else None
@@ -279,9 +274,9 @@ def gather(
     cls: type,
     given: Defaults | None,
     shipped: Callable[[type], dict[str, Any]],
-    registered: Callable[[type], Added | None],
+    registered: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Defaults of a class: those of the classes that it extends, then its own, then those given.
+    """Return defaults of a class: of the classes that it extends, then its own, then those given.
 
     Args:
         cls: the class; what it, or one that it extends, has as ``defaults`` counts.
@@ -306,7 +301,7 @@ def gather(
 
 
 def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
-    """Defaults as given: a dict, or a yaml file, in the working directory or beside the class.
+    """Read defaults as given: a dict, or a yaml file, beside the class or where the user is.
 
     Raises:
         UsageError: if it is neither.
@@ -333,7 +328,3 @@ def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
 
 def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else point.value
-
-
-def _top(module: str) -> str:
-    return module.partition(":")[0].partition(".")[0]
