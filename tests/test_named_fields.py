@@ -95,7 +95,5 @@ def test_a_table_of_other_names(shop: Path) -> None:
     header, *lines = file.read_text().splitlines()
     file.write_text("\n".join([header, *(f"ID-{line}" for line in lines)]) + "\n")
     load = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "brand"]}
-    with pytest.raises(
-        UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"
-    ):
+    with pytest.raises(UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"):
         read(shop, load_col=load, filter_inter_by_user_or_item=False)
