@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -91,7 +91,7 @@ class Screen:
         if not self.console.is_terminal:  # nothing is cut off in a file
             self.console.width = WIDE
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
-        self._log: Console | None = None
+        self._logs: list[Console] = []
         self._path = log
         if log is not None:
             try:
@@ -103,23 +103,19 @@ class Screen:
             if as_json:
                 self._files.append(file)
             else:
-                self._log = Console(file=file, highlight=False, width=WIDE)
-
-    @property
-    def _texts(self) -> list[Console]:
-        return [self.console] if self._log is None else [self.console, self._log]
+                self._logs.append(Console(file=file, highlight=False, width=WIDE))
 
     def line(self, text: str) -> None:
-        """One line of text."""
-        self._print(self._texts, text)
+        """Print one line of text."""
+        self._print(text)
 
     def table(self, table: RenderableType) -> None:
-        """A table."""
-        self._print(self._texts, table)
+        """Print a table."""
+        self._print(table)
 
-    def _print(self, consoles: list[Console], what: RenderableType) -> None:
-        for console in consoles:
-            with writing(self._name(console is self._log)):
+    def _print(self, what: RenderableType, to: Console | None = None) -> None:
+        for console in [self.console, *self._logs] if to is None else [to]:
+            with writing(self._name(console is not self.console)):
                 if isinstance(what, str):
                     console.print(what, soft_wrap=True, markup=False)  # [a] is text here
                 else:  # nothing is cut off in a file
@@ -145,27 +141,25 @@ class Screen:
         """
         task = Task(title, total)
         bar = self.console.is_terminal and not self.console.quiet
-        minutely = [c for c in self._texts if not c.quiet and not (bar and c is self.console)]
+        minutely = self._logs + ([] if bar or self.console.quiet else [self.console])
         if not shown or not (bar or minutely):
             yield task
             return
         over = threading.Event()
-        teller = threading.Thread(target=self._tell, args=(task, minutely, over), daemon=True)
-        teller.start()
+        reporter = threading.Thread(target=self._report, args=(task, minutely, over), daemon=True)
+        reporter.start()
         try:
-            if bar:
-                with _Bar(self.console, task):
-                    yield task
-            else:
+            with _Bar(self.console, task) if bar else nullcontext():
                 yield task
         finally:
             over.set()
-            teller.join()
+            reporter.join()
 
-    def _tell(self, task: Task, consoles: list[Console], over: threading.Event) -> None:
+    def _report(self, task: Task, consoles: list[Console], over: threading.Event) -> None:
         while not over.wait(self.every):
             with suppress(StorageError):  # the next line of the run itself says so
-                self._print(consoles, str(task))
+                for console in consoles:
+                    self._print(str(task), console)
 
     def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
         """Iterate over a loader behind :meth:`task`."""

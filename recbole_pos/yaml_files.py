@@ -125,6 +125,8 @@ def parse_scalar(text: str, where: str) -> Any:
     Raises:
         UsageError: where a list, mapping or quotation is begun that is not yaml.
     """
+    if text.strip() in ("|", ">"):  # separators, and no block of lines
+        return text
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:

@@ -203,3 +203,6 @@ def test_names_of_fields_are_shown_plainly(tiny: Path) -> None:
     with pytest.raises(UsageError) as refused:
         prepare(PosConfig(Reads, "tiny", None, given))
     assert "alias_of_item_id" in str(refused.value) and "np.str_" not in str(refused.value)
+    given = {"data_path": str(tiny), "unused_col": {"inter": ["timestamp"]}}
+    with pytest.raises(UsageError, match="unused_col.*'timestamp'"):
+        prepare(PosConfig("FPARec", "tiny", None, given))

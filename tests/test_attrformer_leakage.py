@@ -253,7 +253,7 @@ def test_time_respecting_predictions_read_nothing_that_happened_later(folder: Pa
     assert rows_that_move(model, rows, range(len(rows)), later) > 5
 
 
-def rows_of_phase_training_targets_read_each_other_as_in_training(folder: Path) -> None:
+def test_rows_of_training_targets_read_each_other_as_in_training(folder: Path) -> None:
     """RecBole's rows hold prefixes of the same user: none reads a later event, no bank is asked.
 
     Nor where a held-out target stands beside them: their own later events are in the bank.

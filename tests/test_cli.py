@@ -129,8 +129,11 @@ def test_values_with_spaces_may_follow_lists(monkeypatch) -> None:
 
 
 def test_overrides_are_yaml() -> None:
-    given = parse_overrides(["--a=1e-3", "--b=[x, 2]", "--c=k=v", "--d="])
-    assert given == {"a": 0.001, "b": ["x", 2], "c": "k=v", "d": None}
+    given = parse_overrides(["--a=1e-3", "--b=[x, 2]", "--c=k=v", "--d=", "--e.f=[1]", "--e.g=|"])
+    assert given == {"a": 0.001, "b": ["x", 2], "c": "k=v", "d": None, "e": {"f": [1], "g": "|"}}
+    for twice in (["--a=1", "--a=2"], ["--a=1", "--a.b=2"], ["--a.b=1", "--a.b=2"]):
+        with pytest.raises(UsageError, match="given twice"):
+            parse_overrides(twice)
 
 
 @pytest.mark.slow

@@ -349,7 +349,7 @@ def test_an_attribute_that_nothing_has_is_refused(tmp_path: Path, relation, empt
             "unload_col leaves it out",
         ),
         ({"relations": ["vector"], "load_col": {**LOAD, "item": "*"}}, "vector: .*float_seq"),
-        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "scales must be finite"),
+        ({"relations": [{"field": "price", "scales": [float("inf")]}]}, "scales.*finite"),
     ],
     ids=str,
 )

@@ -163,10 +163,10 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: b
     assert len(told) == 1 and told[0].startswith("warning: ")
     with pytest.warns(RunWarning):
         recbole_pos.load("live", grown=True, data_path=".")
-    from recbole_pos.serve.live import Live
+    from recbole_pos.serve.holder import ModelHolder
 
     with pytest.warns(RunWarning):
-        assert "--resume live" in Live("live", ".").load().described()["unfinished"]
+        assert "--resume live" in ModelHolder("live", ".").load().about["unfinished"]
 
 
 def test_a_run_without_an_epoch_says_so(here: Path, capsys: Any) -> None:

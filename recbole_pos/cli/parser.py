@@ -168,6 +168,8 @@ def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return ``--key=value`` arguments as a dict, values read as yaml.
 
+    ``--eval_args.split=...`` is that key of the mapping ``eval_args``.
+
     Raises:
         UsageError: for anything of another form, or a key given twice with different values.
     """
@@ -181,9 +183,13 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 f"cannot read {shown(argument)}: options are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
-        if key in given and given[key] != value:
-            raise UsageError(f"--{key} is given twice, with {shown(given[key])} and {shown(value)}")
-        given[key] = value
+        place, (name, _, inner) = given, key.partition(".")
+        if inner:
+            place, name = given.setdefault(name, {}), inner
+        if not isinstance(place, dict) or place.get(name, value) != value:
+            other = shown(place[name] if isinstance(place, dict) else place)
+            raise UsageError(f"--{key} is given twice, with {other} and {shown(value)}")
+        place[name] = value
     return given
 
 

@@ -168,7 +168,7 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
 def check_negatives(config: dict[str, Any], model: str) -> None:
     """Check that a pairwise loss has negatives (after RecBole has derived the input type)."""
     without = config["train_neg_sample_args"]["distribution"] == "none"
-    loss, pairwise = config.get("loss_type"), config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE
+    loss, pairwise = config.get("loss_type"), config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
     if loss == "SCE" and not without:  # RecBole says it of CE
         raise UsageError("train_neg_sample_args: SCE chooses items itself; leave it out")
     if pairwise and without and loss not in ("CE", "SCE"):

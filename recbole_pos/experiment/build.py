@@ -75,8 +75,12 @@ def prepare(
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
     except KeyError as error:  # alias_of_item_id and others name fields
-        name = shown(error.args[0] if error.args else "")
-        raise UsageError(f"data: an option names a field that is not loaded: {name}") from error
+        field = error.args[0] if error.args else ""
+        options = [key for key, value in config.plain.items() if f"'{field}'" in str([value])]
+        raise UsageError(
+            f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
+            f"{shown(field)}"
+        ) from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "

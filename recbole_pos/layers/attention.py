@@ -87,7 +87,7 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         options: of the block.
-        position: the scheme of this layer; it also says which projections the layer needs.
+        position: the scheme of this layer; it also names the projections the layer needs.
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
@@ -138,7 +138,7 @@ class MultiHeadAttention(nn.Module):
         return query, key, next(projected)
 
     def _one_product(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
-        """What each of some linear layers makes of x, [m, layers, h, e]."""
+        """Apply several linear layers to x in one product: [m, layers, h, e]."""
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
@@ -274,7 +274,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        """[m, d] to [m, d], or to [k, d] of some positions only."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])
 

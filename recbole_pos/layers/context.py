@@ -54,7 +54,7 @@ class SequenceContext:
     max_length: int  # n
     times: Tensor | None = None  # [m] float64, seconds since 1970
     items: Tensor | None = None  # [m] int64 item of each event
-    # what only the host can tell of a batch, for models that read it: BatchRelations, graphs
+    # what the host computes of a batch, for models that read it: BatchRelations, graphs
     relations: Any = None
     at: Tensor | None = None  # [b] float64, time of the request after the newest event
 
@@ -146,7 +146,7 @@ class SequenceContext:
         return made
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What depends on lengths, times and fixed numbers alone, made once for all layers."""
+        """Return what depends on lengths, times and fixed numbers only, made once a batch."""
         cache = self.__dict__.setdefault("_cached", {})
         if key not in cache:
             cache[key] = make()

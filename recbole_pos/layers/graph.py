@@ -195,14 +195,14 @@ def neighbourhoods(
 
     The paper adds anchors to the neighbours of every node, "the distance" being the weight between
     an anchor and other nodes. Of an anchor that is a neighbour anyway (at distance 1, by an edge of
-    weight w) it says nothing; nor of the anchor itself, at distance 0. By default it counts once,
+    weight w) it does not speak; nor of the anchor itself, at distance 0. By default it counts once,
     with its distance, and sends nothing to itself.
 
     Messages are sums, as equation 7 has them; with distances for weights they do not explode.
 
     Args:
         graph: of b sessions.
-        anchors: of the same, or None for the edges alone.
+        anchors: of the same, or None for the edges only.
         overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
             weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
         self_weight: of an anchor's message to itself, beside a self-transition; 0 as its distance.

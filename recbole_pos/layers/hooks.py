@@ -28,7 +28,7 @@ class Dimensions:
     """Sizes a scheme may need: n, d and h of ``layers/context.py``, and the std of fresh tables.
 
     ``layer`` counts from 0: the layer a scheme of attention is built for. ``attribute`` gives a
-    field of items by its name, [items, s] int64 tokens with 0 for padding. ``request_time`` says
+    field of items by its name, [items, s] int64 tokens with 0 for padding. ``request_time`` is
     whether contexts have the time of a request.
     """
 

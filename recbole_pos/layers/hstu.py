@@ -90,7 +90,7 @@ class HSTULayer(nn.Module):
         self.multi_head_attention = PointwiseAttention(options, position)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        """[m, d] to [m, d], or to [k, d] of some positions only."""
         x = self.multi_head_attention(x, ctx)
         return x if positions is None else x[positions]
 

@@ -62,6 +62,6 @@ class LiGRLayer(nn.Module):
         self.feed_forward = GatedFeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        """[m, d] to [m, d], or to [k, d] of some positions only."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])

@@ -109,7 +109,7 @@ class _CatalogueLoss(torch.autograd.Function):
 
 
 # The same as one operation of a compiled graph, which would write the loop over chunks out, and
-# once more for each number of chunks.
+# again for each number of chunks.
 _SCHEMA = (
     "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, ScalarType? kind)"
     " -> (Tensor, Tensor, Tensor)"

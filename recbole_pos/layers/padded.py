@@ -1,7 +1,7 @@
 """A batch whose sizes are symbols: what a model is traced with for serving.
 
-Packed events are as many as the data say, which no graph of fixed shape can know. Here every place
-of a [b, t] block is an event, padding too: it is computed like any other and never looked at.
+The number of packed events depends on the data, which no graph of fixed shape can know. Here every
+place of a [b, t] block is an event, padding too: it is computed like any other and never read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class PaddedContext(SequenceContext):
     """A :class:`SequenceContext` of whole rows, m = b * t, padded on the right.
 
     Events of the padding are the last ones of their row, so that under a causal mask no real one
-    sees them, and blocks are zero there as they always are. What a layer makes of real events is
-    what it makes of them packed, but for rounding.
+    sees them, and blocks are zero there as they always are. Layers compute the
+    same of real events as when they are packed, but for rounding.
     """
 
     either: ClassVar[Alignment] = "end"
@@ -36,7 +36,7 @@ class PaddedContext(SequenceContext):
         """Of items [b, t] with padding behind, lengths [b] (each in 1..t), times [b, t], and
         times of requests [b]."""
         b, t = items.shape
-        # said first, or a tracer takes each for a size of its own
+        # first, or a tracer takes each for a size of its own
         torch._check(lengths.size(0) == b)
         if times is not None:
             torch._check(times.size(0) == b)

@@ -207,7 +207,7 @@ class RelationLayer(TransformerLayer):
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions alone."""
+        """[m, d] to [m, d], or to [k, d] of some positions only."""
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return super().forward(x, ctx, positions)
         x = super().forward(x, ctx)

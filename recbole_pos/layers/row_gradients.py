@@ -98,7 +98,7 @@ class ItemTable(nn.Embedding):
 
 class _Lookup(torch.autograd.Function):
     """Rows of a table. Their gradients are summed as torch does it, but in a matrix that has the
-    touched rows alone."""
+    touched rows only."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:

@@ -177,7 +177,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
     the items, and nothing of that size is kept. Given ``rows``, those of all targets and items in
-    ascending order and the place of each among them, the gradient of the weights has these alone.
+    ascending order and the place of each among them, the gradient of the weights has these only.
     """
 
     @staticmethod

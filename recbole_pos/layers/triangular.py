@@ -65,7 +65,7 @@ def triangular_product(matrix: Tensor, x: Tensor, band: int) -> Tensor:
         band: how many diagonals, the main one counted; t for a full triangle.
 
     Returns:
-        [t, c]. Row i of the result, and of its derivative, depends on rows up to i alone. The
+        [t, c]. Row i of the result, and of its derivative, depends on rows up to i only. The
         gradient to the zeros of ``matrix`` is not defined (blocks on the rim carry some of it).
     """
     if torch.compiler.is_compiling():  # one graph for any number of blocks
@@ -88,7 +88,7 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
     """Causal convolution: out[i] = sum over lags s of weight[s] x[i - s].
 
     Long sequences are halved: both halves are convolved alike, and what the older half gives to the
-    newer one is an FFT of the older half alone. So no rounding carries anything back in time, which
+    newer one is an FFT of the older half only. So no rounding carries anything back in time, which
     one FFT over the whole sequence would do.
 
     Args:

@@ -138,7 +138,7 @@ class AttrFormer(PosSASRec):
         return block
 
     def _bank_users(self, size: int) -> np.ndarray:
-        """A fixed choice of users with training events, by the seed alone."""
+        """Choose users with training events, by the seed only."""
         having = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
         return np.sort(rng.choice(having, min(size, len(having)), replace=False))
@@ -201,7 +201,7 @@ class AttrFormer(PosSASRec):
         )
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """``future``, unless the next items alone are learned."""
+        """``future``, unless only the next items are learned."""
         alone = self.prior_weight == 0 and self.betas == [1.0]
         return None if alone else self.future(target)
 
@@ -265,7 +265,7 @@ class AttrFormer(PosSASRec):
     def encode_rows(self, rows: Interaction) -> Tensor:
         """[B, d] from the rows as they are, the newest L events, unless relations are off.
 
-        Related within each row alone, so that what is seen does not depend on the batch.
+        Related within each row only, so that what is seen does not depend on the batch.
         """
         histories, last = self._histories(rows)
         return self.row_states(
@@ -284,9 +284,9 @@ class AttrFormer(PosSASRec):
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
     def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts each row's target; how others come in says ``inference_relations``.
+        """[B, d] what predicts each row's target; others are read by ``inference_relations``.
 
-        Rows never read each other. They read the bank, which holds training events alone, all of
+        Rows never read each other. They read the bank, which holds training events only, all of
         them older than a held-out target of their user. Rows of training targets have no such
         guarantee: they read each other as in training.
         """

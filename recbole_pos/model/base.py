@@ -42,7 +42,7 @@ def real_loss(
     weight: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """Mean cross-entropy of the ``real`` ([m] bool) targets alone, m sizes being what they are.
+    """Mean cross-entropy of the ``real`` ([m] bool) targets only, of m in a batch of fixed shape.
 
     All other states become zero. Their loss is then that of a choice at random, which is taken off,
     and neither states nor items get a gradient of it: the loss need not know, at no further cost.
@@ -67,14 +67,14 @@ class PosRecommender(SequentialRecommender):
 
     needs_time = False
     reads_request = False  # whether queries read the time of the request: request_time: target
-    needs_events = False  # whether batches must say which events of the log they hold
+    needs_events = False  # whether batches must have the places of their events in the log
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        self.notices: list[str] = []  # what to tell before training, not when a run is loaded
+        self.notices: list[str] = []  # to report before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
@@ -105,13 +105,13 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """For models that are not causal: the newest event of each session alone is asked for."""
+        """Check that only the newest event of each session is asked for; for non-causal models."""
         asked = (items if positions is None else positions).size(0)
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """A batch on the host with what only its values tell (``prepared``)."""
+        """Return a batch on the host with what depends on its values (``prepared``)."""
         return batch
 
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
@@ -148,7 +148,7 @@ class PosRecommender(SequentialRecommender):
         return loss(hidden, self.item_embedding.weight, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
-        """Said in words: what follows multiplies, and would say it in those of torch."""
+        """Check the shape of states, which the loss would refuse in torch's words."""
         expected = count, self.item_embedding.weight.size(1)
         if hidden.shape != expected:
             raise UsageError(

@@ -15,7 +15,7 @@ follows itself:
 Graphs are those of ``layers/graph.py``; in ``layers/graph_layers.py`` ``WGAT`` is the first two
 lines and ``GRUSet2Set`` the third. With ``anchors: True`` the anchors of PosRec that send, the
 first and repeated items, have edges to all nodes, their distances the weights (Figures 5 and 6 of
-the PosRec paper). Nodes attend to N_in alone, so the last item is no anchor here.
+the PosRec paper). Nodes attend to N_in only, so the last item is no anchor here.
 """
 
 from __future__ import annotations

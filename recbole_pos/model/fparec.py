@@ -1,4 +1,4 @@
-"""PARec and FPARec: attention that is a learned function of positions alone.
+"""PARec and FPARec: attention that is a learned function of positions only.
 
 Reference:
     Fan Luo, Juan Zhang, Shenghui Xu. "Learning Positional Attention for Sequential Recommendation."

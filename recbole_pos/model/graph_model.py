@@ -17,8 +17,8 @@ from recbole_pos.values import Options
 class GraphRecommender(PosRecommender):
     """Base of PosRec and FGNN. A session's graph changes with every event, so none is causal.
 
-    How many nodes a graph has only the values of its session tell, so on a device the graphs of a
-    batch come with it, made by the host while the one before is learned.
+    The number of nodes depends on the values of a session, so on a device the graphs of a batch
+    come with it, made by the host while the batch before is learned.
     """
 
     causal = False

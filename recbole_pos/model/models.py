@@ -39,7 +39,7 @@ MODELS = Registry(
     folder="model",
 )
 
-# The plugin's other models, which take no position schemes or encodings alone (``position``).
+# The plugin's other models, which take no position schemes or only encodings (``position``).
 BASELINES = Registry(
     "model",
     {
@@ -59,7 +59,7 @@ BASELINES = Registry(
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)
-# Of these, what makes the state after an event from the events up to it alone, for each of them.
+# Of these, causal ones: the state after every event is made from the events up to it only.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 
 
@@ -75,9 +75,9 @@ def _taken(name: str) -> str | None:
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
 
 
-# Models of one's own and of other packages (register_model, entry points).
+# Custom models, and those of other packages (register_model, entry points).
 ADDED = Registry("model", {}, "model", "recbole_pos.models", _adopt, _taken)
-# What another package gives the name of a model here is found first, and said to be given twice.
+# A model of another package with the name of one here is found first, and reported as given twice.
 TABLES = (ADDED, MODELS, BASELINES)
 # only read; ChainMap types its maps as those that can be written to
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
@@ -106,7 +106,7 @@ def served(model: str) -> bool:
 
 
 def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
-    """Make a model of one's own known by its name, wherever the plugin takes names of models.
+    """Register a custom model under a name, wherever the plugin takes names of models.
 
     A :class:`~recbole_pos.model.base.PosRecommender` trains, is tested and searched as the plugin's
     models are. Any other sequential or general recommender in RecBole's form (``calculate_loss``,

@@ -60,21 +60,21 @@ SEQUENTIAL: dict[str, str] = {
     "ICDM 2016).",
 }
 GENERAL: dict[str, str] = {
-    "Pop": "The most popular items, the same for everybody; without a paper.",
+    "Pop": "The most popular items, the same for all users; without a paper.",
     "ItemKNN": "The items most similar to those of the user, by who has them (Aiolli et al., "
     '"Efficient top-n recommendation for very large scale binary rated datasets", RecSys 2013).',
     "BPR": "A vector for each user and item, trained on pairs of items (Rendle et al., "
     '"BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009).',
 }
-# Have weights of every user, so that they know nobody else.
+# Have parameters of every user, so that they cannot score new users.
 READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 
 
 def reads_users(name: str, model_class: type) -> bool:
-    """Whether a model scores the users it was trained with, not anybody's history.
+    """Return whether a model scores only the users it was trained with, not any history.
 
     Args:
         name: of the model.
-        model_class: which may say it itself, by an attribute ``reads_users``.
+        model_class: which may have an attribute ``reads_users`` of its own.
     """
     return bool(getattr(model_class, "reads_users", name in READ_USERS))

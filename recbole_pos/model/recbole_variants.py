@@ -139,7 +139,7 @@ class _Anchored(_Trimmed):
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
         """[B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
 
-        Nodes are those of sessions alone: RecBole has one more for padding, without an edge.
+        Nodes are those of sessions only: RecBole has one more for padding, without an edge.
         """
         real = item_seq > 0
         events: SequenceContext

@@ -54,7 +54,7 @@ class SPop(Untrained):
         counts = np.bincount(trained, minlength=self.n_items)
         place = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
         place[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(place)
-        # counted anew from the training data that a checkpoint belongs to
+        # counted again from the training data that a checkpoint belongs to
         self.register_buffer("popularity", place, persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
@@ -106,7 +106,7 @@ class SessionKNN(Untrained):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         items, values = nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
-        # counted anew from the training data that a checkpoint belongs to
+        # counted again from the training data that a checkpoint belongs to
         self.register_buffer("neighbours", torch.from_numpy(items), persistent=False)
         self.register_buffer("similarity", torch.from_numpy(values), persistent=False)
 
@@ -151,7 +151,7 @@ class SessionBPR(SequentialRecommender):
 
 
 class SessionFPMC(FPMC):
-    """FPMC without users: RecBole's, with the Markov chain from the last item alone (Li et
+    """FPMC without users: RecBole's, with the Markov chain from the last item only (Li et
     al., "Neural Attentive Session-based Recommendation", CIKM 2017)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:

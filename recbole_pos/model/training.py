@@ -77,10 +77,10 @@ class NativeAdapter(RecBoleAdapter):
 
     def _packs(self) -> bool:
         """Whether the loss of rows is that of windows made of them: no class of another package
-        has said otherwise."""
-        says = ("calculate_loss", "window_loss", "states_of", "forward", "after")
-        said_by = {getattr(type(self.model), name).__module__ for name in says}
-        return all(module.startswith("recbole_pos.") for module in said_by)
+        overrides it."""
+        methods = ("calculate_loss", "window_loss", "states_of", "forward", "after")
+        modules = {getattr(type(self.model), name).__module__ for name in methods}
+        return all(module.startswith("recbole_pos.") for module in modules)
 
     def compiles(self) -> bool:
         model, config = self.model, self.config
@@ -124,7 +124,7 @@ class EveryPosition(RecBoleAdapter):
     """A causal model of RecBole, which learns every position of a window in one pass.
 
     RecBole runs the model once a target and reads the state after its newest event
-    (``gather_indexes``). Where states are made from the events up to them alone, the states on the
+    (``gather_indexes``). Where states are made from the events up to them only, the states on the
     way are those of the shorter histories: for histories of up to L events this is the loss of
     RecBole's rows, term by term, but for padding, which RecBole counts as a candidate.
     """
@@ -185,7 +185,7 @@ class MaskedEvents(RecBoleAdapter):
     def _masked_loss(self, rows: Interaction) -> Tensor:
         """``BERT4Rec.calculate_loss`` under ``loss_type: CE``; 0 where a batch has nothing masked.
 
-        Index 0 says that a place is empty, so that a masked first event is no target, as in
+        Index 0 marks an empty place, so that a masked first event is no target, as in
         RecBole. Padding is a candidate as it is there.
         """
         model = self.model

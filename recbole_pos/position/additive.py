@@ -13,7 +13,7 @@ from recbole_pos.layers.hooks import Dimensions, InputPosition
 
 
 class PositionEncoding(InputPosition):
-    """Base: x + P, where P depends on positions alone. A subclass defines :meth:`rows`."""
+    """Base: x + P, where P depends on positions only. A subclass defines :meth:`rows`."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class SinusoidalPosition(AbsolutePosition):
 
     P[p, 2i] = sin(p / 10000^(2i/d)) and P[p, 2i + 1] = cos of the same. Its entries are of size 1,
     so item vectors should be too: set ``embedding_scale: True``. From the oldest event it is
-    ``spe``; from the newest it tells what ``rspe`` does, but p falls with the age.
+    ``spe``; from the newest it encodes what ``rspe`` does, but p falls with the age.
     """
 
     def __init__(self, dimensions: Dimensions, *, position_from: str) -> None:

@@ -30,7 +30,7 @@ class TimeIntervalAttention(AttentionPosition):
 
     Args:
         dimensions: sizes of the model.
-        tisas_intervals: k, the longest interval told apart.
+        tisas_intervals: k, the longest interval that is distinguished.
     """
 
     options = ("tisas_intervals",)
@@ -96,7 +96,7 @@ class DecoupledAttributes(AttentionPosition):
     """Logits of attributes and positions, each by itself (Xie et al., DIF-SR, 2022).
 
     B_ij = sum_f (a^f_i Q_f)(a^f_j K_f) / sqrt(e_f), over the item fields named and the position, so
-    that values are the items' alone. An item's vector of a field is the mean of its tokens' ones,
+    that values are only the items'. An item's vector of a field is the mean of its tokens' ones,
     zero where it has none; tables are shared by all layers. Fields are added up, DIF-SR's ``sum``;
     positions count from the newest event. Its auxiliary loss, by which states also predict the
     attributes of the next item, is left out.

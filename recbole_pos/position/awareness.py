@@ -1,12 +1,12 @@
-"""What an encoding tells about a position, checked on its numbers (Qiu et al., PosRec, section 3).
+"""Whether an encoding encodes both ends of a session (Qiu et al., PosRec, section 3).
 
 An encoding is looked at for all events of sessions of 1 to ``max_length`` events. Definitions 3.1
 and 3.2 ask for a set of columns for each pair of lengths; here, as in the proof of theorem 4.1, one
 set has to serve all. It suffices to try the largest set of columns that are equal for equal
 positions: vectors that differ in some of its columns differ in all of it.
 
-Slow sines and cosines of short sessions are equal by rounding alone in float32: ASPE of 100 columns
-counts as aware of both ends up to 3 events. Float64 tells.
+Slow sines and cosines of short sessions are equal by mere rounding in float32: ASPE of 100 columns
+counts as aware of both ends up to 3 events. Use float64.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Ten
 
 
 def _columns(vectors: Tensor, place: Tensor, tolerance: float) -> list[int]:
-    """The columns of [k, d] that depend on the place [k] alone, if they tell places apart."""
+    """The columns of [k, d] that depend on the place [k] alone, if they distinguish places."""
     spread = [vectors[place == one].aminmax(dim=0) for one in place.unique()]
     equal = torch.stack([high - low <= tolerance for low, high in spread]).all(0)
     one_each = torch.stack([low for low, _ in spread])[:, equal]

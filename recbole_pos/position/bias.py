@@ -1,4 +1,4 @@
-"""Terms added to the logits that depend on the distance of two events alone.
+"""Terms added to the logits that depend on the distance of two events only.
 
 Distances count events: i - j for query i and key j. The causal mask comes later, so what stands
 above the diagonal does not matter.

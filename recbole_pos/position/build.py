@@ -80,7 +80,7 @@ def build_row_encodings(
 ) -> nn.ModuleList:
     """The named schemes, for a model in which events have no other place than at the input.
 
-    Each tells its rows by the places of events (``rows``); ``nope`` is none.
+    Each has rows by the places of events (``rows``); ``nope`` is none.
 
     Raises:
         UsageError: for what :func:`build_schemes` refuses, and any other scheme.
@@ -102,7 +102,7 @@ def build_row_encodings(
 
 @dataclass(frozen=True)
 class Description:
-    """What ``recbole-pos schemes`` tells about a scheme."""
+    """What ``recbole-pos schemes`` lists of a scheme."""
 
     place: str
     needs: str

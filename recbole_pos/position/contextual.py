@@ -10,7 +10,7 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
 
 class NoPosition(AttentionPosition):
-    """No position: order comes from the causal mask alone (Kazemnejad et al., NoPE, 2023)."""
+    """No position: order comes from the causal mask only (Kazemnejad et al., NoPE, 2023)."""
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ Reference:
     =============  =====================================================================
 
 All but SPE and LPE read how many later events there are: of the window, where that is cut off
-(``MAX_ITEM_LIST_LENGTH``). That tells nothing about their items, as padding on the left does not in
+(``MAX_ITEM_LIST_LENGTH``). That reveals nothing of their items, as padding on the left does not in
 the papers' code, so a model stays causal in what it knows of items. But where every event of a
 window is a query, as in PosSASRec, those in training have any number of later events while the one
 that predicts has none; PosRec trains on each prefix of a session as its own example.

@@ -49,7 +49,7 @@ class FrequencyBank(nn.Module):
             paper's a_k and b_k, which stand outside the ladder, so that products may cross.
     """
 
-    start: Tensor  # of fixed frequencies alone
+    start: Tensor  # of fixed frequencies only
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class LinearAttention(AttentionPosition):
         block = F.pad(block, (0, 0, 0, chunks * c - t)).view(b, h, chunks, c, width)
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
         state = k.transpose(-1, -2) @ v  # [b, h, chunks, e, e + 1]
-        # of earlier chunks alone: to subtract one's own would leave the rounding of later events
+        # of earlier chunks only: to subtract one's own would leave the rounding of later events
         before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
         out = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
         out = out.view(b, h, chunks * c, -1)[:, :, :t].transpose(1, 2)

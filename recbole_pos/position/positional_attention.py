@@ -1,4 +1,4 @@
-"""Attention whose weights depend on positions alone: PARec, FPARec and fixed patterns.
+"""Attention whose weights depend on positions only: PARec, FPARec and fixed patterns.
 
 The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and a
 padding mask m, the normalised attention over real events is

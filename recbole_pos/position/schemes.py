@@ -146,7 +146,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
 
 def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -> type:
-    """Make a position scheme of one's own known by a name that ``position`` may have.
+    """Register a custom position scheme under a name that ``position`` may have.
 
     Args:
         name: its name.

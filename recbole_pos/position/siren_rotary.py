@@ -1,4 +1,4 @@
-"""Rotary angles of order, and of what a small sinusoidal network makes of an event's time.
+"""Rotary angles of order, and of an event's time through a small sinusoidal network.
 
 Reference:
     Hailing Cheng, Daqi Sun, Xinyu Lu. "Learning to Rotate: Temporal and Semantic Rotary Encoding
@@ -36,7 +36,7 @@ class SirenRotaryPosition(AngularPosition):
 
     The frequencies of time are the rows of A: learned, and of any mixture of signals. W and V are 0
     when fresh, so that a fresh model is that of ``rope``. Unlike those of other rotary schemes the
-    products depend on when two events happened, not on the time between them alone.
+    products depend on when two events happened, not on the time between them only.
 
     Args:
         dimensions: sizes of the model; heads must have even size.

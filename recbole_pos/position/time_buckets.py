@@ -34,7 +34,7 @@ class TimeEmbedding(InputPosition):
     """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
 
     Times count from older events, never from the newest one of the window: in training every event
-    of a window is a query, and seconds until the newest event would tell it when the events after
+    of a window is a query, and seconds until the newest event would reveal when the events after
     it happen. With ``request_time: target`` an event also gets R[bucket(t_{k+1} - t_k)], the gap to
     the request that its state answers.
 

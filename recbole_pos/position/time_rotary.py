@@ -78,13 +78,13 @@ class AngularPosition(AttentionPosition):
         """[m] float64, in units of the bank since the oldest event of the sequence.
 
         Which event is the anchor does not matter: the product of a turned query and key depends on
-        the difference of their times alone.
+        the difference of their times only.
         """
         return ctx.elapsed / SECONDS[self.time_unit]
 
 
 class BankRotaryPosition(AngularPosition):
-    """Base of schemes that turn by time alone, with the frequencies of one bank.
+    """Base of schemes that turn by time only, with the frequencies of one bank.
 
     Args:
         dimensions: sizes of the model.
@@ -141,12 +141,12 @@ class CalendarRotaryPosition(BankRotaryPosition):
     here as periods, so that products depend on the difference of two times only.
 
     Planes are dealt out to the parts in turn; the n-th plane of a part turns n times a period, so
-    that together they tell any shape of a day or a week. Nothing is learned.
+    that together they encode any shape of a day or a week. Nothing is learned.
 
     Args:
         dimensions: sizes of the model; heads must have even size.
         calendar_parts: of hour, day, week, month, year, decade; one plane each at least. Parts
-            shorter than twice the resolution of the times say nothing.
+            shorter than twice the resolution of the times carry no information.
     """
 
     options = ("calendar_parts",)
@@ -180,7 +180,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         dimensions: sizes of the model; heads must have even size.
         fusion: the form.
         time_ratio: share of planes, heads or layers that turn by time in the split forms, rounded,
-            but at least one of either kind; 0 is order alone (``rope``), 1 time alone
+            but at least one of either kind; 0 is order only (``rope``), 1 time only
             (``time_rope``).
         gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0 or
             1, with the gradient of the sigmoid).
@@ -297,7 +297,7 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _share(ratio: float, whole: int, what: str, key: str) -> int:
-    """How many of ``whole`` turn by time: rounded, but none or all only if the ratio says so."""
+    """How many of ``whole`` turn by time: rounded, but none or all only for a ratio of 0 or 1."""
     if ratio in (0, 1):
         return whole * int(ratio)
     if whole == 1:

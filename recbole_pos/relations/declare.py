@@ -53,7 +53,7 @@ def read_relations(given: Any, dataset: Dataset) -> list[Relation]:
 
     Args:
         given: a list of mappings, or of names of fields for all defaults.
-        dataset: RecBole's dataset; says which fields are loaded, and of which type.
+        dataset: RecBole's dataset; has the loaded fields and their types.
 
     Raises:
         UsageError: for anything that is not a relation, naming entry, field and what to do.

@@ -1,8 +1,8 @@
-"""Relations within histories that no log knows: what ``lookup.py`` finds for own events, traceable.
+"""Relations within histories outside the dataset: what ``lookup.py`` finds, traceable.
 
 Rows are whole ([b, t], padding behind), and so are matrices of relations: an event reads the k
-strongest of the older ones in its row. Relations are those that items, their order and their times
-tell.
+strongest of the older ones in its row. Relations are those of items,
+their order and their times.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HistoryRelations(nn.Module):
         declared: the same relations, as declared.
 
     Raises:
-        UsageError: for a relation that items, order and times do not tell.
+        UsageError: for a relation of anything but items, order and times.
     """
 
     def __init__(self, lookup: RelationLookup, declared: Sequence[Relation]) -> None:
@@ -93,7 +93,7 @@ class HistoryRelations(nn.Module):
         if behind := [relation.field for relation in heads if relation.table == "inter"]:
             raise UsageError(
                 f"AttrFormer cannot be exported with relations of {', '.join(behind)}: a field of "
-                "events, of which an exported model is told items and times alone"
+                "events, of which an exported model gets items and times only"
             )
         self.heads, self.k = heads, lookup.top_k
         tables = {
@@ -160,6 +160,6 @@ def _own(lookup: RelationLookup) -> float | None:
     if len(own) > 1:
         raise UsageError(
             "AttrFormer cannot be exported with relations of users where some have no attribute: "
-            "an exported model is not told whose history it reads"
+            "an exported model does not know whose history it reads"
         )
     return float(own[0])

@@ -64,12 +64,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class TableRelation:
-    """A relation between classes of things.
+    """A relation between classes of entities.
 
     Attributes:
         table: the classes and their relations.
         across: whether it reaches other users (scope: batch).
-        by_item: whether things are items, or the events of the log.
+        by_item: whether entities are items, or the events of the log.
     """
 
     table: RelationTable
@@ -176,7 +176,7 @@ class RelationLookup:
         size = len(self.offsets) - 1
         # training events of a user come before the held-out ones
         self.train_end = self.offsets[:-1] + np.bincount(self.users[self.trained], minlength=size)
-        self.notices: list[str] = []  # what to tell before training
+        self.notices: list[str] = []  # to report before training
         users = [relation for relation in relations if relation.source == "user"]
         others = [relation for relation in relations if relation.source != "user"]
         self.heads = [self._compile(relation, dataset) for relation in others]
@@ -296,7 +296,7 @@ class RelationLookup:
 
         Early events of a user come before most of the others', late ones after. The draw of an
         event does not depend on how many events of its user follow: a clock that spread the events
-        of a user evenly would tell every one of them how much is still to come.
+        of a user evenly would reveal to every one how many follow.
         """
         distinct, place = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]

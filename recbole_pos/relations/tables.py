@@ -1,9 +1,9 @@
-"""Relations between classes of things, made once (scipy.sparse) and looked up in every batch.
+"""Relations between classes of entities, made once (scipy.sparse) and looked up in every batch.
 
-Things (items, users or events) with the same value of an attribute are one *class*: a brand, a set
-of categories, a price within a brand. How two things are related depends on their classes alone, so
-a table over classes says all there is to know about a relation, and stays small where the matrix
-over things would not: amazon-beauty has 12,101 items and one category that all of them share.
+Entities (items, users or events) with the same value of an attribute are one *class*: a brand, a
+set of categories, a price within a brand. How two entities are related depends on their classes
+only, so a table over classes holds all of a relation, and stays small where the matrix over
+entities would not: amazon-beauty has 12,101 items and one category that all of them share.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WITHIN = "a condition (within)"
 
 @dataclass(frozen=True)
 class RelationTable:
-    """Classes of things and how they are related.
+    """Classes of entities and how they are related.
 
     Attributes:
-        group: [things] int64 class of each thing, from 1; 0 where the attribute is missing.
+        group: [entities] int64 class of each entity, from 1; 0 where the attribute is missing.
         indptr: [classes + 1] where the related classes of each class begin; class 0 has none.
         classes: [pairs] int64 related classes of a class in order of preference: largest relation
             first, then largest cosine (among equal dot products the smaller set is more like it),
@@ -59,12 +59,12 @@ class RelationTable:
 
     @cached_property
     def known(self) -> np.ndarray:
-        """[things] bool, whether a thing can be related: it then is to itself."""
+        """[entities] bool, whether an entity can be related: it then is to itself."""
         return np.diff(self.indptr)[self.group] > 0
 
     @cached_property
     def own(self) -> np.ndarray:
-        """[things] float64 the relation of a thing to itself, 0 where it can have none."""
+        """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
         return self.matrix().diagonal()[self.group]
 
     def matrix(self) -> sp.csr_matrix:
@@ -75,10 +75,10 @@ class RelationTable:
 
 
 def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of one-hot ([things]) or multi-hot ([things, s], 0 is padding) columns.
+    """Classes of one-hot ([entities]) or multi-hot ([entities, s], 0 is padding) columns.
 
     Returns:
-        [things] classes, and [classes, tokens] with 1 where a class has a token.
+        [entities] classes, and [classes, tokens] with 1 where a class has a token.
     """
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # multi-hot: a name counts once
@@ -116,7 +116,7 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 
 
 def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[things] classes of equal numbers (0 for what is not finite: missing), [classes] values."""
+    """[entities] classes of equal numbers (0 for what is not finite: missing), [classes] values."""
     known = np.isfinite(column)
     values, place = np.unique(column[known], return_inverse=True)
     group = np.zeros(len(column), dtype=np.int64)
@@ -143,11 +143,11 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
 
 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
-    """Classes of things that agree in several classifications.
+    """Classes of entities that agree in several classifications.
 
     Returns:
-        [things] joint classes (none of them 0), and for each classification a one-hot matrix
-        [joint classes + 1, its classes]; things of no class have an empty row.
+        [entities] joint classes (none of them 0), and for each classification a one-hot matrix
+        [joint classes + 1, its classes]; entities of no class have an empty row.
     """
     kinds, group = np.unique(np.stack(groups, 1), axis=0, return_inverse=True)
     member = []
@@ -171,7 +171,7 @@ def spread_matrix(
     Args:
         member: [joint classes, classes] one-hot.
         matrix: [classes, classes].
-        name, advice: of what to say where there are too many pairs.
+        name, advice: of the error where there are too many pairs.
     """
     n = member.shape[1]
     matrix, size = matrix[:n, :n], np.bincount(member.indices, minlength=n).astype(float)
@@ -186,10 +186,10 @@ def restrict_within(
     condition_matrix: sp.csr_matrix,
     name: str,
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """A relation between things that also share a value of another attribute (appendix A.2).
+    """A relation between entities that also share a value of another attribute (appendix A.2).
 
     Args:
-        group: [things] classes of the relation.
+        group: [entities] classes of the relation.
         relate: their relation, pair by pair: classes [n] and classes [n] to [n].
         condition, condition_matrix: of the other attribute.
         name: for the message.
@@ -198,7 +198,7 @@ def restrict_within(
         Joint classes and their relations.
     """
     group, (value, shared) = join_classes([group, condition])
-    advice = "use a field with fewer distinct values, or a condition that fewer things share"
+    advice = "use a field with fewer distinct values, or a condition that fewer entities share"
     together = spread_matrix(shared, condition_matrix, name, advice).tocoo()
     kind = np.zeros(value.shape[0], dtype=np.int64)  # the class of relation of a joint class
     kind[np.repeat(np.arange(len(kind)), np.diff(value.indptr))] = value.indices
@@ -245,7 +245,7 @@ def build_user_table(
 def _classes(
     relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of things and their relations, within a condition if there is one."""
+    """Classes of entities and their relations, within a condition if there is one."""
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     if relation.kind == "categorical":
@@ -280,7 +280,7 @@ def describe_empty(relation: Relation, dataset: Dataset) -> str:
 
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return a field of things by id, or of events by place in the log; NaN where missing."""
+    """Return a field of entities by id, or of events by place in the log; NaN where missing."""
     feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
     column = feat[field].numpy()
     if column.dtype.kind != "f":
