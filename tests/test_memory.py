@@ -33,8 +33,10 @@ def test_weights_that_cannot_fit(
     monkeypatch.setattr(memory, "free_memory", lambda: 2**28)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     config = PosConfig(model, "tiny", None, {"data_path": str(tiny), **options})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=f"{model} needs .*Large here are .*{named}"):
         prepare(config)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
     monkeypatch.setattr(memory, "memory", lambda: 2**10)
     with pytest.raises(UsageError, match=f"{model} needs .* GiB or more for its weights"):
