@@ -27,9 +27,15 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
-from recbole_pos.serve.export import histories, opened
-from recbole_pos.serve.onnx_program import write_onnx
-from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
+from recbole_pos.serve.export import load_program, random_histories
+from recbole_pos.serve.programs import (
+    Encoder,
+    Recommend,
+    input_names,
+    make_encoder,
+    trace,
+    write_onnx,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 K, LENGTH = 100, 50
@@ -67,18 +73,18 @@ def row_of(name: str, folder: Path, requests: int) -> str:
     """A line of the table."""
     options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "show_progress": False}
     made = prepare(PosConfig(name, "ml-100k", None, options))
-    encoder = encoder_of(made.model.eval(), "own" if name == "AttrFormer" else None)
+    encoder = make_encoder(made.model.eval(), "own" if name == "AttrFormer" else None)
     module = Recommend(encoder, K)
-    given = histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
+    given = random_histories(encoder, torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
     allowed = {"allowed": torch.ones(1, encoder.model.n_items, dtype=torch.bool)}
     inputs = {**given, **allowed}
-    ordered = {name: inputs[name] for name in names_of(module)}
-    program = traced(module)
+    ordered = {name: inputs[name] for name in input_names(module)}
+    program = trace(module)
     torch.export.save(program, folder / f"{name}.pt2")
-    write_onnx(program, folder / f"{name}.onnx", names_of(module), ("best", "scores"))
+    write_onnx(program, folder / f"{name}.onnx", input_names(module), ("best", "scores"))
     asked = [eager(encoder, given, made.dataset.log)]
     for suffix in ("pt2", "onnx"):
-        run = opened(folder / f"{name}.{suffix}")
+        run = load_program(folder / f"{name}.{suffix}")
         asked.append(lambda run=run: run(ordered))
     return " | ".join(["", name, *milliseconds(asked, requests), ""]).strip()
 

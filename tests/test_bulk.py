@@ -10,7 +10,7 @@ from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.serve.histories import Histories
-from recbole_pos.serve.topk import top_items
+from recbole_pos.serve.recommender import top_items
 
 
 @pytest.mark.parametrize("items", [5, 255, 256, 300, 1000, 3000])

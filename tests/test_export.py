@@ -20,9 +20,9 @@ import recbole_pos
 from recbole_pos import PosRecommender
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.serve.export import histories
-from recbole_pos.serve.export_readme import lines_of
-from recbole_pos.serve.programs import encoder_of, traced
+from recbole_pos.serve.export import random_histories
+from recbole_pos.serve.export_readme import write_lines
+from recbole_pos.serve.programs import make_encoder, trace
 
 pytestmark = pytest.mark.slow
 TRAINED = ["PosSASRec", "TORoPE"]
@@ -119,13 +119,13 @@ def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, ca
     assert not list(tmp_path.iterdir())
     for model in ("SASRec", "SPop", "AnchoredSRGNN"):
         with pytest.raises(UsageError, match=f"{model} cannot be exported: its forward"):
-            encoder_of(experiment(model).model)
+            make_encoder(experiment(model).model)
 
 
 def test_the_lines_of_the_page() -> None:
     page = Path(__file__).parent.parent / "docs" / "export.md"
-    lines = lines_of("onnx", [], [None, "50", "181", "172"], 50)
-    assert "\n".join(["```python", *lines, "```"]) in page.read_text(encoding="utf-8")
+    lines = write_lines("onnx", [], [None, "50", "181", "172"], 50)
+    assert f"```python\n{lines}\n```" in page.read_text(encoding="utf-8")
 
 
 class Counting(PosRecommender):
@@ -146,9 +146,9 @@ def test_models_of_ones_own(experiment: Any) -> None:
     recbole_pos.register_model(Counting)
     recbole_pos.register_model(Overriding)
     with pytest.raises(UsageError, match="Counting cannot be exported: torch.export refuses it: "):
-        traced(encoder_of(experiment("Counting").model))
+        trace(make_encoder(experiment("Counting").model))
     with pytest.raises(UsageError, match="Overriding cannot be exported: it defines forward"):
-        encoder_of(experiment("Overriding").model)
+        make_encoder(experiment("Overriding").model)
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch_export"])
@@ -168,10 +168,13 @@ def test_a_full_disk(runs: Path, tmp_path: Path, form: str) -> None:
 def test_what_differs_is_not_written(runs: Path, tmp_path: Path, monkeypatch: Any) -> None:
     from recbole_pos.serve import export as module
 
-    encoder = encoder_of(recbole_pos.load(runs / "TORoPE").model)
-    assert set(histories(encoder, torch.tensor([2]), torch.Generator())) >= {"items", "times"}
+    encoder = make_encoder(recbole_pos.load(runs / "TORoPE").model)
+    assert set(random_histories(encoder, torch.tensor([2]), torch.Generator())) >= {
+        "items",
+        "times",
+    }
     monkeypatch.setattr(
-        module, "opened", lambda path: lambda given: [encoder(*given.values()) + 1e-2]
+        module, "load_program", lambda path: lambda given: [encoder(*given.values()) + 1e-2]
     )
     with pytest.raises(UsageError, match="what was written differs from it by"):
         recbole_pos.export(runs / "TORoPE", tmp_path / "served", "torch_export")

@@ -20,9 +20,15 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.schemes import FACTS
-from recbole_pos.serve.export import histories, opened
-from recbole_pos.serve.onnx_program import write_onnx
-from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
+from recbole_pos.serve.export import load_program, random_histories
+from recbole_pos.serve.programs import (
+    Encoder,
+    Recommend,
+    input_names,
+    make_encoder,
+    trace,
+    write_onnx,
+)
 
 Build = Callable[..., Experiment]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -53,20 +59,20 @@ def model_of(build: Build, position: list[str], **options: Any) -> Any:
 
 def written(module: Encoder | Recommend, form: str, folder: Path) -> Callable[..., list[Any]]:
     """A program by way of its file."""
-    program = traced(module)
+    program = trace(module)
     path = folder / {"onnx": "program.onnx", "torch_export": "program.pt2"}[form]
     if form == "onnx":
         pytest.importorskip("onnxruntime")
         outputs = ("vector",) if isinstance(module, Encoder) else ("best", "scores")
-        write_onnx(program, path, names_of(module), outputs)
+        write_onnx(program, path, input_names(module), outputs)
     else:
         torch.export.save(program, path)
-    return opened(path)
+    return load_program(path)
 
 
 def batches(encoder: Encoder) -> list[dict[str, Any]]:
     draw = torch.Generator().manual_seed(1)
-    return [histories(encoder, torch.tensor(lengths), draw) for lengths in LENGTHS]
+    return [random_histories(encoder, torch.tensor(lengths), draw) for lengths in LENGTHS]
 
 
 def check(encoder: Encoder, program: Callable[..., list[Any]]) -> None:
@@ -90,7 +96,7 @@ def test_rows_with_padding_are_what_packed_events_are(
     except UsageError as error:
         assert "replaces attention" in str(error)
         return
-    encoder = encoder_of(model)
+    encoder = make_encoder(model)
     check(encoder, lambda given: [encoder(*given.values())])
 
 
@@ -107,7 +113,7 @@ def test_rows_with_padding_are_what_packed_events_are(
 def test_programs_of_schemes(
     experiment: Build, tmp_path: Path, position: list[str], form: str
 ) -> None:
-    encoder = encoder_of(model_of(experiment, position))
+    encoder = make_encoder(model_of(experiment, position))
     check(encoder, written(encoder, form, tmp_path))
 
 
@@ -117,7 +123,7 @@ def test_programs_of_schemes(
 def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form: str) -> None:
     made = experiment(model)
     # FGNN has no norm: far from its start its states are of size 100
-    encoder = encoder_of(made.model.eval() if model == "FGNN" else shaken(made))
+    encoder = make_encoder(made.model.eval() if model == "FGNN" else shaken(made))
     check(encoder, written(encoder, form, tmp_path))
 
 
@@ -141,17 +147,17 @@ def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form:
 def test_programs_of_options(
     experiment: Build, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
-    encoder = encoder_of(shaken(experiment(model, **options)))
+    encoder = make_encoder(shaken(experiment(model, **options)))
     program = written(encoder, "onnx", tmp_path)
     n, draw = encoder.model.max_seq_length, torch.Generator().manual_seed(1)
     for lengths in ([n], [n, 1, n // 2, max(n - 9, 1)]):
-        given = histories(encoder, torch.tensor(lengths), draw)
+        given = random_histories(encoder, torch.tensor(lengths), draw)
         torch.testing.assert_close(program(given)[0], encoder.model(*given.values()), **CLOSE)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -> None:
-    encoder = encoder_of(shaken(experiment("PosSASRec")))
+    encoder = make_encoder(shaken(experiment("PosSASRec")))
     k, items = 6, encoder.model.n_items
     program = written(Recommend(encoder, k), form, tmp_path)
     draw = torch.Generator().manual_seed(2)
@@ -188,7 +194,7 @@ def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> 
     options = {"MAX_ITEM_LIST_LENGTH": 9, "relations": relations, "inference_relations": reads}
     shop = open_shop(write(tmp_path, made), **options)
     model, log = shaken(shop), shop.dataset.log
-    encoder = encoder_of(model)
+    encoder = make_encoder(model)
     program = written(encoder, form, tmp_path)
     target = np.flatnonzero(log.ranks > 0)
     lengths = np.minimum(log.ranks[target], 9)
@@ -203,7 +209,7 @@ def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> 
         "lengths": torch.from_numpy(lengths),
         "times": times.masked_fill(outside, 0),
     }
-    found = program({name: given[name] for name in names_of(encoder)})[0]
+    found = program({name: given[name] for name in input_names(encoder)})[0]
     torch.testing.assert_close(found, expected, **CLOSE)
     if reads == "own":  # which is not nothing
         model.inference = "none"
@@ -218,7 +224,7 @@ def test_attrformer_says_what_it_cannot(tmp_path: Path) -> None:
         (["country"], "own", "where some have no attribute"),
     ):
         with pytest.raises(UsageError, match=said):
-            encoder_of(open_shop(folder, relations=relations).model, reads)
+            make_encoder(open_shop(folder, relations=relations).model, reads)
 
 
 def test_a_padded_context_answers_as_a_packed_one() -> None:

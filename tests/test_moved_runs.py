@@ -94,12 +94,12 @@ def test_a_model_is_exported_without_data(here: Path) -> None:
 
 
 def test_a_server_answers_histories_without_data(here: Path) -> None:
-    from recbole_pos.serve.live import Live
+    from recbole_pos.serve.holder import ModelHolder
 
-    live = Live("run")
+    live = ModelHolder("run")
     with pytest.warns(RunWarning):
         loaded = live.load()
-    assert loaded.described()["items"] == 40 == len(loaded.recommender.items)
+    assert loaded.about["items"] == 40 == len(loaded.recommender.items)
 
 
 @pytest.mark.parametrize(

@@ -1,54 +1,75 @@
-"""Recommendations for every user, against scores of histories written out by hand."""
+"""Recommendations into files and folders, in one process and by Ray; scores by hand."""
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL, small
+from conftest import CROSS_ENTROPY, SMALL, small, wait
 from recbole.data.interaction import Interaction
+from test_recommender import sample_histories
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import weights_of
 from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.screen import Screen
+from recbole_pos.serve.on_ray import collect, recommend_on_ray, write_part
+from recbole_pos.serve.recommend import BulkRequest, Counts, write_recommendations
 from recbole_pos.serve.recommender import Growth, Recommender
 
-
-def options(model: str, folder: Path, **more: Any) -> dict[str, Any]:
-    more = {"data_path": str(folder), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    return small(model, **more).external_config_dict
+pytestmark = pytest.mark.slow
 
 
-def trained(model: str, folder: Path, run_dir: Path, **more: Any) -> Path:
-    given = options(model, folder, **more)
+def train(model: str, data: Path, run_dir: Path, **more: Any) -> Path:
+    config = small(model, data_path=str(data), epochs=1, **CROSS_ENTROPY.get(model, {}), **more)
+    given = config.external_config_dict
     recbole_pos.run(model, "tiny", None, given, run_dir=run_dir, verbose=False)
     return run_dir
 
 
+@pytest.fixture(scope="module")
+def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each kind: reads order, reads times, RecBole's sequential, RecBole's general."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = ("PosSASRec", "TORoPE", "SASRec", "BPR")
+    return {name: train(name, tiny, folder / name) for name in names}
+
+
+@pytest.fixture
+def run_dir(runs: dict[str, Path]) -> Path:
+    return runs["PosSASRec"]
+
+
 def histories(folder: Path) -> dict[str, pd.DataFrame]:
-    """Events of each user by time, ties as in the file."""
+    """Return events of each user by time, ties as in the file."""
     log = pd.read_csv(folder / "tiny" / "tiny.inter", sep="\t")
     log.columns = [column.split(":")[0] for column in log]
-    log = log.sort_values("timestamp", kind="stable")
-    return dict(list(log.groupby("user_id")))
+    return dict(list(log.sort_values("timestamp", kind="stable").groupby("user_id")))
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "TORoPE", "SASRec"])
-def test_scores_after_the_whole_history(tiny: Path, tmp_path: Path, model: str) -> None:
-    run_dir = trained(model, tiny, tmp_path / "run")
-    found = recbole_pos.recommend(run_dir, k=7)
-    made = recbole_pos.load(run_dir)
+def test_scores_after_the_whole_history(tiny: Path, runs: dict[str, Path], model: str) -> None:
+    found = recbole_pos.recommend(runs[model], k=7)
+    made = recbole_pos.load(runs[model])
     ids, names = (
         getattr(made.dataset, f"field2{kind}")["item_id"] for kind in ("token_id", "id_token")
     )
@@ -71,29 +92,28 @@ def test_scores_after_the_whole_history(tiny: Path, tmp_path: Path, model: str) 
         np.testing.assert_allclose(mine["score"], best.numpy(), rtol=1e-4, atol=1e-5)
 
 
+QUICK = ("PosSASRec", "TORoPE", "KernelAttention", "PosRec", "SessionKNN", "NARM", "BPR", "Pop")
+OTHERS = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFormer")]
+
+
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        *(
-            (model, {})
-            for model in [*MODELS, *BASELINES, "NARM", "BPR", "Pop"]
-            if model != "AttrFormer"
-        ),
-        *(
-            ("AttrFormer", {"inference_relations": kind})
-            for kind in ("training_bank", "own", "none")
-        ),
+        *((model, {}) for model in QUICK),
+        *(pytest.param(model, {}, marks=pytest.mark.long) for model in OTHERS),
+        ("AttrFormer", {"inference_relations": "training_bank"}),
+        pytest.param("AttrFormer", {"inference_relations": "none"}, marks=pytest.mark.long),
         ("AttrFormer", {"inference_relations": "own", "cross_sequence": "time_respecting"}),
     ],
     ids=str,
 )
 def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, more: dict) -> None:
     """Without the test events, what comes next is what they were: the same rows and scores."""
-    config = PosConfig(model, "tiny", None, options(model, tiny, **more))
+    given = {"data_path": str(tiny), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
+    config = PosConfig(model, "tiny", None, small(model, **given).external_config_dict)
     dataset = read_dataset(config)
     dataset.build()
     known = prepare(config, dataset=dataset)
-    weights = weights_of(known.model)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
     weights, target = weights_of(known.model), known.loaders["test"]
     known.model.eval()
@@ -111,40 +131,36 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "BPR"])
-def test_past_items_left_out(tiny: Path, tmp_path: Path, model: str) -> None:
+def test_seen_items_are_excluded(tiny: Path, runs: dict[str, Path], model: str) -> None:
     """All of them, the newest too; where nothing else is left there are fewer rows."""
-    run_dir = trained(model, tiny, tmp_path / "run")
-    items = recbole_pos.load(run_dir).dataset.item_num - 1
-    found = recbole_pos.recommend(run_dir, k=items, mask_history=True)
+    items = recbole_pos.load(runs[model]).dataset.item_num - 1
+    found = recbole_pos.recommend(runs[model], k=items, mask_history=True)
     for user, events in histories(tiny).items():
         mine = found[found["user_id"] == user]
         past = set(events["item_id"])
         assert not past & set(mine["item_id"]) and len(mine) == items - len(past)
-    default = recbole_pos.recommend(run_dir, k=items)
-    assert len(default) == len(found) if model == "BPR" else items * len(histories(tiny))
-    assert len(recbole_pos.recommend(run_dir, k=items, mask_history=False)) > len(found)
+    default = recbole_pos.recommend(runs[model], k=items)  # as the run was evaluated
+    assert len(default) == (len(found) if model == "BPR" else items * len(histories(tiny)))
 
 
-def test_chosen_users(tiny: Path, tmp_path: Path) -> None:
-    run_dir = trained("PosSASRec", tiny, tmp_path / "run")
-    everyone = recbole_pos.recommend(run_dir, k=3)
+def test_chosen_users(run_dir: Path) -> None:
+    all_users = recbole_pos.recommend(run_dir, k=3)
     found = recbole_pos.recommend(run_dir, ["u7", "u2", "u7", "u30"], k=3)
     assert found["user_id"].tolist() == ["u7"] * 3 + ["u2"] * 3 + ["u30"] * 3
     for user in ("u7", "u2", "u30"):
-        want, got = (x[x["user_id"] == user].reset_index(drop=True) for x in (everyone, found))
-        assert want["item_id"].tolist() == got["item_id"].tolist()
-    with pytest.raises(UsageError, match="users: 2 of 3 have no event in 'tiny': 'nobody', 'x'"):
-        recbole_pos.recommend(run_dir, ["nobody", "u1", "x"])
+        want, got = (x.loc[x["user_id"] == user, "item_id"] for x in (all_users, found))
+        assert want.tolist() == got.tolist()
     assert recbole_pos.recommend(run_dir, "u30", k=1)["user_id"].tolist() == ["u30"]
-    with pytest.raises(UsageError, match="users: 0 of 0 have no event"):
-        recbole_pos.recommend(run_dir, [])
+    for users in (["nobody", "u1", "x"], []):
+        with pytest.raises(UsageError, match="users: "):
+            recbole_pos.recommend(run_dir, users)
     for k in (0, 10**6, 1.5, "3"):
-        with pytest.raises(UsageError, match=f"k: expected 1 to .*found {k!r}"):
+        with pytest.raises(UsageError, match=f"k: .*found {k!r}"):
             recbole_pos.recommend(run_dir, k=k)
 
 
-def test_command(tiny: Path, tmp_path: Path, capsys) -> None:
-    run_dir = trained("PosSASRec", tiny, tmp_path / "run", eval_batch_size=7)
+def test_command(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    run_dir = train("PosSASRec", tiny, tmp_path / "run", eval_batch_size=7)
     assert main(["recommend", str(run_dir), "-k", "2"]) == 0
     file = run_dir / "recommendations.csv"
     assert str(file) in capsys.readouterr().out
@@ -156,22 +172,229 @@ def test_command(tiny: Path, tmp_path: Path, capsys) -> None:
     assert len(pd.read_csv(out)) == 10
     assert main(["recommend", str(run_dir), "-k", "0", "--out", str(tmp_path / "no.csv")]) == 2
     assert main(["recommend", str(run_dir), "--topk=5"]) == 2
-    assert "no further arguments expected, found --topk=5" in capsys.readouterr().err
     assert main(["recommend", str(tmp_path)]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
-    capsys.readouterr()
     assert main(["recommend", str(run_dir), "--out", str(tmp_path / "none" / "a.csv")]) == 2
-    assert f"there is no folder {tmp_path}/none\n" in capsys.readouterr().err
     assert main(["recommend", str(run_dir), "--out", "/dev/full"]) == 1  # nothing else is there now
     assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
     assert Path("/dev/full").is_char_device()
     assert sorted(x.name for x in tmp_path.iterdir()) == ["run", "some where.csv"]
 
 
-def test_recommendations_through_a_pipe(tiny: Path, tmp_path: Path) -> None:
+def test_recommendations_through_a_pipe(run_dir: Path) -> None:
     """Nothing but the table goes through it."""
-    run_dir = trained("PosSASRec", tiny, tmp_path / "run")
     command = [sys.executable, "-m", "recbole_pos.cli.main", "recommend", str(run_dir), "-k", "2"]
     found = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, text=True)
     table = pd.read_csv(io.StringIO(found.stdout))
     assert len(table) == 2 * table["user_id"].nunique() > 0 and set(table["rank"]) == {1, 2}
+
+
+def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    """Json lines and parquet, to csv and parquet; no cell of a csv file begins a formula."""
+    ids = ["=1+1", "+a", "-3", "@x", "\tq", "plain"]
+    rows = [{"id": name, "items": ["i1", "i2"], "times": [1, 5]} for name in ids]
+    rows.append({"items": ["x"], "times": [1]})
+    (tmp_path / "h.jsonl").write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
+    rows[-1]["id"] = str(len(ids))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "h.parquet")
+    (tmp_path / "stock.txt").write_text("i1\n\ni2 \ni3\nnever heard of\n")
+    for given in ("h.jsonl", "h.parquet"):
+        for name in ("o.csv", "o.parquet"):
+            command = ["recommend", str(runs["TORoPE"]), "-k2", f"--items={tmp_path / 'stock.txt'}"]
+            files = [f"--histories={tmp_path / given}", f"--out={tmp_path / name}"]
+            assert main([*command, *files]) == 0
+        table, cells = pd.read_parquet(tmp_path / "o.parquet"), pd.read_csv(tmp_path / "o.csv")
+        assert set(table["item"]) <= {"i1", "i3"} and table["id"].tolist() == [
+            name for name in [*ids, "6"] for _ in range(2)
+        ]
+        quoted = ["'=1+1", "'+a", "-3", "'@x", "'\tq", "plain", "6"]
+        assert cells["id"].astype(str).tolist()[::2] == quoted
+        out = capsys.readouterr().out
+        assert "1 items of histories are not known to the model" in out and "spreadsheet" in out
+        assert "1 of 7 get the most popular items" in out and "--exclude_seen leaves these" in out
+
+
+def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    """One line, exit 2, and no file is left; of none, a table without rows."""
+    given, out = tmp_path / "given.jsonl", tmp_path / "out.csv"
+    damaged, run_dir = tmp_path / "damaged.parquet", str(runs["TORoPE"])
+    pq.write_table(pa.table({"id": ["a"], "items": [["i1"]]}), damaged)
+    whole = damaged.read_bytes()
+    texts = ('{"id": "\\ud800", "items": []}', "[" * 10**5, "{}", '{"items": ["i1"]}')
+    cases = [
+        *((given, text.encode()) for text in texts),
+        *((given, b"\xff"), (given, b'{"items": [' + b"9" * 5000 + b"]}")),
+        *((damaged, whole[:at] + b"\xff\xff" + whole[at + 2 :]) for at in (len(whole) - 9, 0)),
+        *((damaged, whole), (damaged, whole[:100]), (damaged, b"")),
+    ]
+    for file, content in cases:
+        file.write_bytes(content)
+        assert main(["recommend", run_dir, f"--histories={file}", f"--out={out}"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and not out.exists()
+    for option in ("histories", "items", "exclude", "out"):
+        for value in ("--", "x" * 300):
+            assert main(["recommend", run_dir, f"--{option}={value}"]) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+    given.write_text("")
+    for out, read in ((tmp_path / "o.csv", pd.read_csv), (tmp_path / "o.parquet", pd.read_parquet)):
+        assert main(["recommend", run_dir, f"--histories={given}", f"--out={out}"]) == 0
+        assert list(read(out)) == ["id", "rank", "item", "score", "by"] and not len(read(out))
+    assert pq.read_schema(out).field("item").type == pa.string()
+
+
+def sort_rows(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values([table.columns[0], "rank"], ignore_index=True)
+
+
+def same(folder: Path, want: pd.DataFrame) -> None:
+    found = sort_rows(pd.read_parquet(folder))
+    pd.testing.assert_frame_equal(found, sort_rows(want), check_dtype=False, rtol=1e-4)
+
+
+def test_ray_recommends_as_one_process(
+    cluster: Path, run_dir: Path, tmp_path: Path, capfd: Any
+) -> None:
+    command = ["recommend", str(run_dir), "--address", "local", "--processes", "1", "-k", "3"]
+    assert main([*command, "--exclude_seen", "--out", str(tmp_path / "users")]) == 0
+    want = recbole_pos.recommend(run_dir, k=3, mask_history=True)
+    same(tmp_path / "users", want)
+    out, noise = capfd.readouterr()
+    assert f"{len(want)} recommendations of PosSASRec" in out and "Traceback" not in noise
+    (tmp_path / "given").mkdir()
+    given = [sample_histories(seed, 400) for seed in range(2)]
+    for number, part in enumerate(given):
+        part = [{**row, "id": f"{row['id']} of {number}"} for row in part]
+        pq.write_table(pa.Table.from_pylist(part), tmp_path / "given" / f"{number}.parquet")
+    request = BulkRequest(run_dir, histories=tmp_path / "given", k=4)
+    recommend_on_ray(request, tmp_path / "people")
+    one = write_recommendations(request, tmp_path / "people.parquet")
+    same(tmp_path / "people", pd.read_parquet(one))
+    assert len(list((tmp_path / "people").iterdir())) > 1
+    given[1][300]["items"] = [None]
+    pq.write_table(pa.Table.from_pylist(given[1]), tmp_path / "given" / "1.parquet")
+    with pytest.raises(UsageError, match="items of 'p300'"):
+        recommend_on_ray(request, tmp_path / "no")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"users", "given", "people", "people.parquet"}
+
+
+def slow(log: Path) -> Callable[[], None]:
+    """A function that makes a worker take its time for a part, and note where it is done."""
+    file = str(log)
+
+    def hook() -> None:
+        import os
+        import time
+
+        import ray
+
+        from recbole_pos.serve import on_ray
+
+        write = on_ray.write_part
+
+        def write_part(unit, asked):
+            result = write(unit, asked)
+            with open(file, "a") as stream:
+                stream.write(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}\n")
+            time.sleep(0.4)
+            return result
+
+        on_ray.write_part = write_part
+
+    return hook
+
+
+@pytest.fixture
+def raylets(no_ray: None) -> Iterator[Any]:
+    """Two raylets on loopback, one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.long
+def test_a_node_is_killed_in_the_middle(raylets: Any, run_dir: Path, tmp_path: Path) -> None:
+    import ray
+
+    log = tmp_path / "log"
+    rows = pa.Table.from_pylist(sample_histories(0, 8000))
+    pq.write_table(rows, tmp_path / "h.parquet", row_group_size=200)
+    hook = {"worker_process_setup_hook": slow(log)}
+    ray.init(raylets.address, runtime_env=hook, log_to_driver=False)
+    other = next(iter(raylets.worker_nodes))
+
+    def there() -> list[str]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.split()[1] for line in lines if line.split()[0] == other.node_id]
+
+    def kill() -> None:
+        """When two parts were done on the other machine."""
+        wait(lambda: len(there()) >= 2)
+        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        for pid in set(there()):
+            os.kill(int(pid), signal.SIGKILL)  # a machine takes its processes along
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    request = BulkRequest(run_dir, histories=tmp_path / "h.parquet", k=4)
+    recommend_on_ray(request, tmp_path / "out")
+    killer.join()
+    assert log.read_text().splitlines()[-1].split()[0] != other.node_id
+    same(tmp_path / "out", pd.read_csv(write_recommendations(request, tmp_path / "one.csv")))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_machine_does_not_find_the_run(run_dir: Path, tmp_path: Path) -> None:
+    asked = {"packed": pack("PosSASRec"), "at": None, "names": {"items": None, "exclude": None}}
+    for number, (run, place, message) in enumerate(
+        (
+            (tmp_path / "elsewhere", tmp_path, "elsewhere is not a run folder"),
+            (run_dir, tmp_path / "no" / "out", str(tmp_path / "no")),
+            (run_dir, tmp_path, ""),
+        )
+    ):
+        request = BulkRequest(str(run), k=3)
+        more = {"request": request, "place": str(place), "call": str(number)}
+        result = write_part({"users": ["u1"]}, {**asked, **more})
+        assert message in result["error"]
+        assert ("all machines must reach" in result["error"]) == bool(message)
+    assert result["counts"].rows == 3
+
+
+def test_what_a_lost_process_has_written_is_left_out(tmp_path: Path) -> None:
+    """Each part that was delivered is there once; one that is not seen here is an error."""
+    results = [
+        {"file": f"{n}.tmp", "error": "", "counts": Counts(people=n, rows=n, unknown=1)}
+        for n in range(3)
+    ]
+    for n in (1, 2, 7):  # 0 has no rows, and no file; 7 was not delivered
+        pq.write_table(pa.table({"id": [str(n)] * n}), tmp_path / f"{n}.tmp")
+    counts = collect(results, tmp_path, 3, Screen(False))
+    assert (counts.rows, counts.people, counts.unknown) == (3, 3, 3)
+    names = ["part-00000.parquet", "part-00001.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert sorted(pd.read_parquet(tmp_path)["id"]) == ["1", "2", "2"]
+    with pytest.raises(StorageError, match="cannot read what a machine wrote"):
+        collect(results, tmp_path, 3, Screen(False))
+
+
+def test_options_that_do_not_fit(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there/file", "h.jsonl"):
+        (tmp_path / name).touch()
+    out = ["--out", str(tmp_path / "out")]
+    for options, option in (
+        (["--address", "local"], "--address"),
+        (["--address", "local", "--out", str(tmp_path / "there")], "--out"),
+        (["--processes", "2"], "--processes"),
+        (["--address", "local", "--processes", "0", *out], "--processes"),
+        (["--address", "local", "-k", "0", *out], "k: "),
+        (["--address", "local", "--histories", str(tmp_path / "h.jsonl"), *out], "--histories"),
+        (["--address", "local", "--users", "u1", "--histories", "h.parquet", *out], "histories"),
+    ):
+        assert main(["recommend", str(run_dir), *options]) == 2
+        assert option in capsys.readouterr().err.partition("error: ")[2].partition("found")[0]
+    assert not (tmp_path / "out").exists()

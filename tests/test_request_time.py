@@ -23,7 +23,7 @@ from recbole_pos.experiment.result import KNOWS_WHEN
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.serve.bodies import RecommendBody, recommended
+from recbole_pos.serve.bodies import RecommendBody, recommend
 
 READS = [name for name, cls in SCHEMES.items() if cls.reads_request]
 HOURS = 24
@@ -236,7 +236,7 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     best = trained.recommend(histories=[ten, history], k=1, at=start + 86400 * 7 + 3600 * 15)
     assert best["item"].tolist() == ["i10_2", "i15_2"]
     asked = RecommendBody(histories=[history], k=1, at="2020-09-20T07:00:00Z")
-    assert recommended(trained, asked, ServeArguments())[0]["items"] == ["i7_2"]
+    assert recommend(trained, asked, ServeArguments())[0]["items"] == ["i7_2"]
     assert not [w for w in recwarn if issubclass(w.category, RunWarning)]
     for _ in range(2):
         trained.recommend(histories=[history], k=1)  # now

@@ -444,14 +444,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     "and later events included, best first; or after histories that are given.",
 )
 def _recommend(args: argparse.Namespace) -> None:
-    names = "run_dir users k exclude_seen items exclude histories out data_path at".split()
-    given = {name: getattr(args, name) for name in names}
+    from recbole_pos.serve.recommend import BulkRequest, write_recommendations
+
+    names = "run_dir users k exclude_seen items exclude histories data_path at".split()
+    request = BulkRequest(**{name: getattr(args, name) for name in names})
     if args.address is None:
         if args.processes is not None:
             raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
-        from recbole_pos.serve.recommend import write_recommendations
-
-        write_recommendations(**given)
+        write_recommendations(request, args.out)
         return
     if args.out is None:
         raise UsageError("--address: give --out, a folder that all machines reach")
@@ -459,7 +459,7 @@ def _recommend(args: argparse.Namespace) -> None:
         raise UsageError(f"--processes: expected 1 or more, found {args.processes}")
     from recbole_pos.serve.on_ray import recommend_on_ray
 
-    recommend_on_ray(**given, address=args.address, processes=args.processes)
+    recommend_on_ray(request, args.out, args.address, args.processes)
 
 
 @_command(
@@ -474,13 +474,13 @@ def _recommend(args: argparse.Namespace) -> None:
 )
 def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.screen import Screen
-    from recbole_pos.serve.recommend import read_names, tell_unknown
+    from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
     files = {"items": args.allowed, "exclude": args.exclude}
     names = {name: None if file is None else read_names(file) for name, file in files.items()}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    tell_unknown(trained, Screen(), **names)
+    report_unknown(trained, Screen(), **names)
     neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])
     print(neighbours.to_string(index=False))
 

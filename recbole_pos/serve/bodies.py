@@ -1,8 +1,9 @@
-"""What requests say and what they are answered, as json; nothing of HTTP but the status."""
+"""Bodies of requests and their answers, as json; nothing of HTTP but the status."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -15,27 +16,29 @@ from recbole_pos.values import shown
 
 
 class Refusal(UsageError):
-    """Of a request, with the status of HTTP that says so."""
+    """An error of a request, with its status of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-Name = str | Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_NAMES = {"type": "array", "items": {"type": ["string", "integer"]}}
+def _to_texts(names: list[str | int] | None) -> list[str] | None:
+    return None if names is None else [str(name) for name in names]
+
+
+_Name = str | Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Names = list[_Name] | None
+_MOMENT = {"type": ["number", "string"], "description": "a number, or ISO 8601"}
+_NAMES = {"type": "array", "items": {"type": ["string", "integer"]}, "description": "oldest first"}
 _HISTORY = {
     "type": "object",
     "required": ["items"],
     "properties": {
         "id": {"type": ["string", "integer"], "description": "comes back; the number by default"},
-        "items": {**_NAMES, "description": "oldest first"},
-        "times": {
-            "type": "array",
-            "items": {"type": ["number", "string"]},
-            "description": "sorted by, if any; numbers, or ISO 8601",
-        },
-        "at": {"type": ["number", "string"], "description": "time of the request"},
+        "items": _NAMES,
+        "times": {"type": "array", "items": _MOMENT, "description": "sorted by, if any"},
+        "at": _MOMENT,
     },
 }
 # read_histories checks them: one rule for Python, files and this
@@ -43,29 +46,29 @@ History = Annotated[Any, WithJsonSchema({"anyOf": [_HISTORY, _NAMES]})]
 
 
 class _Body(BaseModel, extra="forbid", strict=True):
-    """True is no number, and a field that is not known is an error."""
+    """True is not a number, and unknown fields are refused."""
 
 
 class RecommendBody(_Body):
     """What to recommend: see ``Recommender.recommend``."""
 
     histories: list[History] | None = None
-    users: list[Name] | None = None
+    users: _Names = None
     k: int = 10
     exclude_seen: bool | None = None
-    allowed: list[Name] | None = None
-    excluded: list[Name] | None = None
+    allowed: _Names = None
+    excluded: _Names = None
     boosts: dict[str, float] | None = None
     at: float | str | None = None
 
 
 class SimilarBody(_Body):
-    """Of which items to find neighbours."""
+    """Items whose neighbours are wanted."""
 
-    items: list[Name] = Field(min_length=1)
+    items: list[_Name] = Field(min_length=1)
     k: int = 10
-    allowed: list[Name] | None = None
-    excluded: list[Name] | None = None
+    allowed: _Names = None
+    excluded: _Names = None
 
 
 class ReloadBody(_Body):
@@ -78,10 +81,10 @@ Body = TypeVar("Body", bound=_Body)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """A body, checked.
+    """Read a body.
 
     Raises:
-        Refusal: if it is no json (400), or says something else (422).
+        Refusal: if it is no json (400), or has a wrong field (422).
     """
     try:
         return kind.model_validate_json(body)
@@ -94,8 +97,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
     raise Refusal(422, f"{where}: {first['msg']}, found {shown(first['input'])}")
 
 
-def recommended(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
-    """A dict a history (or user), in the order asked.
+def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments) -> list[dict]:
+    """Return a dict a history (or user), in the order asked.
 
     Raises:
         UsageError: as :meth:`Recommender.recommend` does.
@@ -105,36 +108,30 @@ def recommended(trained: Recommender, asked: RecommendBody, limits: ServeArgumen
         raise UsageError("give histories or users, one of the two")
     _limit("histories", len(asked.histories or ()), limits.max_histories)
     _limit("users", len(asked.users or ()), limits.max_histories)
-    _limit_k(asked.k, limits)
     for number, one in enumerate(asked.histories or ()):
         items = one.get("items") if isinstance(one, dict) else one
         if isinstance(items, list):
             _limit(f"histories[{number}].items", len(items), limits.max_items)
-    choice = trained.choice(_names(asked.allowed), _names(asked.excluded), asked.boosts)
-    users = _names(asked.users)
+    _limit("k", asked.k, limits.max_k, 422)
+    choice = trained.choice(_to_texts(asked.allowed), _to_texts(asked.excluded), asked.boosts)
+    users = _to_texts(asked.users)
     some = trained.read(asked.histories or ()) if users is None else trained.of_users(users)
     some = trained.requested(some, asked.at)
-    items, scores, ends = [], [], []
-    for row, _, item, score, _ in trained.ranked(some, asked.k, asked.exclude_seen, choice):
-        ends.append(row)
-        items += trained.items[item - 1].tolist()
-        scores += score.tolist()
-    rows = np.concatenate(ends) if ends else np.empty(0, np.int64)
-    cut = np.searchsorted(rows, np.arange(len(some) + 1)).tolist()
+    parts = list(trained.ranked(some, asked.k, asked.exclude_seen, choice))
     return [
         {
             "id": some.ids[n],
-            "items": items[cut[n] : cut[n + 1]],
-            "scores": scores[cut[n] : cut[n + 1]],
+            "items": items,
+            "scores": scores,
             "by": MODEL if some.lengths[n] else POPULARITY,
             "unknown": int(some.unknown[n]),
         }
-        for n in range(len(some))
+        for n, (items, scores) in enumerate(_split(trained, len(some), parts))
     ]
 
 
-def similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
-    """A dict an item, in the order asked: its neighbours and their cosines.
+def find_similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) -> list[dict]:
+    """Return a dict an item, in the order asked: its neighbours and their cosines.
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
@@ -142,38 +139,36 @@ def similar(trained: Recommender, asked: SimilarBody, limits: ServeArguments) ->
     """
     names = [str(item) for item in asked.items]
     _limit("items", len(names), limits.max_histories)
-    _limit_k(asked.k, limits)
+    _limit("k", asked.k, limits.max_k, 422)
     for name in names:  # here, since the search for names that are near takes seconds
         if name not in trained.ids:
             raise UsageError(f"item {shown(name)} is not known")
-    choice = trained.choice(_names(asked.allowed), _names(asked.excluded))
-    row, _, item, cosine = trained.nearest(names, asked.k, choice)
-    cut = np.searchsorted(row, np.arange(len(names) + 1))
-    near, cosines = trained.items[item - 1], cosine.astype(float)
+    choice = trained.choice(_to_texts(asked.allowed), _to_texts(asked.excluded))
+    row, rank, item, cosine = trained.nearest(names, asked.k, choice)
+    parts = [(row, rank, item, cosine.astype(float))]
     return [
-        {
-            "id": name,
-            "items": near[cut[n] : cut[n + 1]].tolist(),
-            "cosines": cosines[cut[n] : cut[n + 1]].tolist(),
-        }
-        for n, name in enumerate(names)
+        {"id": name, "items": items, "cosines": cosines}
+        for name, (items, cosines) in zip(names, _split(trained, len(names), parts), strict=True)
     ]
 
 
-def dumped(answer: dict[str, Any]) -> bytes:
-    """As json, which knows neither NaN nor infinity."""
+def _split(
+    trained: Recommender, count: int, parts: Sequence[tuple[np.ndarray, ...]]
+) -> list[tuple[list[str], list[float]]]:
+    """Return names and scores of each row, from arrays (row, rank, item, score, ...)."""
+    if not parts:
+        return [([], [])] * count
+    row, _, item, score = (np.concatenate(column) for column in list(zip(*parts))[:4])  # noqa: B905
+    ends = np.searchsorted(row, np.arange(1, count))
+    names = np.split(trained.items[item - 1], ends)
+    return [(n.tolist(), s.tolist()) for n, s in zip(names, np.split(score, ends), strict=True)]
+
+
+def to_json(answer: dict[str, Any]) -> bytes:
+    """Return json, which knows neither NaN nor infinity."""
     return json.dumps(answer, allow_nan=False).encode()
 
 
-def _names(given: list[str | int] | None) -> list[str] | None:
-    return None if given is None else [str(one) for one in given]
-
-
-def _limit(what: str, found: int, most: int) -> None:
-    if found > most:
-        raise Refusal(413, f"{what}: at most {most:,} in a request, found {found:,}")
-
-
-def _limit_k(k: int, limits: ServeArguments) -> None:
-    if k > limits.max_k:
-        raise UsageError(f"k: at most {limits.max_k:,}, found {shown(k)}")
+def _limit(field: str, count: int, most: int, status: int = 413) -> None:
+    if count > most:
+        raise Refusal(status, f"{field}: at most {most:,} in a request, found {shown(count)}")

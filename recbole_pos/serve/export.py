@@ -21,9 +21,16 @@ from recbole_pos.experiment.catalogue import NeedsDataset
 from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.files import whole_folder, writing
 from recbole_pos.model.models import name_of
-from recbole_pos.serve.export_readme import readme
-from recbole_pos.serve.onnx_program import require_onnx, write_onnx
-from recbole_pos.serve.programs import Encoder, Recommend, encoder_of, names_of, traced
+from recbole_pos.serve.export_readme import write_readme
+from recbole_pos.serve.programs import (
+    Encoder,
+    Recommend,
+    input_names,
+    make_encoder,
+    require_onnx,
+    trace,
+    write_onnx,
+)
 from recbole_pos.values import check_choice, is_whole, shown
 
 FORMATS = ("onnx", "torch_export")
@@ -77,7 +84,7 @@ def export(
             experiment = load_without_data(run_dir)
         except NeedsDataset:
             experiment = load(run_dir, data_path=data_path)
-        encoder = encoder_of(experiment.model, inference_relations)
+        encoder = make_encoder(experiment.model, inference_relations)
         with writing(folder):
             _write(encoder, experiment.dataset, made, format, k)
     return folder
@@ -90,21 +97,21 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
         ("recommend", Recommend(encoder, k), ("best", "scores")),
     ]
     for name, module, outputs in parts:
-        program, path = traced(module), folder / f"{name}.{SUFFIX[format]}"
+        program, path = trace(module), folder / f"{name}.{SUFFIX[format]}"
         if format == "onnx":
-            write_onnx(program, path, names_of(module), outputs)
+            write_onnx(program, path, input_names(module), outputs)
         else:
             memory = io.BytesIO()  # where a file cannot be written, torch ends the process
             torch.export.save(program, memory)
             path.write_bytes(memory.getbuffer())
         if isinstance(module, Encoder):
-            _require_same(module, opened(path))
+            _require_same(module, load_program(path))
     names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
     vectors = encoder.model.item_embedding.weight.numpy()
     (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "vectors.npy", vectors)
     pq.write_table(_table(names, vectors), folder / "vectors.parquet")
-    text = readme(name_of(type(encoder.model)), encoder, format, k, names, dataset.config)
+    text = write_readme(name_of(type(encoder.model)), encoder, format, k, names, dataset.config)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -119,7 +126,7 @@ def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
     return pa.table(columns)
 
 
-def opened(path: Path) -> Program:
+def load_program(path: Path) -> Program:
     """A written program: from inputs by name to outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
@@ -150,7 +157,7 @@ def _require_same(encoder: Encoder, program: Program) -> None:
     n = encoder.model.max_seq_length
     draw = torch.Generator().manual_seed(0)
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
-        given = histories(encoder, torch.tensor(lengths), draw)
+        given = random_histories(encoder, torch.tensor(lengths), draw)
         expected, found = encoder(*given.values()), program(given)[0]
         most = TOLERANCE * max(1.0, expected.abs().max().item())
         if not (difference := (expected - found).abs().max().item()) <= most:
@@ -160,7 +167,7 @@ def _require_same(encoder: Encoder, program: Program) -> None:
             )
 
 
-def histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
+def random_histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
     """Random histories of the given lengths, as inputs of a program."""
     model, size = encoder.model, (len(lengths), int(lengths.max()))
     outside = torch.arange(size[1]) >= lengths[:, None]
@@ -169,4 +176,4 @@ def histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -> dict[
     times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
     given = {"items": items, "lengths": lengths, "times": times.masked_fill(outside, 0)}
     given["at"] = times[:, -1] + 3600 / model.time_unit
-    return {name: given[name] for name in names_of(encoder)}
+    return {name: given[name] for name in input_names(encoder)}

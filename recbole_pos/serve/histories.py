@@ -1,10 +1,14 @@
-"""Histories as people give them, checked and packed."""
+"""Histories as users give them (Python, json lines, frames, columns of Arrow or parquet), checked
+and packed."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,27 +16,33 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import listed, shown
 
 KEYS = ("id", "items", "times", "at")
+ROWS = 1 << 14  # histories of parquet that are read at once
+UNIT = 1 << 16  # of a part: it is found by reading those of its row group before it
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
 class Histories:
-    """Packed histories of b people.
+    """Packed histories of b users.
 
     Attributes:
-        ids: [b] who each is, as given; by default its number from 0.
+        ids: [b] names, as given; by default numbers from 0.
         items: [m] int64 item ids, oldest first; unknown ones are left out.
         lengths: [b] int64; 0 where nothing known is left.
         times: [m] float64 in the unit of the time field, or None.
         unknown: [b] int64 how many items of each were not known.
         users: [b] int64 user ids, where the histories are those of users in the data.
-        at: [b] float64 when each is asked for, NaN where that is not given; None for none.
+        at: [b] float64 times of the requests, NaN where one is not given; None for none.
     """
 
     ids: list[Any]
@@ -47,24 +57,56 @@ class Histories:
         return len(self.ids)
 
     @classmethod
+    def packed(
+        cls,
+        ids: list[Any],
+        items: np.ndarray,
+        lengths: np.ndarray,
+        times: np.ndarray | None,
+        timed: np.ndarray | None = None,
+        at: np.ndarray | None = None,
+    ) -> Histories:
+        """Sort events by time and leave unknown items out.
+
+        Args:
+            ids: [b] names.
+            items: [m] item ids, 0 for unknown ones.
+            lengths: [b] how many items each history has.
+            times: [m] their times; of equal times, the order stays.
+            timed: [b] whether a history has times; all if None. ``times`` are kept if all that
+                have a known item do.
+            at: [b] times of the requests, or NaN.
+        """
+        row = np.repeat(np.arange(len(ids)), lengths)
+        if times is not None:
+            order = np.lexsort((times, row))
+            items, times = items[order], times[order]
+        is_known = items > 0
+        kept = np.bincount(row[is_known], minlength=len(ids))
+        if times is not None:
+            has_all = kept.any() and (timed is None or timed[kept > 0].all())
+            times = times[is_known] if has_all else None
+        at = None if at is None or np.isnan(at).all() else at
+        return cls(ids, items[is_known], kept, times, lengths - kept, None, at)
+
+    @classmethod
     def joined(cls, parts: Sequence[Histories]) -> Histories:
-        """One after the other; times only if all parts with an event have them."""
-        timed = all(part.times is not None for part in parts if len(part.items))
-        times = [part.times for part in parts if part.times is not None]
-        items, lengths, unknown = (
-            np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
-            for name in ("items", "lengths", "unknown")
-        )
-        ids = [name for part in parts for name in part.ids]
-        at = None
+        """Concatenate; times only if all parts with an event have them."""
+
+        def column(name: str, kind: type = np.int64) -> np.ndarray:
+            return np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
+
+        some = [part for part in parts if len(part.items)]
+        times = at = None
+        if some and all(part.times is not None for part in some):
+            times = np.concatenate([part.times for part in some])
         if any(part.at is not None for part in parts):
-            never = (np.full(len(p), np.nan) if p.at is None else p.at for p in parts)
-            at = np.concatenate(list(never))
-        moments = np.concatenate(times) if timed and times else None
-        return cls(ids, items, lengths, moments, unknown, None, at)
+            at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
+        ids = [name for part in parts for name in part.ids]
+        return cls(ids, column("items"), column("lengths"), times, column("unknown"), None, at)
 
     def asked_at(self, default: float) -> Histories:
-        """Those that say no time of their request are asked at ``default``.
+        """Return them with ``default`` as the time of each request that gives none.
 
         Raises:
             UsageError: naming one that is asked before its newest event.
@@ -116,79 +158,67 @@ class Histories:
 
 
 def read_histories(
-    given: Iterable[Any],
-    ids: Mapping[str, int],
-    needs_time: bool,
-    what: str = "histories",
-    unit: float | None = 1.0,
+    given: Iterable[Any], ids: Mapping[str, int], needs_time: bool, unit: float | None = 1.0
 ) -> Histories:
     """Check histories and look their items up.
 
     Args:
-        given: of each person a list of items, oldest first, or a mapping with ``items`` and
-            perhaps ``id``, ``times`` and ``at``, the time of the request; a Series of lists, by
-            id, or a DataFrame with such columns. Where times are given, events are sorted by
-            them; equal times keep their order.
-        ids: of the known items by name.
+        given: of each user a list of items, oldest first, or a mapping with ``items`` and perhaps
+            ``id``, ``times`` and ``at``, the time of the request; a Series of lists, by id; a
+            DataFrame or a table of Arrow with such columns. Where times are given, events are
+            sorted by them.
+        ids: of the known items by name, from 1 in rising order.
         needs_time: whether the model reads times.
-        what: they are called in messages.
         unit: seconds in the unit of the time field, for dates; None if it has none.
 
     Raises:
-        UsageError: naming the history that is none, and what was found.
+        UsageError: naming the history that is wrong, what was found and what was expected.
     """
+    if isinstance(given, pa.Table):
+        return _read_table(given, ids, needs_time, unit)
     if isinstance(given, pd.DataFrame) and "items" in given:
         given = given.to_dict("records")
     elif isinstance(given, pd.DataFrame):
         raise UsageError(
-            f"{what}: expected columns items (lists), and perhaps id and times, found "
+            f"histories: expected columns items (lists), and perhaps id and times, found "
             f"{', '.join(map(str, given.columns))[:100]}; of interactions, take "
             "frame.groupby(USER)[ITEM].agg(list)"
         )
     elif isinstance(given, pd.Series):
         given = [{"id": name, "items": items} for name, items in given.items()]
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise UsageError(f"{what}: expected a list of histories, found {shown(given)}")
-    names: list[Any] = []
-    events: list[list[int]] = []
-    moments: list[list[float]] = []
-    unknown: list[int] = []
-    requests: list[float] = []
-    timed: set[bool] = set()
+        raise UsageError(f"histories: expected a list of histories, found {shown(given)}")
+    names, lengths, requests = [], [], []
+    events: list[int] = []
+    moments: list[float] = []
+    timed: list[bool] = []
     for number, one in enumerate(given):
-        name, items, times, at = _parts(one, f"{what}[{number}]", number, unit)
-        requests.append(at)
+        name, items, times, at = _fields(one, f"histories[{number}]", number, unit)
         if times is None and needs_time and items:
             raise UsageError(
-                f"{what}[{number}]: the model reads times, so each history needs them: "
+                f"histories[{number}]: the model reads times, so each history needs them: "
                 '{"items": [...], "times": [...]}'
             )
-        if times is not None:
-            order = sorted(range(len(items)), key=times.__getitem__)
-            items, times = [items[i] for i in order], [times[i] for i in order]
-        known = [i for i, item in enumerate(items) if item in ids]
         names.append(name)
-        events.append([ids[items[i]] for i in known])
-        moments.append([] if times is None else [times[i] for i in known])
-        unknown.append(len(items) - len(known))
-        if known:
-            timed.add(times is not None)
-    lengths = np.array([len(of_one) for of_one in events], dtype=np.int64)
-    return Histories(
+        lengths.append(len(items))
+        requests.append(at)
+        events += [ids.get(item, 0) for item in items]
+        timed.append(times is not None)
+        moments += [0.0] * len(items) if times is None else times
+    return Histories.packed(
         names,
-        np.array([item for of_one in events for item in of_one], dtype=np.int64),
-        lengths,
-        np.array([time for of_one in moments for time in of_one]) if timed == {True} else None,
-        np.array(unknown, dtype=np.int64),
-        None,
-        None if np.isnan(requests).all() else np.array(requests),
+        np.array(events, np.int64),
+        np.array(lengths, np.int64),
+        np.array(moments) if any(timed) else None,
+        np.array(timed),
+        np.array(requests),
     )
 
 
-def _parts(
+def _fields(
     one: Any, where: str, number: int, unit: float | None
 ) -> tuple[Any, list[str], list[float] | None, float]:
-    """Id, items, times and time of the request (NaN if none) of a history."""
+    """Return id, items, times and time of the request (NaN if none) of a history."""
     name, items, times, at = number, one, None, math.nan
     if isinstance(one, Mapping):
         if more := sorted(map(str, set(one) - set(KEYS))):
@@ -198,48 +228,40 @@ def _parts(
         name, items, times = one.get("id", number), one["items"], one.get("times")
         if one.get("at") is not None:
             at = read_moment(one["at"], f"{where}.at", unit)
-        if not _names(name) or (isinstance(name, str) and not _is_text(name)):
+        # json may name half a letter, a lone surrogate, which cannot be written
+        if not _is_name(name) or re.search("[\ud800-\udfff]", str(name)):
             raise UsageError(f"{where}.id: expected a name, found {shown(name)}")
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, (Sequence, np.ndarray)):
+    if not _is_list(items):
         raise UsageError(f"{where}: expected a list of items, found {shown(items)}")
-    named = [_name(item, where) for item in items]
-    return name, named, _moments(times, len(items), where, unit), at
+    if times is not None and not _is_list(times):
+        raise UsageError(f"{where}.times: expected a list of numbers, found {shown(times)}")
+    if times is not None and len(times) != len(items):
+        raise UsageError(
+            f"{where}.times: expected one for each of {len(items)} items, found {len(times)}"
+        )
+    for item in items:
+        if not _is_name(item):
+            raise UsageError(f"{where}.items: expected names of items, found {shown(item)}")
+    if times is not None:
+        times = [read_moment(time, f"{where}.times", unit) for time in times]
+    return name, list(map(str, items)), times, at
 
 
-def _name(item: Any, where: str) -> str:
-    if not _names(item):
-        raise UsageError(f"{where}.items: expected names of items, found {shown(item)}")
-    return str(item)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
 
 
-def _names(value: Any) -> bool:
-    """Whether it is a name: a string, or a whole number of 64 bits."""
+def _is_name(value: Any) -> bool:
+    """Return whether it is a string, or a whole number of 64 bits."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return isinstance(value, str) or (whole and abs(value) < 2**63)
 
 
-def _is_text(name: str) -> bool:
-    """Whether it can be written: json may name half a letter (a lone surrogate)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _moments(times: Any, length: int, where: str, unit: float | None) -> list[float] | None:
-    if times is None:
-        return None
-    if isinstance(times, (str, bytes)) or not isinstance(times, (Sequence, np.ndarray)):
-        raise UsageError(f"{where}.times: expected a list of numbers, found {shown(times)}")
-    if len(times) != length:
-        raise UsageError(
-            f"{where}.times: expected one for each of {length} items, found {len(times)}"
-        )
-    return [read_moment(time, f"{where}.times", unit) for time in times]
-
-
 def read_moment(time: Any, where: str, unit: float | None) -> float:
-    """A time in the unit of the time field: a number in it, a date, or text as ISO 8601 has it.
+    """Return a time in the unit of the time field.
 
     Args:
-        time: as given.
+        time: a number in that unit, a date, or text as in ISO 8601.
         where: it stands, for messages.
         unit: seconds in the unit; None if the field only orders.
 
@@ -252,7 +274,11 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
             return float(time)
         raise UsageError(f"{where}: expected finite numbers, found {shown(time)}")
     try:
-        read = time if isinstance(time, datetime) else datetime.fromisoformat(_zoned(time))
+        if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
+            time_text = f"{time[:-1]}+00:00" if time[-1:] in ("Z", "z") else time
+            read = datetime.fromisoformat(time_text)
+        else:
+            read = time
         read = read if read.tzinfo else read.replace(tzinfo=timezone.utc)
         moment = (read - _EPOCH) / timedelta(microseconds=1)
     except (ValueError, TypeError, OverflowError):
@@ -268,24 +294,152 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
     return moment / (unit * 1e6)
 
 
-def _zoned(time: str) -> str:
-    """Python 3.10 does not read the Z that stands for UTC."""
-    return f"{time[:-1]}+00:00" if time[-1:] in ("Z", "z") else time
-
-
-def lines_of(file: str | Path) -> Iterator[Any]:
-    """The histories of a file of json lines.
+def read_lines(file: str | Path) -> Iterator[Any]:
+    """Yield the histories of a file of json lines.
 
     Raises:
-        UsageError: if it is not there, or a line is no json.
+        UsageError: if it cannot be read, or a line is no json.
     """
+    with _reading(file), open(file, encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(f"{file}, line {number} is no json: {error}") from None
+
+
+@contextmanager
+def _reading(file: str | Path) -> Iterator[None]:
     try:
-        with open(file, encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    try:
-                        yield json.loads(line)
-                    except (ValueError, RecursionError) as error:
-                        raise UsageError(f"{file}, line {number} is no json: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+        yield
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
+
+
+def is_parquet(file: str | Path) -> bool:
+    """Return whether histories in it are columns: a folder, or a name that says so."""
+    return Path(file).suffix == ".parquet" or os.path.isdir(file)
+
+
+def list_units(file: str | Path, size: int) -> list[dict[str, Any]]:
+    """Split a file or folder into parts of at most ``size`` histories.
+
+    Returns:
+        Arguments of :func:`read_tables`, a part each.
+
+    Raises:
+        UsageError: if it cannot be read, or has no histories' columns.
+    """
+    units = []
+    with _reading(file):
+        data = ds.dataset(str(file), format="parquet")
+        _require_columns(data.schema.names, file)
+        for fragment in data.get_fragments():
+            for group in fragment.row_groups:
+                for begin in range(0, group.num_rows, size):
+                    part = {"file": fragment.path, "group": group.id}
+                    units.append({**part, "begin": begin, "end": min(begin + size, group.num_rows)})
+    return units
+
+
+def read_tables(file: str | Path, group: int, begin: int, end: int) -> Iterator[pa.Table]:
+    """Yield histories ``begin`` to ``end`` of a row group of a file, some at a time.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    seen = 0
+    with _reading(file), pq.ParquetFile(file) as opened:
+        names = [name for name in KEYS if name in opened.schema_arrow.names]
+        for batch in opened.iter_batches(ROWS, [group], names):
+            part = batch.slice(max(begin - seen, 0), max(end - max(seen, begin), 0))
+            seen += len(batch)
+            if len(part):
+                part.validate(full=True)  # a damaged file may hold text that is none
+                yield pa.Table.from_batches([part])
+            if seen >= end:
+                return
+
+
+def _require_columns(names: list[str], where: Any) -> None:
+    if missing := {"id", "items"} - set(names):
+        raise UsageError(
+            f"{where}: no column {' and '.join(sorted(missing))}; expected id, items (lists of "
+            f"names) and perhaps times (lists of numbers), found {listed(names)}"
+        )
+    if twice := [name for name in KEYS if names.count(name) > 1]:
+        raise UsageError(f"{where}: there are several columns {twice[0]}")
+
+
+def _read_table(
+    table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
+) -> Histories:
+    """:func:`read_histories` of columns ``id``, ``items`` (lists), perhaps ``times`` and ``at``."""
+    _require_columns(table.column_names, "histories")
+    ids = table["id"].to_pylist()
+    if table["id"].null_count:
+        raise UsageError(f"histories: the id of {table['id'].null_count} is missing")
+    if not all(map(_is_name, ids[:1])):  # a column has one type
+        raise UsageError(f"histories: id: expected names, found {shown(ids[0])}")
+    lengths, items = _flatten(table["items"], "items", ids)
+    kind = items.type.value_type if pa.types.is_dictionary(items.type) else items.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not (is_text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise UsageError(f"histories: items: expected lists of names, found {table['items'].type}")
+    # an encoded column would be looked up by its codes
+    place = pc.index_in(items.cast(pa.string()), value_set=pa.array(item_ids, pa.string()))
+    events = place.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    times = at = None
+    if "times" in table.column_names:
+        sizes, values = _flatten(table["times"], "times", ids)
+        if (sizes != lengths).any():
+            first = int((sizes != lengths).argmax())
+            raise UsageError(
+                f"histories: times of {shown(ids[first])}: expected one for each of "
+                f"{lengths[first]} items, found {sizes[first]}"
+            )
+        times = _moments(values, "times", unit, np.repeat(np.arange(len(ids)), sizes), ids)
+    elif needs_time and len(events):
+        raise UsageError("histories: the model reads times: a column times of lists is needed")
+    if "at" in table.column_names:
+        at = _moments(table["at"].combine_chunks(), "at", unit, np.arange(len(ids)), ids)
+    return Histories.packed(ids, events, lengths, times, None, at)
+
+
+def _flatten(column: pa.ChunkedArray, name: str, ids: list[Any]) -> tuple[np.ndarray, pa.Array]:
+    """Return lengths of lists and what is in them, neither of which may be missing."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise UsageError(f"histories: {name}: expected lists, found {column.type}")
+    lengths, values = pc.list_value_length(column), pc.list_flatten(column).combine_chunks()
+    if lengths.null_count or values.null_count:
+        first = next(n for n, one in enumerate(column.to_pylist()) if one is None or None in one)
+        raise UsageError(f"histories: {name} of {shown(ids[first])}: a value is missing")
+    return lengths.to_numpy().astype(np.int64), values
+
+
+def _moments(
+    values: pa.Array, name: str, unit: float | None, row: np.ndarray, ids: list[Any]
+) -> np.ndarray:
+    """Return numbers, or timestamps in the unit of the time field; NaN where one is missing.
+
+    Args:
+        row: [m] the history of each value, for messages.
+    """
+    kind = values.type
+    if pa.types.is_timestamp(kind) and unit is not None:
+        moments = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return moments.to_numpy(zero_copy_only=False) / (unit * 1e6)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise UsageError(f"histories: {name}: expected numbers, found {kind}")
+    moments = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    is_wrong = ~(np.abs(moments) < 2**63)
+    if name == "at":  # which may be missing
+        is_wrong &= ~np.isnan(moments)
+    if is_wrong.any():
+        first = int(is_wrong.argmax())
+        raise UsageError(
+            f"histories: {name} of {shown(ids[row[first]])}: expected finite numbers, found "
+            f"{moments[first]}"
+        )
+    return moments

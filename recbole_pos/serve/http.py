@@ -13,17 +13,26 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -32,16 +41,63 @@ from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.screen import Screen
 from recbole_pos.serve import bodies
-from recbole_pos.serve.bodies import Refusal, dumped, parse
-from recbole_pos.serve.live import Live, Loaded
-from recbole_pos.serve.measured import Measured, Metrics
+from recbole_pos.serve.bodies import Refusal, parse, to_json
+from recbole_pos.serve.holder import LoadedModel, ModelHolder
 from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
 # what a request has that came through a proxy or from a browser: its sender is not this machine
 INDIRECT = ("forwarded", "x-forwarded-for", "x-real-ip", "via", "origin")
+PATHS = ("/recommend", "/similar", "/reload", "/health", "/metrics")
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
 
 _log = logging.getLogger("recbole_pos.serve")
+
+
+class Metrics:
+    """Metrics of one server for Prometheus, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+
+        def metric(kind: Any, name: str, text: str, labels: tuple = (), **more: Any) -> Any:
+            return kind(f"recbole_pos_{name}", text, labels, registry=self.registry, **more)
+
+        self.requests = metric(Counter, "requests", "Requests answered", ("path", "status"))
+        text = "From a request to its answer"
+        self.seconds = metric(Histogram, "request_seconds", text, ("path",), buckets=BUCKETS)
+        self.histories = metric(Counter, "histories", "Histories and users recommended to")
+        self.waiting = metric(Gauge, "waiting", "Requests being computed or waiting for it")
+        self.reloads = metric(Counter, "reloads", "Reloads of the model", ("outcome",))
+        for outcome in ("done", "failed"):  # a rate needs the zero before the first
+            self.reloads.labels(outcome)
+
+
+class Measured:
+    """An ASGI application whose requests are counted and timed."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, began = 500, time.perf_counter()
+
+        async def send_on(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_on)
+        finally:
+            path = scope["path"] if scope["path"] in PATHS else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
 
 
 class Service:
@@ -50,12 +106,12 @@ class Service:
     Args:
         run_dir: the folder of the run whose model is loaded first.
         settings: limits.
-        screen: where loading is told about.
+        screen: where loading is reported.
     """
 
     def __init__(self, run_dir: str | Path, settings: ServeArguments, screen: Screen) -> None:
         self.settings, self.screen = settings, screen
-        self.live, self.metrics = Live(run_dir, settings.data_path), Metrics()
+        self.holder, self.metrics = ModelHolder(run_dir, settings.data_path), Metrics()
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
         self.waiting = 0
@@ -63,29 +119,29 @@ class Service:
     async def recommend(self, request: Request) -> Response:
         """POST /recommend."""
 
-        def compute(loaded: Loaded, body: bytes) -> bytes:
+        def compute(loaded: LoadedModel, body: bytes) -> bytes:
             asked = parse(bodies.RecommendBody, body)
-            found = bodies.recommended(loaded.recommender, asked, self.settings)
-            self.metrics.histories.inc(len(found))
-            return dumped({"run_dir": loaded.run_dir, "recommendations": found})
+            answers = bodies.recommend(loaded.recommender, asked, self.settings)
+            self.metrics.histories.inc(len(answers))
+            return to_json({"run_dir": loaded.run_dir, "recommendations": answers})
 
-        return await self._computed(request, compute)
+        return await self._compute(request, compute)
 
     async def similar(self, request: Request) -> Response:
         """POST /similar."""
 
-        def compute(loaded: Loaded, body: bytes) -> bytes:
+        def compute(loaded: LoadedModel, body: bytes) -> bytes:
             asked = parse(bodies.SimilarBody, body)
-            found = bodies.similar(loaded.recommender, asked, self.settings)
-            return dumped({"run_dir": loaded.run_dir, "similar": found})
+            answers = bodies.find_similar(loaded.recommender, asked, self.settings)
+            return to_json({"run_dir": loaded.run_dir, "similar": answers})
 
-        return await self._computed(request, compute)
+        return await self._compute(request, compute)
 
-    async def _computed(
-        self, request: Request, compute: Callable[[Loaded, bytes], bytes]
+    async def _compute(
+        self, request: Request, compute: Callable[[LoadedModel, bytes], bytes]
     ) -> Response:
         body = await _body(request, self.settings.max_body)
-        loaded = self.live.now
+        loaded = self.holder.now
         if loaded is None:
             raise Refusal(503, "the model is being loaded")
         if self.waiting >= self.settings.max_waiting:
@@ -101,19 +157,18 @@ class Service:
 
     async def health(self) -> Response:
         """GET /health."""
-        if (loaded := self.live.now) is None:
-            return _json(503, dumped({"status": "loading", "run_dir": self.live.run_dir}))
-        about = {"status": "ready", **loaded.described(), "version": __version__}
-        return _json(200, dumped(about))
+        if (loaded := self.holder.now) is None:
+            return _json(503, to_json({"status": "loading", "run_dir": self.holder.run_dir}))
+        return _json(200, to_json({"status": "ready", **loaded.about, "version": __version__}))
 
     async def measured(self) -> Response:
         """GET /metrics."""
-        found = generate_latest(self.metrics.registry)
-        return Response(found, media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(self.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def reload(self, request: Request) -> Response:
         """POST /reload."""
-        if not (self.settings.allow_reload or _from_here(request)):
+        if not (self.settings.allow_reload or _is_local(request)):
             raise Refusal(
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
@@ -128,7 +183,7 @@ class Service:
             Refusal: if it cannot be; the one in use stays.
         """
         try:
-            loaded = await asyncio.to_thread(self.live.load, run_dir)
+            loaded = await asyncio.to_thread(self.holder.load, run_dir)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             if isinstance(error, PosError):
@@ -138,51 +193,50 @@ class Service:
                 status, why = 500, f"{type(error).__name__}: {error}"
             raise Refusal(status, f"not reloaded, nothing has changed: {why}") from error
         self.metrics.reloads.labels("done").inc()
-        self._tell(loaded)
+        self._report(loaded)
 
-    async def first(self) -> None:
+    async def load_first(self) -> None:
         """Load the first model."""
-        self._tell(await asyncio.to_thread(self.live.load))
+        self._report(await asyncio.to_thread(self.holder.load))
 
-    async def on_signal(self) -> None:
-        """Reload, and tell whoever looks at the screen where that fails."""
+    async def renew_on_signal(self) -> None:
+        """Reload; where that fails, a line on the screen says so."""
         with suppress(Exception):  # the screen may be gone
             try:
                 await self.renew()
             except Refusal as error:
                 self.screen.line(str(error))
 
-    def _tell(self, loaded: Loaded) -> None:
+    def _report(self, loaded: LoadedModel) -> None:
         with suppress(PosError):  # the screen may be gone
-            name = loaded.recommender.config["model"]
-            self.screen.line(f"{name} of {loaded.run_dir} is ready")
+            self.screen.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
 
 
-def make_app(service: Service, failed: Callable[[BaseException], None]) -> FastAPI:
-    """The application; it loads the model when it starts.
+def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> FastAPI:
+    """Make the application; it loads the model when it starts.
 
     Args:
         service: what the routes do.
-        failed: told if the first model cannot be loaded.
+        on_failure: called if the first model cannot be loaded.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop, tasks = asyncio.get_running_loop(), set()
 
-        def start(work: Any, done: Callable[[asyncio.Task], Any]) -> None:
+        def start(work: Any, on_end: Callable[[asyncio.Task], Any] | None = None) -> None:
             tasks.add(task := loop.create_task(work))  # else nothing would hold it
             task.add_done_callback(tasks.discard)
-            task.add_done_callback(done)
+            if on_end is not None:
+                task.add_done_callback(on_end)
 
-        def ended(task: asyncio.Task) -> None:
+        def check(task: asyncio.Task) -> None:
             if not task.cancelled() and (error := task.exception()):
-                failed(error)
+                on_failure(error)
 
-        start(service.first(), ended)
+        start(service.load_first(), check)
         if hasattr(signal, "SIGHUP"):
-            again = partial(start, done=lambda task: None)
-            loop.add_signal_handler(signal.SIGHUP, lambda: again(service.on_signal()))
+            loop.add_signal_handler(signal.SIGHUP, lambda: start(service.renew_on_signal()))
         yield
         service.worker.shutdown()
 
@@ -195,30 +249,23 @@ def make_app(service: Service, failed: Callable[[BaseException], None]) -> FastA
         redoc_url=None,
     )
     app.add_middleware(Measured, metrics=service.metrics)
-    for path, does, body in (
-        ("/recommend", service.recommend, bodies.RecommendBody),
-        ("/similar", service.similar, bodies.SimilarBody),
-        ("/reload", service.reload, bodies.ReloadBody),
-    ):
-        content = {"application/json": {"schema": body.model_json_schema()}}
-        app.add_api_route(
-            path,
-            does,
-            methods=["POST"],
-            response_model=None,
-            openapi_extra={"requestBody": {"content": content}},
-        )
-    app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", service.measured, methods=["GET"], response_model=None)
+    does = (service.recommend, service.similar, service.reload, service.health, service.measured)
+    kinds = (bodies.RecommendBody, bodies.SimilarBody, bodies.ReloadBody, None, None)
+    for path, answer, body in zip(PATHS, does, kinds, strict=True):
+        about: dict[str, Any] = {"methods": ["POST" if body else "GET"], "response_model": None}
+        if body is not None:
+            content = {"application/json": {"schema": body.model_json_schema()}}
+            about["openapi_extra"] = {"requestBody": {"content": content}}
+        app.add_api_route(path, cast("Callable[..., Any]", answer), **about)
     app.add_exception_handler(PosError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ClientDisconnect, lambda request, error: _json(400, b""))  # unread
     app.add_exception_handler(Exception, _broken)  # its traceback goes to the log
     return app
 
 
 def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
-    """Answer requests until Ctrl-C or SIGTERM; those under way are finished.
+    """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
 
     Args:
         run_dir: the folder of a run.
@@ -239,12 +286,12 @@ def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
         if not ipaddress.ip_address(host).is_loopback:
             screen.line("whoever reaches this address is answered: there is no authentication")
 
-        def failed(error: BaseException) -> None:
+        def fail(error: BaseException) -> None:
             errors.append(error)
             server.should_exit = True
 
         config = uvicorn.Config(
-            make_app(Service(run_dir, settings, screen), failed),
+            make_app(Service(run_dir, settings, screen), fail),
             http="h11",
             ws="none",
             log_config=None,
@@ -289,30 +336,29 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The body, which must be json and not too long."""
+    """Return the body, which must be json and not too long."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
             415, f"expected the header Content-Type: application/json, found {kind[:80] or 'none'}"
         )
+
+    async def receive() -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise Refusal(413, f"the body is longer than {most:,} bytes (--max_body)")
+        return bytes(body)
+
     try:
-        return await asyncio.wait_for(_received(request, most), PATIENCE)
+        return await asyncio.wait_for(receive(), PATIENCE)
     except asyncio.TimeoutError:
         raise Refusal(408, f"the body did not arrive within {PATIENCE} seconds") from None
 
 
-async def _received(request: Request, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refusal(413, f"the body is longer than {most:,} bytes (--max_body)")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _from_here(request: Request) -> bool:
-    """Whether a process of this machine asks, and not for somebody else."""
+def _is_local(request: Request) -> bool:
+    """Return whether a process of this machine asks, and for itself."""
     if request.client is None or any(name in request.headers for name in INDIRECT):
         return False
     return ipaddress.ip_address(request.client.host).is_loopback
@@ -325,17 +371,13 @@ def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Re
 def _refused(request: Request, error: Exception) -> Response:
     status = getattr(error, "status", 422)
     later = {"Retry-After": "1"} if status == 503 else None
-    return _json(status, dumped({"error": str(error)}), later)
+    return _json(status, to_json({"error": str(error)}), later)
 
 
 def _no_route(request: Request, error: Any) -> Response:
     text = f"{request.method} {request.url.path}: {error.detail}"
-    return _json(error.status_code, dumped({"error": text}), error.headers)
-
-
-def _gone(request: Request, error: Exception) -> Response:
-    return _json(400, b"")  # nobody reads it
+    return _json(error.status_code, to_json({"error": text}), error.headers)
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    return _json(500, dumped({"error": "something is wrong in the server; its log has more"}))
+    return _json(500, to_json({"error": "something is wrong in the server; its log has more"}))

@@ -1,13 +1,19 @@
-"""What is exported of a trained model: two programs without RecBole, as ``torch.export`` has them.
+"""What is exported of a trained model: two programs without RecBole, by torch.export or as ONNX.
 
 Sizes of batches and histories are symbols in both.
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -92,7 +98,7 @@ class Recommend(nn.Module):
         return found.masked_fill(best == -torch.inf, 0), best
 
 
-def encoder_of(model: Any, reads: str | None = None) -> Encoder:
+def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     """What is exported of a model.
 
     Args:
@@ -136,14 +142,14 @@ def _differs(model: Any, base: type, name: str) -> bool:
     return getattr(type(model), name) is not getattr(base, name)
 
 
-def names_of(module: Encoder | Recommend) -> tuple[str, ...]:
+def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
     """The inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
     return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
-def traced(module: Encoder | Recommend) -> ExportedProgram:
+def trace(module: Encoder | Recommend) -> ExportedProgram:
     """A program for batches of any size and histories of any length up to the model's.
 
     Raises:
@@ -162,7 +168,7 @@ def traced(module: Encoder | Recommend) -> ExportedProgram:
         "times": (items.double().cumsum(1), block),
         "at": (torch.full((3,), 1e3, dtype=torch.float64), {0: batch}),
     }
-    arguments, shapes = zip(*(given[name] for name in names_of(module)), strict=True)
+    arguments, shapes = zip(*(given[name] for name in input_names(module)), strict=True)
     try:
         return torch.export.export(
             module,
@@ -175,3 +181,93 @@ def traced(module: Encoder | Recommend) -> ExportedProgram:
         raise UsageError(
             f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {said}"
         ) from error
+
+
+def require_onnx() -> None:
+    """Raise a UsageError if what writes and runs ONNX is not installed."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--format onnx needs {error.name}, which is not installed: "
+            "pip install 'recbole-pos[export]'; or choose --format torch_export"
+        ) from error
+
+
+def write_onnx(
+    program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> None:
+    """Write a program; ``allowed``, if among its inputs, may then be left out: all items are.
+
+    Raises:
+        UsageError: if ONNX lacks what the program does.
+    """
+    import onnx_ir
+
+    try:
+        with _quiet():
+            program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
+            written = torch.onnx.export(
+                program,
+                input_names=inputs,
+                output_names=outputs,
+                custom_translation_table={torch.ops.aten.scalar_tensor.default: _scalar},
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        lines = str(error.__cause__ or error).splitlines()
+        raise UsageError(
+            f"the model cannot be written as ONNX: {lines[0]}; choose --format torch_export"
+        ) from error
+    assert written is not None
+    for value in written.model.graph.inputs:
+        if value.name == "allowed":
+            assert value.shape is not None
+            all_ = np.ones((1, int(str(value.shape[1]))), dtype=bool)
+            value.const_value = onnx_ir.tensor(all_, name="allowed")
+            written.model.graph.initializers["allowed"] = value
+    written.save(str(path))
+
+
+def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return ``cummin`` of floats, which ONNX lacks; the places, which are not read, are zeros."""
+    place = torch.arange(x.size(dim), device=x.device)
+    later = place[:, None] < place
+    lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(later, torch.inf).amin(-1)
+    return lowest.movedim(-1, dim), torch.zeros_like(lowest, dtype=torch.int64)
+
+
+def _scalar(
+    value: Any,
+    dtype: Any = 1,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    """Return a number in the type asked for; torch's own goes by way of float32, in which angles
+    of seconds since 1970 lose all digits that matter."""
+    import onnx
+    from onnxscript import opset18
+
+    if not isinstance(value, (int, float)):  # a size, known when it runs
+        return opset18.Cast(value, to=int(dtype))
+    return opset18.Constant(value=onnx.helper.make_tensor("scalar", int(dtype), (), [value]))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what the exporter says of itself and of packages that are not asked for."""
+    levels = {
+        log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))
+    }
+    for log in levels:
+        log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels.items():
+            log.setLevel(level)

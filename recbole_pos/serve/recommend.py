@@ -1,4 +1,4 @@
-"""What a trained model recommends, to all users, to some, or to histories, as a table or a file."""
+"""Recommendations of a trained model for users or histories, as a table or a file."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.screen import Screen
-from recbole_pos.serve.histories import Histories, lines_of
-from recbole_pos.serve.parquet import UNIT, is_parquet, tables_of, units_of
+from recbole_pos.serve.histories import (
+    UNIT,
+    Histories,
+    is_parquet,
+    list_units,
+    read_lines,
+    read_tables,
+)
 from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
 from recbole_pos.values import no_formula, shown
 
@@ -64,58 +70,100 @@ def recommend(
         CheckpointError: if the data the model was trained on are not there any more.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
-    return named(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
+    return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
-def write_recommendations(
-    run_dir: str | Path,
-    users: Sequence[str] | None = None,
-    k: int = 10,
-    exclude_seen: bool | None = None,
-    items: str | Path | None = None,
-    exclude: str | Path | None = None,
-    histories: str | Path | None = None,
-    out: str | Path | None = None,
-    data_path: str | Path | None = None,
-    at: str | None = None,
-) -> Path:
-    """As above, into a file, part by part, so that memory does not grow with users.
+@dataclass(frozen=True)
+class BulkRequest:
+    """Recommendations for many, into a file or a folder.
 
-    Args:
-        run_dir, users, k: as above.
+    Attributes:
+        run_dir, users, k: as of :func:`recommend`.
         exclude_seen: whether items of a user's past are left out; None for what the run was
             evaluated with.
         items: a file of names, one a line, of the items to choose from.
         exclude: such a file of items to leave out.
-        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, or of
-            parquet, with such columns, instead of the users of the data.
+        histories: a file of json lines, ``{"id": ..., "items": [...], "times": [...]}``, or a file
+            or folder of parquet with such columns, instead of the users of the data.
+        data_path: the folder that holds the folder of the dataset.
+        at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
+    """
+
+    run_dir: str | Path
+    users: Sequence[str] | None = None
+    k: int = 10
+    exclude_seen: bool | None = None
+    items: str | Path | None = None
+    exclude: str | Path | None = None
+    histories: str | Path | None = None
+    data_path: str | Path | None = None
+    at: str | None = None
+
+    def names(self) -> dict[str, list[str] | None]:
+        """Read the files of names."""
+        files = {"items": self.items, "exclude": self.exclude}
+        return {what: None if file is None else read_names(file) for what, file in files.items()}
+
+    def load(self, screen: Screen) -> Recommender:
+        """Read the model, and report how its data have grown.
+
+        Raises:
+            UsageError: if both users and histories are given, or the run cannot be read.
+        """
+        if self.histories is not None and self.users is not None:
+            raise UsageError("give users or histories, not both")
+        trained = Recommender.load(self.run_dir, self.data_path, self.histories is not None)
+        growth = trained.growth
+        if growth.users or growth.events:
+            screen.line(
+                f"new since training: events {growth.events:,}, users {growth.users:,}; all of "
+                "them are read"
+            )
+        if growth.items:
+            screen.line(
+                f"new since training: items {growth.items:,}, which the model does not know; "
+                f"events of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
+            )
+        if trained.changed:
+            screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
+        return trained
+
+    def moment(self) -> float | str | datetime | None:
+        """Read ``at``: a number in the unit of the time field, a date, or ``now``."""
+        if self.at is None:
+            return None
+        if self.at == "now":
+            return datetime.now(timezone.utc)
+        try:
+            return float(self.at)
+        except ValueError:
+            return self.at
+
+
+def write_recommendations(request: BulkRequest, out: str | Path | None = None) -> Path:
+    """Write recommendations part by part, so that memory does not grow with users.
+
+    Args:
+        request: what to recommend.
         out: a csv file, or parquet if it ends so; ``recommendations.csv`` in the run folder when
             None. A pipe or ``/dev/stdout`` is written to as it is.
-        data_path: as above.
-        at: when they are asked for, see :meth:`Recommender.recommend`; ``now`` as text, too.
 
     Raises:
         StorageError: if the file cannot be written; one that was there is as it was.
     """
     keep_freed_memory()
-    file = RunFolder(run_dir).require().path / "recommendations.csv" if out is None else Path(out)
+    run = RunFolder(request.run_dir).require()
+    file = run.path / "recommendations.csv" if out is None else Path(out)
     # /dev/stdout gets the table alone
     screen = Screen(os.path.isfile(file) or not os.path.exists(file))
     with _writer(file) as write:  # before the work: it may be that nothing can be written
-        names = (
-            None if items is None else read_names(items),
-            None if exclude is None else read_names(exclude),
-        )
-        trained = Recommender.load(run_dir, data_path, histories is not None)
-        tell_growth(trained.growth, screen)
-        if trained.changed:
-            screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
-        choice = trained.choice(*names)
-        tell_unknown(trained, screen, items=names[0], exclude=names[1])
-        if histories is not None and users is not None:
-            raise UsageError("give users or histories, not both")
-        asked = trained.of_users(users) if histories is None else _read(trained, histories)
-        asked = trained.requested(asked, moment_of(at))
+        names = request.names()
+        trained = request.load(screen)
+        choice = trained.choice(names["items"], names["exclude"])
+        report_unknown(trained, screen, **names)
+        by_user = request.histories is None
+        asked = trained.of_users(request.users) if by_user else _read(trained, request.histories)
+        asked = trained.requested(asked, request.moment())
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
         formulas = file.suffix != ".parquet" and any(
             no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
@@ -128,24 +176,24 @@ def write_recommendations(
         if not len(asked):
             write(pd.DataFrame(columns=["id", *COLUMNS]))
         with screen.task("recommending", len(asked)) as task:
-            for part, again in trained.parts(asked, k, exclude_seen, choice):
-                table = part.astype({"id": str}) if histories is not None else named(part, trained)
+            for part, seen in trained.parts(asked, request.k, request.exclude_seen, choice):
+                table = rename_fields(part, trained) if by_user else part.astype({"id": str})
                 write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
-                task.advance(counts.add(part, again))
-    if 0 < counts.rows <= _FEW and (users is not None or histories is not None):
+                task.advance(counts.add(part, seen))
+    if 0 < counts.rows <= _FEW and not (by_user and request.users is None):
         screen.line(table.to_string(index=False))
-    counts.tell(screen, trained.config["model"], exclude_seen)
+    counts.report(screen, trained.config["model"], request.exclude_seen)
     screen.line(str(file))
     return file
 
 
 @dataclass
 class Counts:
-    """What was recommended.
+    """Numbers of recommendations.
 
     Attributes:
-        people: who got something.
-        popular: of them, who got the most popular items.
+        people: users or histories that got some.
+        popular: of them, those that got the most popular items.
         rows: recommendations.
         seen: of them, those of items in the history already.
         unknown: items of histories that the model does not know.
@@ -158,7 +206,7 @@ class Counts:
     unknown: int = 0
 
     def add(self, part: pd.DataFrame, seen: int) -> int:
-        """A table of recommendations; how many people it is for."""
+        """Count a table of recommendations; return for how many users it is."""
         first = part["rank"] == 1
         people = int(first.sum())
         popular = int((first & (part["by"] != MODEL)).sum())
@@ -166,12 +214,12 @@ class Counts:
         return people
 
     def sum(self, other: Counts) -> None:
-        """With those of another part."""
+        """Add those of another part."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
-    def tell(self, screen: Screen, model: str, exclude_seen: bool | None) -> None:
-        """The last lines."""
+    def report(self, screen: Screen, model: str, exclude_seen: bool | None) -> None:
+        """Print them."""
         screen.line(f"{self.rows:,} recommendations of {model}")
         if self.unknown:
             screen.line(f"{self.unknown:,} items of histories are not known to the model: left out")
@@ -187,46 +235,21 @@ class Counts:
             )
 
 
-def _read(trained: Recommender, file: str | Path) -> Histories:
+def _read(trained: Recommender, file: Any) -> Histories:
     if is_parquet(file):
-        units = units_of(file, UNIT)
-        return Histories.joined([trained.read(x) for unit in units for x in tables_of(**unit)])
-    return trained.read(lines_of(file))
+        tables = (table for unit in list_units(file, UNIT) for table in read_tables(**unit))
+        return Histories.joined([trained.read(table) for table in tables])
+    return trained.read(read_lines(file))
 
 
-def moment_of(text: str | None) -> float | str | datetime | None:
-    """``--at``: a number in the unit of the time field, a date, or ``now``."""
-    if text is None:
-        return None
-    if text == "now":
-        return datetime.now(timezone.utc)
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def named(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
-    """With the names that the fields have in the data."""
+def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+    """Call columns as the fields of the data."""
     dataset = trained.dataset
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def tell_growth(growth: Growth, screen: Screen) -> None:
-    if growth.users or growth.events:
-        screen.line(
-            f"new since training: events {growth.events:,}, users {growth.users:,}; all of them "
-            "are read"
-        )
-    if growth.items:
-        screen.line(
-            f"new since training: items {growth.items:,}, which the model does not know; events of "
-            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
-        )
-
-
-def tell_unknown(trained: Recommender, screen: Screen, **names: list[str] | None) -> None:
-    """How many names of the files of ``--items`` and ``--exclude`` no item has."""
+def report_unknown(trained: Recommender, screen: Screen, **names: list[str] | None) -> None:
+    """Say how many names of ``--items`` and ``--exclude`` are of no item."""
     for option, given in names.items():
         if unknown := [name for name in given or () if name not in trained.ids]:
             screen.line(
@@ -246,7 +269,7 @@ def read_names(file: str | Path) -> list[str]:
 
 @contextmanager
 def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """What appends a table to a csv or parquet file, whole at the end."""
+    """Yield what appends a table to a csv or parquet file, which is there whole at the end."""
     parquet = file.suffix == ".parquet"
     with whole(file, text=not parquet) as unfinished, ExitStack() as opened:
         writer: pq.ParquetWriter | None = None

@@ -1,4 +1,4 @@
-"""A trained model in use: what comes next, for its users and for anybody with a history."""
+"""A trained model in use: what comes next, for its users and after any history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -24,17 +23,16 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
-from recbole_pos.serve.parquet import read_table
 from recbole_pos.serve.scorer import Scorer
-from recbole_pos.serve.topk import choose, top_items
-from recbole_pos.values import SECONDS, is_whole, shown, suggest
+from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
 
 BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
+LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
@@ -57,14 +55,16 @@ class Recommender:
         items: [items] names of the catalogue.
     """
 
-    def __init__(self, made: Experiment, growth: Growth, strangers: Iterable[str] = ()) -> None:
-        self.made, self.growth, self.changed = made, growth, made.changed
-        self.config, self.dataset = made.config, made.dataset
-        self.scorer = Scorer(made.model, made.config)
-        dataset = made.dataset
+    def __init__(
+        self, experiment: Experiment, growth: Growth, strangers: Iterable[str] = ()
+    ) -> None:
+        self.experiment, self.growth, self.changed = experiment, growth, experiment.changed
+        self.config, self.dataset = experiment.config, experiment.dataset
+        self.scorer = Scorer(experiment.model, experiment.config)
+        dataset = experiment.dataset
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
-        self.by_user = reads_users(made.config["model"], type(made.model))
+        self.by_user = reads_users(self.config["model"], type(experiment.model))
         if isinstance(dataset, Catalogue):
             counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
         else:
@@ -73,7 +73,7 @@ class Recommender:
             self.events = len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
-        self._told_now = False
+        self._has_warned = False
 
     @classmethod
     def load(
@@ -107,14 +107,14 @@ class Recommender:
         if there and not histories_only:
             return cls._with_data(run_dir, None)
         try:
-            made = cls(load_without_data(run_dir), Growth())
+            trained = cls(load_without_data(run_dir), Growth())
         except NeedsDataset:
             if not there:
                 raise
             return cls._with_data(run_dir, None)
         if not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", made.config)), RunWarning, 2)
-        return made
+            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
+        return trained
 
     @classmethod
     def _with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
@@ -130,9 +130,8 @@ class Recommender:
             strangers = [*([] if new else later.users), *later.lonely]
             return dataset.with_later(new_users=new)
 
-        made = load(run_dir, with_later, grown=True, data_path=data_path)
-        made.model.eval()
-        return cls(made, growth, strangers)
+        experiment = load(run_dir, with_later, grown=True, data_path=data_path)
+        return cls(experiment, growth, strangers)
 
     def recommend(
         self,
@@ -196,9 +195,7 @@ class Recommender:
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        if isinstance(histories, pa.Table):
-            return read_table(histories, self.items, self.scorer.needs_time, self._unit)
-        return read_histories(histories, self.ids, self.scorer.needs_time, unit=self._unit)
+        return read_histories(histories, self.ids, self.scorer.needs_time, self._unit)
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
         """Histories with the times at which they are asked for, where the model reads these.
@@ -228,8 +225,8 @@ class Recommender:
             raise UsageError(
                 "at: the time field counts no time, so now has no value in it; give at"
             )
-        if not self._told_now:
-            self._told_now = True
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 "at: the model reads the time of the request: now is taken", RunWarning, 3
             )
@@ -289,11 +286,29 @@ class Recommender:
         """
         if allowed is None and excluded is None and not boosts:
             return self._every
-        return choose(self.ids, allowed, excluded, boosts)
+        allows = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
+        allows[1:] = allowed is None
+        for what, names, value in (("allowed", allowed, True), ("excluded", excluded, False)):
+            if names is None:
+                continue
+            if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
+                raise UsageError(f"{what}: expected names of items, found {shown(names)}")
+            allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = value
+        if not allows.any():
+            raise UsageError("no item is left to recommend: none of those allowed is known")
+        items = allows.nonzero()[:, 0]
+        if boosts is not None and not isinstance(boosts, Mapping):
+            raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
+        bonus = torch.zeros(len(allows))
+        for name, boost in (boosts or {}).items():
+            if not (is_number(boost) and abs(boost) < LARGEST):
+                raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+            bonus[self.ids.get(str(name), 0)] = float(boost)
+        return Choice(items, bonus[items] if boosts else None)
 
     @cached_property
     def _every(self) -> Choice:
-        return choose(self.ids)
+        return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
@@ -350,15 +365,14 @@ class Recommender:
             if by_model:
                 score, item = top_items(self.scorer.scores(some), choice, k, barred)
             else:  # the same for all of them
-                score, item = top_items(self._popular, Choice(choice.items), k)
+                score, item = top_items(
+                    lambda ids: self.popularity[ids][None], Choice(choice.items), k
+                )
                 score, item = (np.repeat(x, len(some), 0) for x in (score, item))
             row, rank = np.nonzero(score > -np.inf)  # all but a few items may be left out
             by = np.full(len(row), by_model)
             found.append((rows[which][row], rank + 1, item[row, rank], score[row, rank], by))
         return tuple(map(np.concatenate, zip(*found)))  # noqa: B905
-
-    def _popular(self, items: Tensor) -> Tensor:
-        return self.popularity[items][None]
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
@@ -448,3 +462,22 @@ class Recommender:
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
         return k
+
+
+def top_items(
+    scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best items of every row, best first.
+
+    Args:
+        scores: of ids [c] the scores [rows, c].
+        choice: which items may be taken.
+        k: how many.
+        barred: [p] rows and [p] ids of pairs that are left out.
+
+    Returns:
+        scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
+        fewer are left.
+    """
+    best, items = best_of(score_parts(scores, choice, barred), k)
+    return best.cpu().numpy(), items.cpu().numpy()

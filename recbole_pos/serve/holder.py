@@ -22,49 +22,32 @@ from recbole_pos.values import shown
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in memory.
 
     Attributes:
-        run_dir: where it is from.
-        trained: when its weights were written, and ``loaded`` when they were read: UTC.
-        unfinished: of an unfinished run, how to finish it.
+        recommender: the model.
+        run_dir: its folder.
+        about: what /health says of it.
     """
 
     recommender: Recommender
     run_dir: str
-    trained: str
-    loaded: str
-    unfinished: str = ""
-
-    def described(self) -> dict[str, Any]:
-        """What /health says of it."""
-        dataset, growth = self.recommender.dataset, self.recommender.growth
-        return {
-            "model": self.recommender.config["model"],
-            "run_dir": self.run_dir,
-            "trained": self.trained,
-            "loaded": self.loaded,
-            "items": len(self.recommender.items),
-            "users": dataset.user_num - 1,
-            "events": self.recommender.events,
-            "unknown_items": growth.items,
-            **({"unfinished": self.unfinished} if self.unfinished else {}),
-        }
+    about: dict[str, Any]
 
 
-class Live:
-    """Holds one loaded model; another is loaded beside it, then takes its place at once.
+class ModelHolder:
+    """Hold one model; another is loaded beside it, then takes its place at once.
 
-    Who has taken ``now`` keeps it to the end of a request, whatever comes after.
+    A request that has taken ``now`` keeps it to its end, whatever comes after.
     """
 
     def __init__(self, run_dir: str | Path, data_path: str | None = None) -> None:
         self.run_dir, self.data_path = str(run_dir), data_path
-        self.now: Loaded | None = None
+        self.now: LoadedModel | None = None
         self._loading = threading.Lock()
 
-    def load(self, run_dir: str | None = None) -> Loaded:
+    def load(self, run_dir: str | None = None) -> LoadedModel:
         """Read a model, ask it something, and put it in place; the one before answers until then.
 
         Args:
@@ -86,37 +69,48 @@ class Live:
             self._loading.release()
 
 
-def _load(run_dir: str, data_path: str | None) -> Loaded:
+def _load(run_dir: str, data_path: str | None) -> LoadedModel:
     try:
         folder = RunFolder(run_dir).require()
         written = folder.checkpoint.stat().st_mtime
-        recommender = Recommender.load(run_dir, data_path)
-    except PosError:
-        raise
+        trained = Recommender.load(run_dir, data_path)
     except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
+        if isinstance(error, PosError):
+            raise
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"run_dir: {shown(run_dir)} cannot be read: {why}") from error
     try:
-        _try(recommender)
-    except PosError:
-        raise
+        _try(trained)
     except Exception as error:
+        if isinstance(error, PosError):
+            raise
         raise CheckpointError(
             f"{run_dir}: the model cannot be asked: {type(error).__name__}: {error}"
         ) from error
-    hint = folder.how_to_finish if unfinished(folder) else ""
-    return Loaded(recommender, run_dir, _utc(written), _utc(time.time()), hint)
+    about = {
+        "model": trained.config["model"],
+        "run_dir": run_dir,
+        "trained": _utc(written),
+        "loaded": _utc(time.time()),
+        "items": len(trained.items),
+        "users": trained.dataset.user_num - 1,
+        "events": trained.events,
+        "unknown_items": trained.growth.items,
+    }
+    if unfinished(folder):
+        about["unfinished"] = folder.how_to_finish
+    return LoadedModel(trained, run_dir, about)
 
 
-def _try(recommender: Recommender) -> None:
+def _try(trained: Recommender) -> None:
     """Recommend once, which also makes what is made at first use."""
-    if recommender.by_user:
-        users = np.flatnonzero(recommender.dataset.log.lengths)[:1]
-        names = recommender.dataset.field2id_token[recommender.dataset.uid_field][users]
-        asked = recommender.of_users(names.tolist())
+    if trained.by_user:
+        users = np.flatnonzero(trained.dataset.log.lengths)[:1]
+        names = trained.dataset.field2id_token[trained.dataset.uid_field][users]
+        asked = trained.of_users(names.tolist())
     else:
-        asked = recommender.read([{"items": [recommender.items[0]], "times": [0.0]}])
-    list(recommender.ranked(asked, 1, False, recommender.choice()))
+        asked = trained.read([{"items": [trained.items[0]], "times": [0.0]}])
+    list(trained.ranked(asked, 1, False, trained.choice()))
 
 
 def _utc(seconds: float) -> str:
