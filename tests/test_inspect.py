@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.inspect import plot
 from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
+from recbole_pos.inspect.plot import HALF_A_LINE, best_epoch, read_metrics
+from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.context import SequenceContext
 
 
@@ -45,10 +51,9 @@ def test_kernel_factors_are_the_matrices_of_equation_9(experiment) -> None:
     assert kernel_factors(experiment("PosSASRec").model) == {}
 
 
-@pytest.mark.parametrize("position", [["kernel"], ["cape", "rope"]], ids=str)
-def test_attention_maps_average_the_weights(experiment, position: list[str]) -> None:
+def test_attention_maps_average_the_weights(experiment) -> None:
     """Against each history on its own, in loops over the newest events."""
-    made = experiment("PosSASRec", position=position)
+    made = experiment("PosSASRec", position=["cape", "rope"])
     with torch.no_grad():
         for parameter in made.model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -100,21 +105,143 @@ def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
     [
         ("FPARec", ["curves.png", "attention.png", "positions.png"]),
         ("KernelAttention", ["curves.png", "attention.png", "kernel.png"]),
-        ("Pop", ["curves.png"]),
-        ("PosSASRec", ["curves.png"]),
     ],
 )
 def test_plot_writes_pictures(tiny: Path, tmp_path: Path, capsys, model, files) -> None:
-    options = {"data_path": str(tiny), "epochs": 2}
-    if model == "PosSASRec":
-        options["position"] = ["token_mixing"]  # has no attention to show
+    options = {"data_path": str(tiny), "epochs": 1, "hidden_size": 8}
     recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
     assert main(["plot", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "run" / f) for f in files]
     for file in files:
         assert (tmp_path / "run" / file).read_bytes().startswith(b"\x89PNG")
-
-
-def test_plot_of_no_run(tmp_path: Path, capsys) -> None:
-    assert main(["plot", str(tmp_path)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["plot", str(tmp_path / "empty")]) == 2
     assert "not a run folder" in capsys.readouterr().err
+
+
+# metrics.jsonl that a crash, or somebody, has damaged: a picture with a word, or its line
+
+
+METRIC = "ndcg@10"
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plot") / "run"
+    recbole_pos.run("Pop", "tiny", None, {"data_path": str(tiny)}, run_dir=folder, verbose=False)
+    return folder
+
+
+def line(epoch: int, score: float | None = 0.5, **others) -> bytes:
+    valid = None if score is None else {"hit@10": 0.1, METRIC: score}
+    content = {"epoch": epoch, "loss": 4.0, "valid": valid, "seconds": 0.1, **others}
+    return json.dumps(content).encode() + b"\n"
+
+
+WHOLE = line(0) + line(1)
+LINE_3 = {
+    "binary rubbish": b"\x80\x00\xff\xfe{\n",
+    "half a line in the middle": line(2)[:20] + b"\n" + line(3),
+    "a list": b"[1, 2]\n",
+    "nested too deeply": b"[" * 100_000 + b"\n",
+    "no epoch": b'{"loss": 1.0, "valid": null}\n',
+    "no valid": b'{"epoch": 2, "loss": 1.0}\n',
+    "epoch is true": line(True),
+    "epoch is a fraction": line(2.5),
+    "epoch out of range": line(10**30),
+    "an earlier epoch": line(0),
+    "loss is NaN": line(2, loss=float("nan")),
+    "loss too large to draw": line(2, loss=1e308),
+    "loss has a thousand digits": line(2, loss=10**1000),
+    "loss is text": line(2, loss="1.0"),
+    "valid is a list": line(2, valid=[0.5]),
+    "metric missing": line(2, valid={"hit@10": 0.5}),
+    "metric is infinite": line(2, float("inf")),
+    "metric is true": line(2, valid={METRIC: True}),
+}
+
+
+@pytest.fixture
+def plotted(run: Path, monkeypatch, capsys, caplog) -> Iterator:
+    """``plotted(content)`` of metrics.jsonl: exit code, everything printed, the figure's title."""
+    trained = open_run(run)
+    monkeypatch.setattr(plot, "open_run", lambda *_: trained)
+    titles = []
+
+    def keep(figure: Figure, file: Path, **given) -> None:
+        figure.draw_without_rendering()
+        titles.append(figure.get_suptitle())
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+
+    def command(content: bytes) -> tuple[int, str, str]:
+        (run / "metrics.jsonl").write_bytes(content)
+        code = main(["plot", str(run)])
+        return code, capsys.readouterr().err + caplog.text, "".join(titles)
+
+    return command
+
+
+@pytest.mark.parametrize("damage", LINE_3)
+def test_a_damaged_line_is_named(plotted, run: Path, damage: str) -> None:
+    code, printed, title = plotted(WHOLE + LINE_3[damage])
+    assert code == 2 and not title
+    assert f"{run / 'metrics.jsonl'}, line 3: " in printed and f"--resume {run}" in printed
+
+
+def test_half_a_last_line_is_left_out_and_told(plotted) -> None:
+    """As a process leaves it that was killed within the write, wherever that was."""
+    for cut in (1, len(line(2)) // 2, len(line(2)) - 2):
+        code, printed, title = plotted(WHOLE + line(2)[:cut])
+        assert code == 0 and HALF_A_LINE in printed and HALF_A_LINE in title
+    code, printed, _ = plotted(WHOLE + b"\0" * 100)  # a file system after a power cut
+    assert code == 0 and HALF_A_LINE in printed
+
+
+def test_a_last_line_without_its_end_is_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    for end in (b"", b"\n", b"\n\n", b"\r\n"):
+        file.write_bytes(WHOLE + line(2).rstrip() + end)
+        history, note = read_metrics(file, METRIC)
+        assert len(history) == 3 and not note
+
+
+def test_no_whole_line_is_no_epoch(plotted, run: Path) -> None:
+    code, printed, _ = plotted(b"\n \n")
+    assert code == 2 and "no finished epoch yet" in printed
+    code, printed, _ = plotted(line(0)[:30])
+    assert code == 2 and f"{run / 'metrics.jsonl'}, line 1: " in printed
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    assert main(["plot", str(run)]) == 2
+    (run / "metrics.jsonl").rmdir()
+
+
+def test_the_best_epoch_is_the_one_that_is_kept(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """Where lower is better, and where it is not: what is marked is what result.json says."""
+    marked, found = {}, {}
+
+    def keep(figure: Figure, file: Path, **given) -> None:
+        line, dot = figure.axes[1].lines
+        marked[metric] = dot.get_xdata().tolist()
+        found[metric] = line.get_ydata().tolist()
+        assert dot.get_ydata() == found[metric][marked[metric][0]]
+        assert dot.get_color() == line.get_color()
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    options = {"data_path": str(tiny), "epochs": 4, "position": ["token_mixing"], "hidden_size": 8}
+    options |= {"metrics": ["NDCG", "GiniIndex"], "topk": [10], "learning_rate": 0.003}
+    for metric, pick in (("GiniIndex@10", min), ("NDCG@10", max)):
+        folder = tmp_path / metric
+        given = {**options, "valid_metric": metric}
+        result = recbole_pos.run("PosSASRec", "tiny", None, given, run_dir=folder, verbose=False)
+        assert main(["plot", str(folder)]) == 0
+        assert marked[metric] == [result.best_epoch]
+        assert found[metric][result.best_epoch] == pick(found[metric])
+        assert len(set(found[metric])) > 1
+
+
+def test_of_equal_epochs_training_keeps_the_latest() -> None:
+    assert best_epoch([(0, 0.2), (2, 0.5), (4, 0.5), (6, 0.1)], bigger=True) == 4
+    assert best_epoch([(0, 0.2), (2, 0.1), (4, 0.5)], bigger=False) == 2
+    assert best_epoch([], bigger=True) is None

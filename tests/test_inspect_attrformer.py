@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shop import Cells, all_windows, find, open_shop, shaken, shop_options, tables, train, write
+from shop import Cells, all_windows, find, open_shop, shaken, tables, train, write
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -75,10 +75,9 @@ def test_the_report_has_relations_and_hours(folder: Path, double) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_use_of_relations_equals_loops(folder: Path, double, norm: str) -> None:
+def test_use_of_relations_equals_loops(folder: Path, double) -> None:
     """Who has, reads and gains what, event by event and relation by relation."""
-    made = open_shop(folder, user_layers="odd", norm=norm)
+    made = open_shop(folder, user_layers="odd")
     model, rows = shaken(made), all_windows(made)
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
@@ -139,9 +138,7 @@ def test_use_of_relations_equals_loops(folder: Path, double, norm: str) -> None:
     "options",
     [
         {},
-        {"relations": ["brand", "time"], "inference_relations": "none"},
         {"relations": ["country"], "user_update": "replace"},
-        {"augmentation": "prefix", "chunking": False},
     ],
     ids=str,
 )
@@ -163,11 +160,8 @@ def test_nothing_to_show(folder: Path, tmp_path: Path, capsys) -> None:
     train(folder, tmp_path, epochs=1, relations=[])
     assert main([*run, "--batches", "0"]) and "--batches: 0 is below 1" in capsys.readouterr().err
     assert main(run) and "trained without relations" in capsys.readouterr().err
-    for model in ("PosSASRec", "SASRec"):
-        options = {**shop_options(folder), "epochs": 1}
-        del options["relations"], options["relation_heads"], options["relation_size"]
-        del options["top_k"]
-        recbole_pos.run(model, "shop", None, options, run_dir=tmp_path / model, verbose=False)
-        assert main([*run[:3], str(tmp_path / model)])
-        assert f"{model} has no relations; AttrFormer has" in capsys.readouterr().err
+    given = {"data_path": str(folder), "epochs": 1}
+    recbole_pos.run("Pop", "shop", None, given, run_dir=tmp_path / "pop", verbose=False)
+    assert main([*run[:3], str(tmp_path / "pop")])
+    assert "Pop has no relations; AttrFormer has" in capsys.readouterr().err
     assert main([*run[:3], str(folder)]) and "not a run folder" in capsys.readouterr().err

@@ -108,38 +108,23 @@ def search(names: list[str], trials: int, name: str, mode: str = "max") -> Calla
 
 WIDE_FIELDS = ["brand", "a^field", "$", "a_field_whose_name_goes_on_" * 4]
 WIDE_OPTIONS = [f"x^{letter}$" * 9 for letter in "abcdefg"]
+# The extremes of each kind: one of everything, and much of it with long names.
 PICTURES = {
     "curves of one epoch": curves(1, SHORT),
-    "curves of three epochs": curves(3, LONG),
-    "curves of 400 epochs": curves(400, SHORT),
+    "curves of 400 epochs": curves(400, LONG),
     "curves without validation": curves(2, SHORT, validated=False),
     "attention of one event": attention(1, 1, 1, SHORT),
-    "attention of one layer": attention(1, 1, 30, LONG),
-    "attention of two heads": attention(2, 2, 30, SHORT),
-    "attention of one head in 6 layers": attention(6, 1, 45, SHORT),
-    "attention of 4 heads in 8 layers": attention(8, 4, 30, LONG),
-    "positions": positions(["learned"], 50, SHORT),
+    "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
     "positions of one event": positions(["learned"], 1, LONG),
-    "positions of three encodings": positions(["learned", "sinusoidal", "ldpe"], 20, LONG),
-    "a kernel": kernel(1, LONG),
-    "kernels of two layers": kernel(3, SHORT),
     "kernels of 4 layers": kernel(5, LONG),
-    "measures": measures(2, 2, 3, SHORT),
     "measures of one layer": measures(1, 8, 2, LONG),
     "measures of 8 layers": measures(8, 8, 3, LONG),
-    "periods": periods(2, 1, SHORT),
     "periods of 8 layers": periods(8, 8, LONG),
-    "encoding of 10 and 20": encoding([10, 20], 100, SHORT),
     "encoding of 2": encoding([2], 1, LONG),
-    "encoding of 4 lengths": encoding([3, 5, 9, 50], 64, LONG),
+    "encoding of 2 lengths": encoding([3, 50], 64, LONG),
     "one relation": relations(["brand"], 1, 1, SHORT),
-    "relations": relations(WIDE_FIELDS, 2, 4, LONG),
     "relations of 8 layers": relations(WIDE_FIELDS, 8, 8, LONG),
-    "a search": search(["learning_rate", "position"], 12, SHORT),
-    "a search where less is more": search(["learning_rate", "n_layers"], 12, SHORT, "min"),
-    "a search of 8 options": search(
-        ["learning_rate", *(f"x^{n}$" * 9 for n in "abcdefg")], 5, LONG
-    ),
+    "a search of 8 options": search(["learning_rate", *WIDE_OPTIONS], 5, LONG, "min"),
 }
 
 
@@ -200,12 +185,9 @@ def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, pictu
             )
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 400])
+@pytest.mark.parametrize("epochs", [1, 3, 400])
 def test_epochs_are_whole(figures: dict[str, Figure], tmp_path: Path, epochs: int) -> None:
     curves(epochs, SHORT)(tmp_path / "curves.png")
-    search(["learning_rate", "n"], 4, SHORT)(tmp_path / "curves.png")
-    for figure in (figures["curves.png"], figures["parallel.png"]):
-        assert figure
     for panel in figures["curves.png"].axes:
         assert all(tick == int(tick) for tick in panel.get_xticks())
 
@@ -237,12 +219,10 @@ def test_a_kernel_is_shown_without_the_identity(figures: dict, tmp_path: Path) -
     assert "without the identity" in figures["kernel.png"].get_suptitle()
 
 
-def test_a_fresh_kernel_has_a_scale(figures: dict, tmp_path: Path) -> None:
+def test_scales(figures: dict, tmp_path: Path) -> None:
+    """Of a fresh kernel, where all is zero, and of weights below zero, to both sides."""
     draw_kernel({"L, all layers": np.eye(5)}, SHORT, tmp_path / "kernel.png")
     assert figures["kernel.png"].axes[0].images[0].get_clim() == (0, 1)
-
-
-def test_weights_below_zero_have_a_colour_of_their_own(figures: dict, tmp_path: Path) -> None:
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
     assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)
 
