@@ -149,6 +149,7 @@ def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form:
         ("PosRec", {"anchor_self_weight": 0.5, "messages": "mean", "anchor_overlap": "sum"}),
         ("PosRec", {"anchors": False, "graph_layers": 2, "n_layers": 2}),
         ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2}),
+        ("PosSASRec", {"position": ["hstu"], "request_time": "target", "n_layers": 1}),
     ],
 )
 def test_programs_of_options(
