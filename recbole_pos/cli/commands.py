@@ -134,7 +134,7 @@ def _data(args: argparse.Namespace) -> None:
             log = public_log(name)
             raise UsageError(f"data build {log.name}: name the raw files, {' '.join(log.files)}")
         case ["build", name, *files] if files:
-            from recbole_pos.public.build import build
+            from recbole_pos.public.build_dataset import build
 
             build(name, files, args.data_path, args.overwrite)
         case [name] if name != "build":
