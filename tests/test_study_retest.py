@@ -11,8 +11,8 @@ from small_study import study
 
 import recbole_pos
 from recbole_pos.errors import UsageError
-from recbole_pos.study.reading import make_plan
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_source import Source
 
 ROWS = {
     "RoPE": {"position": ["rope"], "search": {"hidden_dropout_prob": [0.1, 0.4]}},
