@@ -116,8 +116,10 @@ def damaged(line: str, place: int = PLACE) -> tuple[str, int]:
     return text, text[: text.index(line)].count("\n") + 1
 
 
-@pytest.mark.parametrize("suffix", ["inter", "user", "item", "extra"])
-@pytest.mark.parametrize(("block", "end"), [(1 << 22, "\n"), (64, "\r\n"), (64, "\r")])
+@pytest.mark.parametrize(
+    ("block", "end", "suffix"),
+    [(1 << 22, "\n", "inter"), (64, "\r\n", "item"), (64, "\r", "extra")],
+)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

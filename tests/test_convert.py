@@ -125,6 +125,8 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     assert tables["user"].columns == {"user_id": "token", "country": "token"}
     brands = tables["item"].read(["item_id", "brand"])
     assert {f"Brand {int(i.split()[1]) % 7}" for i in brands["item_id"]} >= set(brands["brand"])
+    (brand,) = (column for column in report.columns if column.field == "brand")
+    assert "of 600 interactions have none" in brand.notes[0]
     found = report.contradictions["brand"]
     assert (found["lines"], found["first"]) == (2, ["orders.csv:102", "orders.csv:202"])
     assert report.as_json() == json.loads((tmp_path / "shop" / "convert.json").read_text())
@@ -203,7 +205,8 @@ GOOD = "user,item,time,stars\n1,a,1700000000,3\n"
         ("user,user,time\n1,2,3\n", {}, "two columns are called 'user'"),
         ("user,item\n1,a,1700000000\n", {}, "1 of 1 lines are broken, the first, line 2"),
         (GOOD.replace("a,", "é,").encode("cp1252"), {}, "Give --encoding"),
-        ("[\n{}]", {"file": "x.jsonl"}, "jq -c"),
+        ("[\n{}]", {"file": "x.jsonl"}, "one json list.*jq -c '.\\[\\]' x.jsonl > x-lines.jsonl"),
+        ("[1]\n[2]\n", {"file": "x.jsonl"}, "a json list a line"),
         (GOOD, {"file": "x.xlsx"}, "csv, tsv, json lines"),
         (GOOD, {"file": "x.parquet"}, "no parquet file"),
         (GOOD, {"file": "x.csv.gz"}, "cannot be read"),

@@ -88,15 +88,6 @@ def test_a_header_is_one(tmp_path: Path, run: Run, text: str) -> None:
     assert len(interactions(tmp_path)) == 2
 
 
-def test_names_that_look_like_data(tmp_path: Path, run: Run) -> None:
-    text = f"0,1,2\nu,i,{NOW}\nv,i,{NOW}\n".replace("u,i", "5,6").replace("v,i", "7,8")
-    roles = ("--user=0", "--item=1", "--time=2")
-    assert run(text, *roles) == 2
-    assert run(text, *roles, "--header") == 0
-    assert len(interactions(tmp_path)) == 2
-    assert run(text, "--columns=user,item", "--overwrite") == 2
-
-
 LISTS = {
     "HSTU.csv": "index,user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
     f'0,u,"7,8,9","1,2,3","{NOW},{NOW + 1},{NOW + 2}",F\n1,v,"8","1","{NOW}",M\n'

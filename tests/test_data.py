@@ -125,16 +125,6 @@ def test_popular_negatives_come_from_training_alone(tmp_path: Path, model: str) 
     assert set(tokens) <= {"a", "b", "c", "d"}
 
 
-def test_a_builtin_can_index_history_fields(experiment) -> None:
-    """FEARec reads dataset.inter_feat["item_id_list"][rows] in its constructor and loss."""
-    rows = experiment("SASRec").loaders["train"]._dataset.inter_feat
-    some = torch.tensor([5, 0, 7])
-    assert torch.equal(rows["item_id_list"][some], rows[some]["item_id_list"])
-    assert torch.equal(rows["item_length"][some], rows[some]["item_length"])
-    with pytest.raises(KeyError, match="no field"):
-        rows["nothing"]
-
-
 def test_interaction_matrix_holds_the_training_events(experiment) -> None:
     made = experiment("SASRec")
     train = made.loaders["train"]._dataset

@@ -14,7 +14,6 @@ from conftest import SMALL, make_log, write_atomic
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data import cache
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -132,15 +131,14 @@ def test_histories_end_with_earlier_files(log: pd.DataFrame, tmp_path: Path) -> 
     assert (learned == 0).all()
 
 
-@pytest.mark.parametrize("position", [["learned"], ["rope", "time_decay"], ["siren_rope"]])
 def test_a_run_tells_what_leaks(
-    log: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str], position: list[str]
+    log: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside the metrics and in result.json; models that read times get through."""
     write_parts(leaking(log), tmp_path)
     words = [f"--{key}={json.dumps(value)}" for key, value in SMALL.items()]
     words += [f"--data_path={tmp_path}", "--benchmark_filename=[train,valid,test]"]
-    words += ["-m", "PosSASRec", "-d", "tiny", f"--position={json.dumps(position)}"]
+    words += ["-m", "PosSASRec", "-d", "tiny", "--position=[rope, siren_rope]"]
     assert main(["run", *words, "--mask_history=True", f"--run_dir={tmp_path / 'run'}"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert all(np.isfinite(value) for value in result["test"].values())
@@ -153,19 +151,6 @@ def test_a_run_tells_what_leaks(
         assert trained.model.full_sort_predict(rows).isfinite().all()
     assert main(["recommend", str(tmp_path / "run"), f"--out={tmp_path / 'top.csv'}"]) == 0
     assert (tmp_path / "top.csv").stat().st_size
-
-
-def test_one_cache_a_split(
-    log: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
-    folder = write_parts(leaking(log), tmp_path)
-    two = [predicted(read(folder, ["train", "test"])) for _ in range(2)]
-    three = [predicted(read(folder, THREE)) for _ in range(2)]
-    assert two[0] == two[1] != three[0] == three[1]
-    file = folder / "tiny" / "tiny.test.inter"
-    file.write_text("".join(file.read_text().splitlines(True)[:-1]))
-    assert predicted(read(folder, THREE)) != three[0]
 
 
 def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None:
@@ -211,6 +196,16 @@ def test_copies_are_counted_and_told(
     assert not recbole_pos.run(
         "Pop", "tiny", config_dict={**given, "rm_copies": True}, run_dir=tmp_path / "two"
     ).warnings
+
+
+def test_what_is_as_old_as_an_earlier_file_is_not_older(tmp_path: Path) -> None:
+    parts = {"train": [1.0, 2.0], "valid": [2.0, 3.0], "test": [2.5, 3.0]}
+    frames = {
+        part: pd.DataFrame([("u", f"{part}{t}", t) for t in times], columns=SAMPLE)
+        for part, times in parts.items()
+    }
+    found = read(write_parts(frames, tmp_path), THREE).split.summary["leaks"]
+    assert found["before_earlier_part"] == {"valid": 0, "test": 1}
 
 
 def test_copies_between_others_at_their_time(tmp_path: Path) -> None:

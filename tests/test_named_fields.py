@@ -87,3 +87,13 @@ def test_two_lines_about_one(shop: Path, table: str) -> None:
     file.write_text("\n".join([header, first, second, other, *rest]) + "\n")
     with pytest.raises(UsageError, match=f"toyshop.{table}: 2 lines are about {table}_id '{name}'"):
         read(shop)
+
+
+def test_a_table_of_other_names(shop: Path) -> None:
+    """Ids in another case: nothing would be known of any item."""
+    file = shop / "toyshop" / "toyshop.item"
+    header, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([header, *(f"ID-{line}" for line in lines)]) + "\n")
+    load = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "brand"]}
+    with pytest.raises(UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"):
+        read(shop, load_col=load, filter_inter_by_user_or_item=False)

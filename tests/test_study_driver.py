@@ -6,6 +6,7 @@ import importlib
 import json
 import linecache
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +26,17 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.comparing import Compared, StudyProgress
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_source import Source
 from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
+
+
+def compare(given: Any, folder: Path, **more: Any) -> Any:
+    return recbole_pos.compare(given, run_dir=folder, verbose=False, **more)
 
 
 def times(folder: Path) -> dict[str, float]:
@@ -79,15 +86,10 @@ def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
     assert times(folder) == before and again.runs.equals(found.runs)
     shown = recbole_pos.compare(folder, report=True, verbose=False)
     assert shown.pairs.equals(found.pairs)
-
-
-def test_a_run_of_a_study_is_the_run_of_the_command_line(
-    cluster, tiny: Path, tmp_path: Path
-) -> None:
-    """The same weights learn from shared data; so the row can be run again."""
-    found = recbole_pos.compare(study(tiny, seeds=1), run_dir=tmp_path / "s", verbose=False)
-    line = found.runs.iloc[0]
-    kept = tmp_path / "s" / line["path"] / "config.yaml"
+    line = found.runs.iloc[
+        0
+    ]  # the same weights learn from shared data; so the row can be run again
+    kept = folder / line["path"] / "config.yaml"
     alone = recbole_pos.run(config_file_list=[str(kept)], run_dir=tmp_path / "alone", verbose=False)
     assert alone.test == {name: line[name] for name in alone.test}
 
@@ -111,21 +113,75 @@ def test_a_changed_option_trains_its_row_alone(cluster, tiny: Path, tmp_path: Pa
     assert now["NoPE", 2020] == same["NoPE", 2020]
 
 
-def test_rows_attached_to_others(cluster, tiny: Path, tmp_path: Path) -> None:
-    rows = {"RoPE": {"position": ["rope"]}}
-    rows["RoPE + kernel"] = {"attach": {"to": "RoPE", "schemes": ["kernel"]}}
-    folder = tmp_path / "s"
-    found = recbole_pos.compare(study(tiny, rows=rows), run_dir=folder, verbose=False)
-    assert set(found.runs["status"]) == {"done"}
+def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
+    """Attached to them, tested again, the same as another, or of one that failed; the data move
+    meanwhile, and a known study knows them."""
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "study.tar.xz"
+    shutil.copytree(tiny, old)
+    rows: dict[str, Any] = {
+        "RoPE": {"position": ["rope"], "search": {"hidden_dropout_prob": [0.1, 0.4]}},
+        "Twin": {"position": ["nope"]},
+        "NoPE": {"position": ["nope"]},
+        "Wild": {"position": ["nope"], "learning_rate": 1e12, "epochs": 5},
+    }
+    compare(study(old, rows=rows), tmp_path / "s")
+    old.rename(new)
+    rows |= {
+        "RoPE + kernel": {"attach": {"to": "RoPE", "schemes": ["kernel"]}},
+        "RoPE, past left out": {"retest": "RoPE", "mask_history": True},
+        "Twin, larger batches": {"retest": "Twin", "eval_batch_size": 64},
+        "Wild + kernel": {"attach": {"to": "Wild", "schemes": ["kernel"]}},
+    }
+    before = times(tmp_path / "s")
+    found = compare(study(new, rows=rows), tmp_path / "s", pack=file)
+    assert before and times(tmp_path / "s").items() >= before.items()
+    runs = found.runs.set_index(["row", "seed"])
+    status = runs["status"].groupby("row").agg(set)
+    assert {row: one for row, (one,) in status.items()} == {
+        row: "failed" if "Wild" in row else "done" for row in rows
+    }
+    assert "loss is" in runs.loc[("Wild", 2020), "reason"]
+    assert "loss is" in (tmp_path / "s" / "table.md").read_text()
+    report = (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
+    assert "made from the trained models of RoPE: tested with mask_history True." in report
     for seed in (2020, 2021):
-        lines = found.runs[found.runs["seed"] == seed].set_index("row")
-        config = read_yaml(folder / lines.loc["RoPE + kernel", "path"] / "config.yaml")
+        assert runs.loc[("Twin", seed), "digest"] == runs.loc[("NoPE", seed), "digest"]
+        first, again, attached = (
+            tmp_path / "s" / runs.loc[(row, seed), "path"]
+            for row in ("RoPE", "RoPE, past left out", "RoPE + kernel")
+        )
+        config = read_yaml(attached / "config.yaml")
         assert config["train_only"] == ["kernel"] and config["position"] == ["rope", "kernel"]
-        assert config["init_from"].endswith(lines.loc["RoPE", "digest"])
-        assert config["seed"] == seed
-    before = times(folder)
-    recbole_pos.compare(study(tiny, rows=rows), run_dir=folder, verbose=False)
-    assert times(folder) == before
+        assert config["init_from"].endswith(first.name) and config["seed"] == seed
+        assert (first / "metrics.jsonl").read_bytes() == (again / "metrics.jsonl").read_bytes()
+        made = recbole_pos.load(first, data_path=str(new))
+        made.config["mask_history"] = True
+        expected = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
+        line = runs.loc[("RoPE, past left out", seed)]
+        assert {name: line[name] for name in expected} == pytest.approx(dict(expected))
+        assert pd.isna(line["seconds"]) and pd.isna(line["epochs"]), "nothing was trained"
+    known = compare(study(new, rows=rows), tmp_path / "there", known=(file,), report=True)
+    assert known.pairs.equals(found.pairs)
+    compare(study(new, rows=rows), tmp_path / "dry", dry_run=True)
+    recbole_pos.compare(study(new, rows=rows), run_dir=tmp_path / "dry", dry_run=True)
+    assert "tested again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"retest": "C"}, "'C'"),
+        ({"retest": ["A"]}, "retest"),
+        ({"retest": "B", "mask_history": True}, "circle"),
+        ({"retest": "A"}, "mask_history"),
+        ({"retest": "A", "mask_history": True, "config_files": ["b.yaml"]}, "config_files"),
+        ({"retest": "A", "epochs": 3}, "epochs"),
+        ({"retest": "A", "mask_history": True, "search": {"epochs": [1]}}, "search"),
+    ],
+)
+def test_refused(row: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=named):
+        make_plan(Source("study", study(tmp_path, rows={"A": {}, "B": row})))
 
 
 @pytest.mark.parametrize(
@@ -174,16 +230,32 @@ def test_a_search_goes_by_validation_alone(
     assert times(folder) == before
 
 
-def test_a_failed_run_stays_with_its_reason(cluster, tiny: Path, tmp_path: Path) -> None:
-    rows = {"NoPE": {"position": ["nope"]}, "Wild": {"learning_rate": 1e12, "epochs": 5}}
-    rows["Wild + kernel"] = {"attach": {"to": "Wild", "schemes": ["kernel"]}}
-    found = recbole_pos.compare(
-        study(tiny, rows=rows, seeds=1), run_dir=tmp_path / "s", verbose=False
-    )
-    lines = found.runs.set_index("row")
-    assert lines.loc["Wild", "status"] == "failed" and "loss is" in lines.loc["Wild", "reason"]
-    assert "loss is" in (tmp_path / "s" / "table.md").read_text()
-    assert lines.loc["NoPE", "status"] == "done"
+def test_the_mean_of_seeds_is_trained_and_reported(cluster, tiny: Path, tmp_path: Path) -> None:
+    grid = {"learning_rate": [0.01, 0.001]}
+    rows = {"NoPE": {"position": ["nope"]}}
+    content = study(tiny, rows=rows, search=grid, seeds=2, search_seeds=2)
+    folder = tmp_path / "s"
+    found = recbole_pos.compare(content, run_dir=folder, verbose=False)
+    kept = StudyFolder(folder)
+    every = [kept.fit(path.name) for path in kept.runs.iterdir()]
+    tried = [fit for fit in every if fit["stage"] == "trial"]
+    assert len(tried) == 4 and all(fit["test"] is None for fit in tried)
+    means = {
+        rate: sum(
+            fit["best_valid"]["ndcg@10"] / 2
+            for fit in tried
+            if fit["searched"]["learning_rate"] == rate
+        )
+        for rate in grid["learning_rate"]
+    }
+    rate = max(means, key=lambda rate: means[rate])
+    final = [fit for fit in every if fit["stage"] == "final"]
+    assert [fit["searched"]["learning_rate"] for fit in final] == [rate, rate]
+    assert set(found.runs["status"]) == {"done"}
+    by_seed = {
+        fit["seed"]: fit["best_valid"] for fit in tried if fit["searched"] == final[0]["searched"]
+    }
+    assert {fit["seed"]: fit["best_valid"] for fit in final} == by_seed  # tested, not trained again
 
 
 def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> None:
@@ -238,11 +310,19 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     assert main(["compare", "-d", "tiny"]) == 2
 
 
-def start(folder: Path, tiny: Path, **more: Any) -> subprocess.Popen:
-    file = folder.parent / "study.yaml"
-    file.write_text(json.dumps(study(tiny, **more)))
-    command = [sys.executable, str(SCRIPT), "compare", str(file), "--run_dir", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_options_that_cannot_be(cluster, tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """Named before there is a folder."""
+    file, folder = tmp_path / "study.json", tmp_path / "s"
+    file.write_text(json.dumps(study(tiny)))
+    with monkeypatch.context() as patch:
+        patch.setattr("ray.is_initialized", lambda: False)  # by other tests
+        for address in ("-inf", "nowhere:1"):
+            given = ["compare", str(file), f"--address={address}", "--run_dir", str(folder)]
+            assert main(given) == 2 and "--address" in capsys.readouterr().err
+    for option, value in (("max_concurrent", -1), ("cpus_per_trial", 0), ("gpus_per_trial", 1.5)):
+        with pytest.raises(UsageError, match=f"--{option}: "):
+            compare(study(tiny), folder, **{option: value})
+    assert not folder.exists()
 
 
 def digest_of_running(folder: Path) -> str | None:
@@ -254,14 +334,11 @@ def digest_of_running(folder: Path) -> str | None:
     return None
 
 
-def test_a_wrong_address_leaves_no_folder(tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("ray.is_initialized", lambda: False)  # by other tests of this file
-    file = tmp_path / "study.json"
-    file.write_text(json.dumps(study(tiny)))
-    folder = tmp_path / "s"
-    for address in ("-inf", "nowhere:1"):
-        assert main(["compare", str(file), f"--address={address}", "--run_dir", str(folder)]) == 2
-        assert "--address" in capsys.readouterr().err and not folder.exists()
+def start(folder: Path, tiny: Path, **more: Any) -> subprocess.Popen:
+    file = folder.parent / "study.yaml"
+    file.write_text(json.dumps(study(tiny, **more)))
+    command = [sys.executable, str(SCRIPT), "compare", str(file), "--run_dir", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
@@ -325,7 +402,7 @@ def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys)
         recbole_pos.compare(study(tiny), rows=("Three",), run_dir=tmp_path / "s", verbose=False)
 
 
-@pytest.mark.parametrize("ties", ["file", "random(3)", "drop"])
+@pytest.mark.parametrize("ties", ["file", "drop"])
 def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> None:
     """Times of a day: most users have several last events."""
     log = make_log(users=80)
@@ -336,7 +413,7 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     found = recbole_pos.compare(given, run_dir=tmp_path / "s", verbose=False)
     told = (found.folder / "report.html").read_text()
     assert "stood in another order" in told
-    assert {"file": "order of the file", "drop": "left out"}.get(ties, "random, seed 3") in told
+    assert {"file": "order of the file", "drop": "left out"}[ties] in told
     config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
     assert config["eval_args"]["ties"] == ties
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import finish, plan, said
-from small_study import study
+from fake_runs import finish, plan
 
-import recbole_pos
 from recbole_pos.study.collect import results_of
 from recbole_pos.study.expand import dry_run, fits
 from recbole_pos.study.packed import PackedStudy, pack
+from recbole_pos.study.preview import preview
 from recbole_pos.study.result_tables import search_table
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.study_folder import StudyFolder
@@ -77,7 +76,8 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     }
     assert rates["NoPE, trial 1"] == rates["NoPE, trial 1, seed 2021"] == rates["NoPE, seed 2022"]
     assert rates["NoPE, trial 0"] == rates["NoPE, trial 0, seed 2021"] != rates["NoPE, trial 1"]
-    assert "5 finished" in said(made, folder) and Work(made, folder).ready() is None
+    assert "5 finished" in preview(Work(made, folder))[0][1]
+    assert Work(made, folder).ready() is None
     one = searched(tiny, search=search, search_seeds=1)
     assert train(Work(one, StudyFolder(tmp_path / "one")))[-3:] == [
         *("NoPE, seed 2020 *", "NoPE, seed 2021", "NoPE, seed 2022")
@@ -114,29 +114,3 @@ def test_a_report_has_the_mean(tiny: Path, tmp_path: Path) -> None:
     shown = search_table(results)
     assert shown is not None and "the mean of 2 seeds" in shown.notes[0]
     assert "2 trials with seeds 2020 and 2021 each" in " ".join(protocol(results))
-
-
-def test_it_is_trained_and_reported(cluster, tiny: Path, tmp_path: Path) -> None:
-    content = study(tiny, rows=ROWS, search=GRID, seeds=2, search_seeds=2)
-    folder = tmp_path / "s"
-    found = recbole_pos.compare(content, run_dir=folder, verbose=False)
-    kept = StudyFolder(folder)
-    every = [kept.fit(path.name) for path in kept.runs.iterdir()]
-    tried = [fit for fit in every if fit["stage"] == "trial"]
-    assert len(tried) == 4 and all(fit["test"] is None for fit in tried)
-    means = {
-        rate: sum(
-            fit["best_valid"]["ndcg@10"] / 2
-            for fit in tried
-            if fit["searched"]["learning_rate"] == rate
-        )
-        for rate in GRID["learning_rate"]
-    }
-    rate = max(means, key=lambda rate: means[rate])
-    final = [fit for fit in every if fit["stage"] == "final"]
-    assert [fit["searched"]["learning_rate"] for fit in final] == [rate, rate]
-    assert set(found.runs["status"]) == {"done"}
-    by_seed = {
-        fit["seed"]: fit["best_valid"] for fit in tried if fit["searched"] == final[0]["searched"]
-    }
-    assert {fit["seed"]: fit["best_valid"] for fit in final} == by_seed  # tested, not trained again
