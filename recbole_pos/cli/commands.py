@@ -292,7 +292,7 @@ def _schemes(args: argparse.Namespace) -> None:
 
 @_command("plot", "draw training curves and attention", _RUN_DIR, *_READING)
 def _plot(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.plot import plot_run
+    from recbole_pos.inspect.run_pictures import plot_run
 
     for file in plot_run(args.run_dir, args.data_path):
         print(file)
@@ -320,7 +320,7 @@ _ADDERS.append(_add_inspect)
     "time. Writes attention.json and pictures into the run folder.",
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.report import inspect_attention, show
+    from recbole_pos.inspect.attention_report import inspect_attention, show
     from recbole_pos.screen import wide_console
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
@@ -340,7 +340,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     "and relations.png into the run folder.",
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.relations import inspect_relations, show
+    from recbole_pos.inspect.relation_use import inspect_relations, show
     from recbole_pos.screen import wide_console
 
     show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
