@@ -86,57 +86,6 @@ def whole(path: str | Path, text: bool = True) -> Iterator[IO]:
                 place.unlink(missing_ok=True)
 
 
-@contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of ``path``, which is new or empty, at the end.
-
-    If anything fails, nothing is left, of the folders above it either; what a process left that was
-    killed is removed by the next one.
-
-    Raises:
-        UsageError, StorageError: if it cannot be made, see :func:`writing`.
-    """
-    given, folder = Path(path), Path(path).absolute()
-    above = [one for one in folder.parents if not os.path.exists(one)]
-    place = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    held: int | None = None
-    try:
-        with writing(given):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-                if (dead := _hold(left)) is not None:
-                    shutil.rmtree(left, ignore_errors=True)
-                    os.close(dead)
-            place.mkdir()
-            held = _hold(place)
-        yield place
-        with writing(given):
-            os.replace(place, folder)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        for one in above:
-            with suppress(OSError):  # somebody else has put something there
-                one.rmdir()
-        raise
-    finally:
-        if held is not None:
-            os.close(held)
-
-
-def _hold(folder: Path) -> int | None:
-    """A handle by which this process holds a folder until it ends; None where another does, or the
-    system cannot say."""
-    if fcntl is None or not folder.is_dir():
-        return None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
-
-
 def write_text(path: Path, text: str) -> None:
     """A whole file of text."""
     with whole(path) as file:
@@ -263,6 +212,16 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
             raise
         (target / LOCK).unlink(missing_ok=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of ``path``, which is new or empty, at the end.
+
+    As :func:`replacing`; what somebody else has put there meanwhile stays.
+    """
+    with replacing(Path(path), keep=lambda _: True) as folder:
+        yield folder
 
 
 def _remove(path: Path) -> None:

@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import SMALL, small
 from elsewhere import ELSEWHERE, Far, elsewhere, no_reads
 from shop import RELATIONS, shop_options, tables, write
 
+from recbole_pos import distributed
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import training_loader
+from recbole_pos.distributed import Share
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.loss_watch import LATE
-from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
+from recbole_pos.experiment.parallel_trainer import ParallelTrainer
+from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
 from recbole_pos.inspect.distance import measure_attention, sample_histories
 from recbole_pos.inspect.encoding import learned_encodings, session_vectors
 from recbole_pos.inspect.periods import learned_periods
-from recbole_pos.inspect.relations import measure_relations
-from recbole_pos.model.models import BASELINES, CAUSAL_BUILTINS, MODELS
+from recbole_pos.inspect.relation_use import measure_relations
+from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    *((model, {}) for model in [*MODELS, *BASELINES]),
-    *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
-    *(("PosRec", {"position": [scheme]}) for scheme in ("nope", "spe", "aspe", "lpe2d")),
-    *(("TORoPE", {"fusion": fusion}) for fusion in rule("fusion").choices if fusion != "effective"),
-    *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
-    ("AttrFormer", {"cross_sequence": "time_respecting"}),
-    ("AttrFormer", {"relations": ["time", "position"]}),
+# One of each way to encode, attend, make batches and lose; every model and scheme in make test-all.
+FEW: list[tuple[str, dict[str, Any]]] = [
+    ("FPARec", {}),
+    ("TORoPE", {"batch_shapes": "fixed", "train_windows": "sliding"}),
     ("KernelAttention", {"kernel_u": "full", "kernel_l": "identity"}),
-    ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
+    ("PosSASRec", {"position": ["time_rope"]}),
+    ("PosSASRec", {"position": ["cape"]}),
     ("PosSASRec", {"block": "hstu"}),
     ("PosSASRec", {"loss_type": "SCE"}),
+    ("PosRec", {"position": ["lpe2d"], "augmentation": "prefix"}),
+    ("AttrFormer", {"cross_sequence": "time_respecting"}),
+    ("SASRec", {"augmentation": "all_positions"}),
+]
+MANY: list[tuple[str, dict[str, Any]]] = [
+    *((model, {}) for model in [*MODELS, *BASELINES]),
+    *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
+    *(("PosRec", {"position": [scheme]}) for scheme in ("nope", "spe", "aspe")),
+    *(("TORoPE", {"fusion": fusion}) for fusion in rule("fusion").choices if fusion != "effective"),
+    *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
+    ("AttrFormer", {"relations": ["time", "position"]}),
+    ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
     ("PosSASRec", {"train_windows": "sliding"}),
-    *(
-        ("TORoPE", {"batch_shapes": "fixed", "train_windows": mode})
-        for mode in ("chunk", "sliding")
-    ),
+    ("TORoPE", {"batch_shapes": "fixed", "train_windows": "chunk"}),
     *((name, {"augmentation": "prefix"}) for name in ("PosSASRec", "TORoPE")),
-    ("PosRec", {"augmentation": "prefix"}),
     ("AttrFormer", {"augmentation": "prefix", "chunking": False}),
     ("AttrFormer", {"prior_weight": 0.0, "future_weights": [1.0]}),
-    *((m, {"augmentation": "all_positions"}) for m in CAUSAL_BUILTINS if m == "SASRec"),
 ]
+CASES = [*FEW, *(pytest.param(*case, marks=pytest.mark.long) for case in MANY if case not in FEW)]
 
 
 def there(model: str, folder: Path, **options: Any) -> Experiment:
@@ -188,3 +199,65 @@ def test_a_tensor_left_behind_is_found(monkeypatch) -> None:
                 wrong()
         with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
             x.numpy()
+
+
+# --- one of several processes ---
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Summed:
+    """Stands where torch's own parallel module is, which knows no device elsewhere."""
+
+    def __init__(self, model: Any, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, batch: Any) -> Any:
+        return self.loss(batch)
+
+    def same_buffers(self) -> None:
+        """Nothing: there is one process."""
+
+
+@pytest.mark.parametrize("options", [{}, {"train_windows": "sliding"}], ids=str)
+def test_no_step_of_a_group_reads(tiny: Path, monkeypatch, group, options: dict) -> None:
+    """The loss that is told is the mean over all processes; it stays where it is until later."""
+    monkeypatch.setattr(distributed, "SharedLoss", Summed)
+    with elsewhere(monkeypatch):
+        made = there("FPARec", tiny, **options)
+        alone = PosTrainer(made.config, made.model)
+        trainer = ParallelTrainer(made.config, made.model)
+        loader = trainer.training_loader(made.loaders["train"])
+        batch = next(loader.batches_on(ELSEWHERE, "auto"))
+        value = trainer._value(alone._loss(made.model.window_loss, batch))
+        assert isinstance(value, Far) and value.dtype == torch.float64
+        monkeypatch.setattr(trainer, "_step", no_reads()(trainer._step))
+        assert trainer._train_epoch(loader, 0)["loss"] > 0
+
+
+def test_a_part_is_gathered_without_copies(tiny: Path, monkeypatch) -> None:
+    """Which windows are this process's is sent to the device once an epoch."""
+    with elsewhere(monkeypatch):
+        made = there("FPARec", tiny)
+        loader = made.trainer.training_loader(made.loaders["train"])
+        whole = [len(batch) for batch in loader]
+        parts = []
+        for rank in range(2):
+            loader.divide(Share(rank, 2))
+            batches = loader.batches_on(ELSEWHERE, "always")
+            found = [next(batches)]
+            with no_reads():
+                found += batches
+            parts.append([len(batch) for batch in found])
+        assert [a + b for a, b in zip(*parts, strict=True)] == whole
+
+
+def test_the_sum_leaves_what_it_sums(group) -> None:
+    value = torch.tensor(3.0, dtype=torch.float64)
+    assert distributed.total(value).add_(1) == 4 and value == 3

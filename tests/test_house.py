@@ -139,6 +139,17 @@ def test_few_modules_in_the_hallway() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 
+# Names that occur twice still; none may join them.
+TWICE = set(
+    "attention build catalogue events history plot reading relations report source tables".split()
+)
+
+
+def test_a_file_name_occurs_once() -> None:
+    names = [file.stem for file in FILES.values() if file.stem != "__init__"]
+    assert {name for name in names if names.count(name) > 1} <= TWICE
+
+
 def test_small_files() -> None:
     long = {
         name: n for name, file in FILES.items() if (n := len(file.read_text().splitlines())) > 600

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import resource
 import shutil
-import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,8 +23,6 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import RunFolder
-
-ROOT = Path(recbole_pos.__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +49,31 @@ def words(epochs: int = 40) -> list[str]:
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
 
-def start(here: Path, until: Callable[[], Any], epochs: int = 40) -> None:
-    """An update in a process that is killed at that moment."""
-    command = [sys.executable, "-m", "recbole_pos.cli.main", *words(epochs)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=here, env=environment)
+def forked(act: Callable[[], Any], until: Callable[[], Any] = lambda: False) -> tuple[int, str]:
+    """The exit code and stderr of a process from this one; killed at that moment."""
+
+    def child() -> None:
+        warnings.resetwarnings()  # as they are without pytest
+        warnings.showwarning = lambda text, kind, *place: sys.stderr.write(
+            warnings.formatwarning(text, kind, *place[:2])
+        )
+        with open("stderr", "w") as sys.stderr:
+            code = act()
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
     try:
-        wait(lambda: until() or process.poll() is not None)
+        wait(lambda: until() or not process.is_alive())
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
+    return process.exitcode or 0, Path("stderr").read_text()
+
+
+def start(here: Path, until: Callable[[], Any]) -> None:
+    """An update in a process that is killed at that moment."""
+    forked(lambda: main(words()), until)
 
 
 def epochs(folder: Path) -> int:
@@ -143,16 +156,10 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: b
         Path("live/result.json").write_text(json.dumps({**result, "epochs": 1}))
     else:
         stop(here / "live")
-    command = "-m recbole_pos.cli.main recommend live --data_path . --users u9 -k 2".split()
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if "recbole-pos run --resume live" in line]
+    words = "recommend live --data_path . --users u9 -k 2".split()
+    code, printed = forked(lambda: main(words))
+    assert code == 0
+    told = [line for line in printed.splitlines() if "recbole-pos run --resume live" in line]
     assert len(told) == 1 and told[0].startswith("warning: ")
     with pytest.warns(RunWarning):
         recbole_pos.load("live", grown=True, data_path=".")
@@ -180,18 +187,15 @@ def test_a_full_disk_ends_a_run_in_one_line_and_it_is_resumed(here: Path) -> Non
     write_atomic(make_log(), here)
     shutil.copytree("live", "whole")
     more = ["--epochs=3", "--data_path=.", "--quiet"]
-    code = (
-        "import resource, sys; from recbole_pos.cli.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        f"sys.exit(main(['run', '--resume', 'live', *{more!r}]))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 1 and len(lines) == 1, done.stderr
-    assert "--resume live" in lines[0] and "Traceback" not in done.stderr
+
+    def full() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        return main(["run", "--resume", "live", *more])
+
+    code, printed = forked(full)
+    lines = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert code == 1 and len(lines) == 1, printed
+    assert "--resume live" in lines[0] and "Traceback" not in printed
     for folder in ("live", "whole"):
         assert main(["run", "--resume", folder, *more]) == 0
     assert_same(here / "live", here / "whole")
