@@ -210,9 +210,9 @@ class Registry(Mapping[str, type]):
             elif callable(found):
                 found()
         except Exception as error:  # whatever code of others does
-            said = f"cannot be imported: {type(error).__name__}: {error}"
-            said = str(error) if isinstance(error, UsageError) else said
-            raise UsageError(f"{where}: {said}") from error
+            message = f"cannot be imported: {type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, UsageError) else message
+            raise UsageError(f"{where}: {message}") from error
         if name not in self._added:
             raise UsageError(
                 f"{where}: registers no {self.kind} of this name; an entry point names the class, "

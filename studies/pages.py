@@ -29,8 +29,8 @@ import pandas as pd
 
 import recbole_pos
 from recbole_pos.study.collect import results_of
-from recbole_pos.study.reading import read_plan
 from recbole_pos.study.shown import span
+from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
-from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_source import Source
 from recbole_pos.study.work import Job, Work
 
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2, "n_layers": 1}

@@ -8,9 +8,9 @@ import yaml
 
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, gains
-from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import Results
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_source import Source
 from recbole_pos.study.ties import TieCount
 
 STUDY = """

@@ -11,6 +11,7 @@ import reference_relations
 import torch
 from recbole.data.interaction import Interaction
 from shop import (
+    RELATIONS,
     Cells,
     all_windows,
     find,
@@ -381,6 +382,22 @@ def test_long_histories_are_predicted_part_by_part(
     asked = [int(r.lengths[r.last].sum()) for r in seen]
     assert len(asked) > 3 and asked[0] == sum(asked[1:])
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> None:
+    """By their items, order and times; other fields and attributes of their users are missing."""
+    for relations in (["brand", "tags", "time", "position"], RELATIONS):
+        made = open_shop(folder, relations=relations, inference_relations="own")
+        model, lookup = shaken(made), made.model.lookup
+        rows = made.loaders["test"]._dataset[np.arange(8)]
+        target = rows[TARGET_EVENT].numpy()
+        lengths = lookup.ranks[target]
+        events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
+        times, items = torch.from_numpy(lookup.times[events]), lookup.items[events]
+        found = model.after(items, torch.from_numpy(lengths), times)
+        same = torch.isclose(found, model.states_of(rows), rtol=1e-9, atol=1e-9).all()
+        assert found.isfinite().all() and same == (relations is not RELATIONS)
 
 
 # Options and times

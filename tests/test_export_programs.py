@@ -33,7 +33,7 @@ from recbole_pos.serve.programs import (
 Build = Callable[..., Experiment]
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 FORMATS = ["onnx", "torch_export"]
-long = pytest.mark.long  # seconds each; one of a kind is in every run of the tests
+long = pytest.mark.long  # seconds each; one of a kind is in make test
 N = 12
 LENGTHS = [[N], [1], [5], [1, 1, 1], [3, 1, 7, 7], [1, N, 2, 6, N, 1]]
 # everything that can share a layer, then what replaces attention
@@ -104,7 +104,7 @@ def test_rows_with_padding_are_what_packed_events_are(
 @pytest.mark.parametrize(
     ("position", "form"),
     [
-        pytest.param(names, form, marks=long if form == "onnx" and n else ())
+        pytest.param(names, form, marks=long if form == "onnx" or n else ())
         for n, names in enumerate(EXPORTED)
         for form in FORMATS
     ],
@@ -118,8 +118,15 @@ def test_programs_of_schemes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "AttrFormer"] + ["FGNN"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) == ("PosRec", "torch_export") else long)
+        for name in ["FGNN", *MODELS]
+        for form in FORMATS
+        if name != "AttrFormer"
+    ],
+)
 def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form: str) -> None:
     made = experiment(model)
     # FGNN has no norm: far from its start its states are of size 100
@@ -142,6 +149,7 @@ def test_programs_of_models(experiment: Build, tmp_path: Path, model: str, form:
         ("PosRec", {"anchor_self_weight": 0.5, "messages": "mean", "anchor_overlap": "sum"}),
         ("PosRec", {"anchors": False, "graph_layers": 2, "n_layers": 2}),
         ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2}),
+        ("PosSASRec", {"position": ["hstu"], "request_time": "target", "n_layers": 1}),
     ],
 )
 def test_programs_of_options(
@@ -155,7 +163,8 @@ def test_programs_of_options(
         torch.testing.assert_close(program(given)[0], encoder.model(*given.values()), **CLOSE)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -> None:
     encoder = make_encoder(shaken(experiment("PosSASRec")))
     k, items = 6, encoder.model.n_items
@@ -172,18 +181,24 @@ def test_the_best_of_the_allowed(experiment: Build, tmp_path: Path, form: str) -
             found, found_scores = program({**given, "allowed": allowed})
             torch.testing.assert_close(found_scores, best, **CLOSE)
             assert torch.equal(found, ids.masked_fill(best.isinf(), 0))
-    with torch.no_grad():
-        encoder.model.item_embedding.weight[2:] = 0
-    if form == "onnx":  # equal scores by id; without a mask
-        zeros, _ = written(Recommend(encoder, k), form, tmp_path)(given)
-        assert all(x[x > 1].tolist() == list(range(2, 2 + int((x > 1).sum()))) for x in zeros)
+    if form == "onnx":  # without a mask
         scores[:, 0] = -torch.inf
         torch.testing.assert_close(program(given)[1], scores.topk(k).values, **CLOSE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", ["own", pytest.param("none", marks=long)])
-@pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
+@pytest.mark.long
+def test_onnx_has_equal_scores_by_id(experiment: Build, tmp_path: Path) -> None:
+    encoder = make_encoder(shaken(experiment("PosSASRec")))
+    with torch.no_grad():
+        encoder.model.item_embedding.weight[2:] = 0
+    zeros, _ = written(Recommend(encoder, 6), "onnx", tmp_path)(batches(encoder)[-1])
+    assert all(x[x > 1].tolist() == list(range(2, 2 + int((x > 1).sum()))) for x in zeros)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", ["own", "none"])
+@pytest.mark.parametrize("form", ["eager", *(pytest.param(x, marks=long) for x in FORMATS)])
 def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> None:
     made = tables()
     made["user"]["country:token"] = made["user"]["age:float"] = 1
@@ -195,7 +210,10 @@ def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> 
     shop = open_shop(write(tmp_path, made), **options)
     model, log = shaken(shop), shop.dataset.log
     encoder = make_encoder(model)
-    program = written(encoder, form, tmp_path)
+    if form == "eager":  # what is traced
+        program = lambda given: [encoder(*given.values())]  # noqa: E731
+    else:
+        program = written(encoder, form, tmp_path)
     target = np.flatnonzero(log.ranks > 0)
     lengths = np.minimum(log.ranks[target], 9)
     rows = Interaction({TARGET_EVENT: target, "item_length": torch.from_numpy(lengths)})

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.plot import draw_curves, read_metrics
+from recbole_pos.inspect.run_pictures import draw_curves, read_metrics
 
 METRIC = "ndcg@10"
 

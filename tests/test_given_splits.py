@@ -198,6 +198,16 @@ def test_copies_are_counted_and_told(
     ).warnings
 
 
+def test_what_is_as_old_as_an_earlier_file_is_not_older(tmp_path: Path) -> None:
+    parts = {"train": [1.0, 2.0], "valid": [2.0, 3.0], "test": [2.5, 3.0]}
+    frames = {
+        part: pd.DataFrame([("u", f"{part}{t}", t) for t in times], columns=SAMPLE)
+        for part, times in parts.items()
+    }
+    found = read(write_parts(frames, tmp_path), THREE).split.summary["leaks"]
+    assert found["before_earlier_part"] == {"valid": 0, "test": 1}
+
+
 def test_copies_between_others_at_their_time(tmp_path: Path) -> None:
     """A B A B at one time: two copies, none of which stands behind its original."""
     rows = [("u", item, 1.0) for item in "abab"] + [("v", "a", 1.0), ("v", "a", 2.0)]

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect import plot
-from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
-from recbole_pos.inspect.plot import HALF_A_LINE, best_epoch, read_metrics
+from recbole_pos.inspect import run_pictures
+from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
+from recbole_pos.inspect.run_pictures import HALF_A_LINE, best_epoch, read_metrics
 from recbole_pos.inspect.trained import open_run
 from recbole_pos.layers.context import SequenceContext
 
@@ -165,7 +165,7 @@ LINE_3 = {
 def plotted(run: Path, monkeypatch, capsys, caplog) -> Iterator:
     """``plotted(content)`` of metrics.jsonl: exit code, everything printed, the figure's title."""
     trained = open_run(run)
-    monkeypatch.setattr(plot, "open_run", lambda *_: trained)
+    monkeypatch.setattr(run_pictures, "open_run", lambda *_: trained)
     titles = []
 
     def keep(figure: Figure, file: Path, **given) -> None:

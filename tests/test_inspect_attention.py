@@ -16,9 +16,9 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.inspect import distance, periods
-from recbole_pos.inspect.attention import attention_layers, layer_inputs
+from recbole_pos.inspect.attention_report import draw_measures
+from recbole_pos.inspect.attention_weights import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
-from recbole_pos.inspect.report import draw_measures
 from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.rotary import RotaryPosition

@@ -12,9 +12,9 @@ from shop import Cells, all_windows, find, open_shop, shaken, tables, train, wri
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect.attention import attention_layers, layer_inputs
+from recbole_pos.inspect.attention_weights import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure_attention, sample_histories
-from recbole_pos.inspect.relations import measure_relations
+from recbole_pos.inspect.relation_use import measure_relations
 from recbole_pos.layers.attention import TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 

@@ -20,7 +20,7 @@ from recbole_pos.inspect.encoding import (
     inspect_encoding,
     session_vectors,
 )
-from recbole_pos.inspect.plot import plot_run
+from recbole_pos.inspect.run_pictures import plot_run
 
 FAST = {"epochs": 1, "hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 12}
 PNG = b"\x89PNG"

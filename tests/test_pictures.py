@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
+from recbole_pos.inspect.attention_report import draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import agreement, draw_encoding
 from recbole_pos.inspect.periods import Periods
 from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, write
-from recbole_pos.inspect.plot import draw_attention, draw_curves, draw_kernel
-from recbole_pos.inspect.relations import RelationUse, draw_relations
-from recbole_pos.inspect.report import draw_measures, draw_periods
+from recbole_pos.inspect.relation_use import RelationUse, draw_relations
+from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune.plot import draw
 from recbole_pos.tune.record import Trial

@@ -80,15 +80,25 @@ def test_all_examples_are_run_here() -> None:
 
 
 # dilated.py and day_part.py are also run by tests/test_wheel.py, as a package of their own
-QUICK = pytest.param("quick_start.py", marks=pytest.mark.long)  # docstrings have the same calls
+long = pytest.mark.long  # docstrings have the calls of quick_start.py
 
 
-@pytest.mark.parametrize("script", [QUICK, "first_steps.py", "recency.py", "tiny_gru.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(
+            pytest.param(f"{name}.py", marks=long)
+            for name in ("quick_start", "recency", "first_steps")
+        ),
+        "tiny_gru.py",
+    ],
+)
 def test_an_example(tmp_path: Path, script: str) -> None:
     printed = run_scripts(tmp_path, [script])
     assert re.search(r"\b0\.\d+$", printed, re.M)  # NDCG@10
 
 
+@long
 def test_the_scheme_that_reads_the_clock_and_does_not_look_ahead(tmp_path: Path) -> None:
     printed = run_scripts(tmp_path, ["day_part.py"], ["looks_ahead.py", "day-part-run"])
     assert "states before the change move by 0" in printed

@@ -66,7 +66,7 @@ def test_what_may_be_recommended(trained: recbole_pos.Recommender) -> None:
     assert items(k=9, allowed=["i1"], exclude_seen=True) == []
     popular = trained.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
     assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
-    with pytest.raises(UsageError, match="none of those allowed is known"):
+    with pytest.raises(UsageError, match="allowed: no item is left"):
         items(allowed=["never heard of"])
     with pytest.raises(UsageError, match="boosts: 'i1': expected a number, found nan"):
         items(boosts={"i1": float("nan")})

@@ -202,7 +202,7 @@ def hourly(folder: Path, users: int = 240, length: int = 100) -> Path:
 
 
 def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """In evaluation, in Python, over HTTP, and in an exported program."""
+    """In evaluation, in Python, and over HTTP."""
     folder = hourly(tmp_path)
     found = {}
     for request_time in ("target", "none"):
@@ -244,14 +244,6 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     with pytest.raises(UsageError) as caught:
         trained.recommend(histories=[history], at=start)  # before its newest interaction
     assert str(caught.value).startswith("at:")
-    recbole_pos.export(tmp_path / "target", tmp_path / "program", format="torch_export")
-    program = torch.export.load(tmp_path / "program" / "recommend.pt2").module()
-    ids = torch.tensor([[trained.ids[item] for item in items]])
-    times = torch.tensor([history["times"]], dtype=torch.float64)
-    every = torch.ones(1, len(trained.items) + 1, dtype=torch.bool)
-    moment = torch.tensor([start + 86400 * 3 + 3600 * 21], dtype=torch.float64)
-    best_ids, _ = program(ids, torch.tensor([HOURS]), every, times, moment)
-    assert trained.items[best_ids[0, 0] - 1] == "i21_2"
     none = recbole_pos.Recommender.load(tmp_path / "none")
     with pytest.raises(UsageError) as caught:
         none.recommend(histories=[history], at=start + 1e7)

@@ -58,6 +58,15 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
         assert not kept.dense.any()
 
 
+def test_padding_has_no_gradient() -> None:
+    table, items, _ = example()
+    table(items).sum().backward()
+    want, table.weight.grad = table.weight.grad, None
+    with kept_gradient(table.weight) as kept:
+        table(items).sum().backward()
+        assert torch.equal(kept.dense, want) and not kept.dense[0].any()
+
+
 def test_a_gradient_of_ones_own_is_dense() -> None:
     """Sparse where the kept one waits for it, and nowhere else."""
     table, items, targets = example()

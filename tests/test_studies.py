@@ -14,7 +14,7 @@ import pytest
 from recbole_pos.cli.main import main
 from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import check_plan, dry_run, dry_run_sentence, fits
-from recbole_pos.study.reading import read_plan
+from recbole_pos.study.study_file import read_plan
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglob("*.yaml"))

@@ -16,9 +16,9 @@ from recbole_pos.study.comparing import facts_of
 from recbole_pos.study.configs import _read_typed
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.result_tables import search_table
 from recbole_pos.study.results import FAILED
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.study.tables import search_table
 from recbole_pos.study.work import Work
 
 ROWS: dict[str, Any] = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}}

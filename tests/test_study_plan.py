@@ -20,10 +20,10 @@ from recbole_pos.study.expand import (
     with_unread,
 )
 from recbole_pos.study.plan import Attach, Plan, Ties
-from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.report import protocol
 from recbole_pos.study.results import Results
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_file import make_plan, read_plan
+from recbole_pos.study.study_report import protocol
+from recbole_pos.study.study_source import Source
 
 STUDY = """\
 title: Kernel attention, Table 2

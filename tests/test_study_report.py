@@ -17,11 +17,7 @@ from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves,
 from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
-from recbole_pos.study.report import findings, html, protocol
-from recbole_pos.study.results import Comparison, Results, compare
-from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
-from recbole_pos.study.statistics import estimate
-from recbole_pos.study.tables import (
+from recbole_pos.study.result_tables import (
     all_tables,
     bins_table,
     differences_table,
@@ -32,6 +28,10 @@ from recbole_pos.study.tables import (
     search_table,
     tidy,
 )
+from recbole_pos.study.results import Comparison, Results, compare
+from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
+from recbole_pos.study.statistics import estimate
+from recbole_pos.study.study_report import findings, html, protocol
 from recbole_pos.study.terminal import Fitted
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"

@@ -12,10 +12,10 @@ from recbole_pos.study.collect import results_of
 from recbole_pos.study.expand import dry_run, fits
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.preview import preview
-from recbole_pos.study.report import protocol
+from recbole_pos.study.result_tables import search_table
 from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.study.tables import search_table
+from recbole_pos.study.study_report import protocol
 from recbole_pos.study.work import Work
 
 ROWS = {"NoPE": {"position": ["nope"]}}

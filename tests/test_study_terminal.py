@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from study_example import example
 
+from recbole_pos.study.result_tables import all_tables
 from recbole_pos.study.results import compare
 from recbole_pos.study.shown import Cell, Shown
-from recbole_pos.study.tables import all_tables
 from recbole_pos.study.terminal import Fitted
 
 FIGURE = re.compile(r"[+-]?\d[\d.,]*\d\*?|\d\*?")

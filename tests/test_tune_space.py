@@ -461,8 +461,9 @@ def test_a_searcher_recalls_what_it_asked(name: str) -> None:
     """A new one stands as the old one did: the same trials and results; new ones differ."""
     space = Space(SEARCHED[:3] if name == "grid" else SEARCHED)
     old, new = (SEARCHERS[name](space, "max", 3) for _ in range(2))
-    for number in range(8):
-        new.recall(number, old.ask(number) or {})
+    asked = [old.ask(number) or {} for number in range(8)]
+    for number, options in enumerate(asked):
+        new.recall(number, options)
     for searcher in (old, new):
         for number, score in {0: 0.0, 2: 0.2, 3: 0.3, 1: None}.items():
             searcher.tell(number, score)
@@ -472,6 +473,10 @@ def test_a_searcher_recalls_what_it_asked(name: str) -> None:
             for searcher in (old, new)
         ]
         assert trials[0] == trials[1] and set(old.asked) == set(new.asked)
+        other = OptunaSearcher(space, "max", 4)  # what was asked, not what it would ask
+        for number, trial in enumerate(old.study.trials):
+            other.recall(number, asked[number])
+            assert other.study.trials[number].params == trial.params
     assert new.ask(8) == old.ask(8)
 
 

@@ -15,6 +15,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 SMALL = ("--epochs=1", "--hidden_size=16", "--n_layers=1")
 PYPROJECT = """
@@ -48,6 +50,8 @@ def write_package(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_wheel_runs_one_epoch_in_a_fresh_environment(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.study.source import parse_list
+from recbole_pos.study.study_source import parse_list
 from recbole_pos.yaml_files import parse_scalar, read_yaml
 
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

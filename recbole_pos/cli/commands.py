@@ -104,9 +104,9 @@ def _command(
     "make a dataset of a csv, tsv, json lines or parquet file",
     option("events", metavar="EVENTS", help="file or folder"),
     ConvertArguments,
-    description="Make atomic files of events, one a line: csv, tsv or json lines (.gz as well),"
+    description="Make atomic files of interactions, one a row: csv, tsv or json lines (also .gz),"
     " parquet, or a folder of them. What is guessed is shown before anything is written; what "
-    "becomes of every line is told, and kept in convert.json.",
+    "becomes of every row is reported, and kept in convert.json.",
 )
 def _convert(args: argparse.Namespace) -> None:
     from recbole_pos.conversion.convert import convert
@@ -116,11 +116,11 @@ def _convert(args: argparse.Namespace) -> None:
 
 @_command(
     "data",
-    "public logs: where they come from, and their raw files as datasets",
+    "public datasets: where they come from, and how to build them",
     option("words", nargs="*", metavar="NAME | build NAME FILE", help="nothing: list them"),
     option("--data_path", default="dataset/", help="folder of datasets (dataset/)"),
     option("--overwrite", action="store_true", help="replace a dataset that is there"),
-    description="List the public logs of the papers (data), tell of one (data NAME), or make a "
+    description="List the public datasets (data), describe one (data NAME), or build a "
     "dataset of its raw files (data build NAME FILE ...) and check its counts.",
 )
 def _data(args: argparse.Namespace) -> None:
@@ -134,7 +134,7 @@ def _data(args: argparse.Namespace) -> None:
             log = public_log(name)
             raise UsageError(f"data build {log.name}: name the raw files, {' '.join(log.files)}")
         case ["build", name, *files] if files:
-            from recbole_pos.public.build import build
+            from recbole_pos.public.build_dataset import build
 
             build(name, files, args.data_path, args.overwrite)
         case [name] if name != "build":
@@ -181,7 +181,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
 
     what = " on ".join(word for word in (args.model, args.dataset) if word)
     if settings.resume is not None:
-        what = f"going on with {settings.resume}"
+        what = f"resumes {settings.resume}"
     screen = Screen(settings.verbose, log=settings.log)
     screen.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
 
@@ -212,7 +212,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 @_command(
     "compare",
-    "train several models the same way and say how they differ",
+    "train several models the same way and report how they differ",
     option("what", nargs="*", metavar="STUDY", help="a study's yaml or folder, or folders of runs"),
     option("-m", "--model", help="models, with commas between them"),
     *_DATASET,
@@ -220,7 +220,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     configured=True,
     description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
     "What is missing is trained, with every seed; then tables, differences with intervals, and "
-    "a report. The same command again goes on where it was stopped. Keys of the configuration "
+    "a report. The same command again resumes where it was stopped. Keys of the configuration "
     "(--key value) are the same for all rows.",
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ def _schemes(args: argparse.Namespace) -> None:
 
 @_command("plot", "draw training curves and attention", _RUN_DIR, *_READING)
 def _plot(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.plot import plot_run
+    from recbole_pos.inspect.run_pictures import plot_run
 
     for file in plot_run(args.run_dir, args.data_path):
         print(file)
@@ -320,7 +320,7 @@ _ADDERS.append(_add_inspect)
     "time. Writes attention.json and pictures into the run folder.",
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.report import inspect_attention, show
+    from recbole_pos.inspect.attention_report import inspect_attention, show
     from recbole_pos.screen import wide_console
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
@@ -340,7 +340,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     "and relations.png into the run folder.",
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
-    from recbole_pos.inspect.relations import inspect_relations, show
+    from recbole_pos.inspect.relation_use import inspect_relations, show
     from recbole_pos.screen import wide_console
 
     show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())

@@ -40,7 +40,7 @@ def number(text: str) -> float:
 
 
 # What argparse says of an option, and how we say it: what was found, what was expected; what to do.
-_SAID = {
+_PROBLEMS = {
     r"expected (one argument|at least one argument)": "found no value, expected one; give it after "
     "the option",
     r"ignored explicit argument (.*)": r"found \1, expected no value; leave it out",
@@ -65,17 +65,17 @@ class Parser(argparse.ArgumentParser):
         if missing := re.match(r"the following arguments are required: (.*)", message):
             wanted = f"expected a value; see `{self.prog} --help`"
             raise UsageError(f"{missing[1]}: found nothing, {wanted}")
-        name, _, said = message.removeprefix("argument ").partition(": ")
-        for theirs, ours in _SAID.items():
-            said = re.sub(f"^{theirs}$", ours, said)
-        if choice := re.match(r"invalid choice: '(.*)' \(", said):
+        name, _, problem = message.removeprefix("argument ").partition(": ")
+        for theirs, ours in _PROBLEMS.items():
+            problem = re.sub(f"^{theirs}$", ours, problem)
+        if choice := re.match(r"invalid choice: '(.*)' \(", problem):
             subparsers = next(a for a in self._actions if isinstance(a.choices, dict))
             known = list(subparsers.choices or ())
-            said = (
+            problem = (
                 f"found {shown(choice[1])}, expected one of {', '.join(known)}"
                 f"{suggest(choice[1], known)}; see `{self.prog} --help`"
             )
-        raise UsageError(f"{name.rpartition('/')[2]}: {said}")
+        raise UsageError(f"{name.rpartition('/')[2]}: {problem}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Argparse's hook; it takes ``--`` for the end of options, and would read ``[]``."""

@@ -59,7 +59,7 @@ class RunArguments(AttachArguments):
     port: int | str | None = _flag(None, "where they meet (a free one; 5678 between machines)", int)
     group_offset: int = _flag(0, "number of the first process here", int, "N")
     max_restarts: int = _flag(
-        3, "how often all go on from the last epoch when one is lost (3)", int, "N"
+        3, "restarts from the last epoch when a process is lost (3)", int, "N"
     )
     join_timeout: float = _flag(
         60, "seconds to wait for processes that are missing (60)", float, "S"
@@ -109,7 +109,7 @@ class CompareArguments(ClusterArguments):
     reference: str | None = _flag(None, "row that differences are taken to (the first)")
     rows: tuple[str, ...] = _flag((), "train these rows alone; all are shown", list, "ROW")
     run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
-    dry_run: bool = _flag(False, "say what would be trained, and train nothing", bool)
+    dry_run: bool = _flag(False, "list what would be trained, and train nothing", bool)
     report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)
     known: tuple[str | Path, ...] = _flag(
         (), "runs of --pack that are not trained again", list, "FILE"
@@ -150,7 +150,7 @@ class ConvertArguments:
     item: str | None = _flag(None, "column of what (by name)", metavar="COLUMN")
     time: str | None = _flag(
         None,
-        "column of when (by name and what it holds), or row_order: there is none, and the rows of "
+        "column of when (by name and what it holds), or row_order: no such column, and the rows of "
         "a user are in order",
         metavar="COLUMN",
     )
@@ -199,7 +199,7 @@ class ServeArguments:
     max_histories: int = _flag(256, "histories, users, or items with neighbours (256)", int, "N")
     max_items: int = _flag(10_000, "items of a history (10000)", int, "N")
     max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
-    max_waiting: int = _flag(256, "requests that wait; more are told 503 (256)", int, "N")
+    max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
     allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
     data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
@@ -215,7 +215,7 @@ def arguments(default: Settings, given: dict[str, Any]) -> Settings:
     """A settings object with some fields given by name, as keywords of a call.
 
     Raises:
-        TypeError: for a name that is none of them, as Python says it of a call.
+        TypeError: for another name, as Python raises it of a call.
     """
     known = {one.name for one in fields(default)}
     for name in given:

@@ -94,9 +94,9 @@ def check_plain(where: str, value: Any, depth: int = 0) -> None:
         if not (where.endswith("clip_grad_norm.norm_type") and value > 0):  # the largest gradient
             wrong = f"must be finite, found {shown(value)}"
     elif isinstance(value, float) and 0 < abs(value) < _TINIEST:
-        wrong = f"{shown(value)} is too small to be told from 0"
+        wrong = f"{shown(value)} is too small: float32 holds it as 0"
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        wrong = f"{shown(value)} is no number of 64 bits"
+        wrong = f"{shown(value)} does not fit into 64 bits"
     elif isinstance(value, str) and len(value) > _LONGEST:
         wrong = f"{len(value):,} characters; {_LONGEST:,} are the most"
     elif isinstance(value, str) and "\0" in value:

@@ -84,12 +84,9 @@ def import_plugins(given: Any, where: str, known: Callable[[], bool] = lambda: F
         except Exception as error:  # whatever code of others does
             missing = isinstance(error, ModuleNotFoundError) and error.name is not None
             if not (missing and f"{name}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
-                said = (
-                    str(error)
-                    if isinstance(error, UsageError)
-                    else (f"cannot be imported: {type(error).__name__}: {error}")
-                )
-                raise UsageError(f"{where}: plugins: {short(name)}: {said}") from error
+                message = f"cannot be imported: {type(error).__name__}: {error}"
+                message = str(error) if isinstance(error, UsageError) else message
+                raise UsageError(f"{where}: plugins: {short(name)}: {message}") from error
             if not known():
                 raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)

@@ -312,7 +312,7 @@ class PosConfig(Config):
             where = self.sources.get(key, "configuration")
             if key in ARGUMENTS:
                 raise UsageError(
-                    f"{where}: {key} is no option: it is given on the command line (--{key}) or as "
+                    f"{where}: {key} is not an option: give it on the command line (--{key}) or as "
                     f"an argument, as in recbole_pos.run(..., {key}=...)"
                 )
             if key not in known:

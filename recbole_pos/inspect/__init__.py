@@ -1,4 +1,4 @@
-"""Looking inside a run: arrays in ``attention``, ``distance`` and ``periods``; ``plot`` draws one,
-``report``, ``encoding`` and ``relations`` are ``recbole-pos inspect attention``, ``encoding`` and
-``relations``; ``pictures`` is what all of them draw with.
+"""Looking inside a run: arrays in ``attention_weights``, ``distance`` and ``periods``;
+``run_pictures`` is ``recbole-pos plot``; ``attention_report``, ``encoding`` and ``relation_use``
+are ``recbole-pos inspect``; ``pictures`` is what all of them draw with.
 """

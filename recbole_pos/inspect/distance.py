@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention import (
+from recbole_pos.inspect.attention_weights import (
     attention_layers,
     attention_weights,
     has_weights,

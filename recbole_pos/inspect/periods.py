@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recbole_pos.inspect.attention import attention_layers
+from recbole_pos.inspect.attention_weights import attention_layers
 from recbole_pos.values import SECONDS
 
 HOURS = {"hour": 1.0, "day": 24.0, "week": 168.0, "month": 30.44 * 24, "year": 365.25 * 24}

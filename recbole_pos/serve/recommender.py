@@ -294,8 +294,9 @@ class Recommender:
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
                 raise UsageError(f"{what}: expected names of items, found {shown(names)}")
             allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = value
-        if not allows.any():
-            raise UsageError("no item is left to recommend: none of those allowed is known")
+            if not allows.any():
+                why = "none of them is known" if value else "all items are excluded"
+                raise UsageError(f"{what}: no item is left to recommend: {why}")
         items = allows.nonzero()[:, 0]
         if boosts is not None and not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")

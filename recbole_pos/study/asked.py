@@ -16,9 +16,9 @@ from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import fits, with_unread
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
-from recbole_pos.study.reading import make_plan, read_plan
-from recbole_pos.study.source import Source, parse_list
+from recbole_pos.study.study_file import make_plan, read_plan
 from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_source import Source, parse_list
 from recbole_pos.values import shown
 
 

@@ -15,18 +15,19 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
-from recbole_pos.study import report, schema
+from recbole_pos.study import schema
 from recbole_pos.study.configs import QUIET, require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
-from recbole_pos.study.reading import make_plan
+from recbole_pos.study.result_tables import all_tables, markdown, tidy
 from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
 from recbole_pos.study.shown import Shown
-from recbole_pos.study.source import Source, read_source
 from recbole_pos.study.spaces import mean_of_seeds
+from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
-from recbole_pos.study.tables import all_tables, markdown, tidy
+from recbole_pos.study.study_report import html
+from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.study.ties import TieCount
 from recbole_pos.values import no_formula, short
 from recbole_pos.yaml_files import read_yaml
@@ -313,7 +314,7 @@ def write_results(results: Results, folder: Path) -> Written:
     write_text(folder / "runs.csv", _csv(results.runs))
     with whole(folder / "runs.parquet", text=False) as file:
         results.runs.to_parquet(file, index=False)
-    write_text(folder / "report.html", report.html(results, comparisons))
+    write_text(folder / "report.html", html(results, comparisons))
     names = ("table.md", "table.csv", "runs.csv", "runs.parquet", "report.html")
     return Written(tables, [folder / name for name in names], pairs)
 

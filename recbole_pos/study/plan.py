@@ -6,7 +6,7 @@ import graphlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_source import Source
 
 FIRST_SEED = 2020  # RecBole's default
 

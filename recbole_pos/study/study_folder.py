@@ -21,9 +21,9 @@ from recbole_pos.runs.storage import Mirror, place_of
 from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.reading import make_plan
 from recbole_pos.study.results import DONE, FAILED
-from recbole_pos.study.source import Source
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_source import Source
 
 FIT = "fit.json"  # in a run's folder: of which fit it is
 KNOWN_FROM = "known_from"  # in it: the file of a packed study that the run was taken from

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from recbole_pos.inspect.report import UNIFORM, inspect_attention
+from recbole_pos.inspect.attention_report import UNIFORM, inspect_attention
 from recbole_pos.study.shown import Cell, Shown
 
 MEASURES = ("distance", "entropy")

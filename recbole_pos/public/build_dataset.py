@@ -1,4 +1,4 @@
-"""Raw files of a public log to a dataset: ``recbole-pos data build``."""
+"""Raw files of a public dataset to RecBole's: ``recbole-pos data build``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recbole_pos.data.counts import counts_of, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import replacing
-from recbole_pos.public.described import PublicLog, public_log
-from recbole_pos.public.recipes import RECIPES, Tables
+from recbole_pos.public.described import public_log
+from recbole_pos.public.recipes import RECIPES
 from recbole_pos.screen import Screen
 
 SUFFIXES = (".inter", ".item", ".user")
@@ -29,14 +29,14 @@ def build(
     overwrite: bool = False,
     verbose: bool = True,
 ) -> Path:
-    """Make a dataset of the raw files of a public log; the same files make the same bytes.
+    """Make a dataset of raw files; the same files make the same bytes.
 
     Args:
-        name: of the log.
+        name: of the public dataset.
         files: the raw ones, in the order in which :func:`public_log` names them.
         data_path: folder that gets the dataset.
         overwrite: replace one that is there.
-        verbose: whether to tell.
+        verbose: whether to print.
 
     Returns:
         The folder.
@@ -45,7 +45,14 @@ def build(
         UsageError: if a file is missing or no such file, or counts are not those of the papers.
     """
     log, screen, folder = public_log(name), Screen(verbose), Path(data_path) / name
-    given = _require_files(log, [Path(file) for file in files])
+    given, expected = [Path(file) for file in files], " ".join(log.files)
+    if len(given) != len(log.files):
+        raise UsageError(
+            f"data: {name} is built from {expected} ({log.source}), found {len(given)} files: "
+            f"recbole-pos data build {name} {expected}"
+        )
+    if missing := [file for file in given if not file.is_file()]:
+        raise UsageError(f"data: {missing[0]} is not there; {log.source} has it")
     if ((folder / f"{name}.inter").exists() or parquet_files(folder, name)) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
     for published, file in zip(log.files, given, strict=True):
@@ -56,8 +63,14 @@ def build(
             )
     with screen.task(f"reading {', '.join(file.name for file in given)}"):
         tables = RECIPES[log.recipe](*given)
-    with tempfile.TemporaryDirectory() as made:
-        paths = _written(tables, Path(made))
+    with tempfile.TemporaryDirectory() as temporary:
+        paths, kinds = {}, tables.kinds or {}
+        columns: set[str] = set()  # not every edition of a log has all columns
+        for role in ("events", "items", "users"):
+            if (table := getattr(tables, role)) is not None:
+                paths[role] = Path(temporary) / f"{role}.parquet"
+                table.to_parquet(paths[role], index=False)
+                columns |= set(table)
         user, item, time = tables.events.columns[:3]
         asked = ConvertArguments(
             name=name,
@@ -67,16 +80,16 @@ def build(
             item=item,
             time=time,
             date_format="s",
-            types=_kinds(tables),
+            types={column: kind for column, kind in kinds.items() if column in columns},
             rename={user: user},
             tables=dict.fromkeys(tables.events.columns[3:], "inter"),
-            data_path=made,
+            data_path=temporary,
             verbose=False,
         )
         make_dataset(paths["events"], asked, allow_empty=True)
         with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
             for suffix in SUFFIXES:
-                if (file := Path(made) / name / f"{name}{suffix}").is_file():
+                if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
                     shutil.move(file, new / file.name)
             shutil.copyfile(log.yaml, new / log.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
@@ -91,40 +104,9 @@ def build(
 
 
 def checksum(file: Path, kind: str = "sha256") -> str:
-    """Of a file."""
+    """Return the digest of a file."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as opened:
         while block := opened.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _require_files(log: PublicLog, files: list[Path]) -> list[Path]:
-    expected = " ".join(log.files)
-    if len(files) != len(log.files):
-        raise UsageError(
-            f"data: {log.name} is built from {expected} ({log.source}), found {len(files)} files: "
-            f"recbole-pos data build {log.name} {expected}"
-        )
-    for file in files:
-        if not file.is_file():
-            raise UsageError(f"data: {file} is not there; {log.source} has it")
-    return files
-
-
-def _kinds(tables: Tables) -> dict[str, str]:
-    """Of the columns that there are: not every edition of a log has them all."""
-    found = [table for table in (tables.events, tables.items, tables.users) if table is not None]
-    names = {name for table in found for name in table}
-    return {name: kind for name, kind in (tables.kinds or {}).items() if name in names}
-
-
-def _written(tables: Tables, folder: Path) -> dict[str, Path]:
-    """The tables as files that ``convert`` reads."""
-    paths = {}
-    for role in ("events", "items", "users"):
-        table = getattr(tables, role)
-        if table is not None:
-            paths[role] = folder / f"{role}.parquet"
-            table.to_parquet(paths[role], index=False)
-    return paths

@@ -21,7 +21,7 @@ from recbole_pos.study.plan import (
     Ties,
     require_equal_trials,
 )
-from recbole_pos.study.source import Source, read_source
+from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import is_number, is_whole, shown, suggest
 
 # What a trained model may be tested with that it was not trained with.

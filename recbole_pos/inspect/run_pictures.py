@@ -15,7 +15,7 @@ from recbole.utils import early_stopping
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.inspect.attention import attention_maps, kernel_factors, positional_weights
+from recbole_pos.inspect.attention_weights import attention_maps, kernel_factors, positional_weights
 from recbole_pos.inspect.encoding import agreement, encodings_in, session_vectors
 from recbole_pos.inspect.pictures import (
     BLUE,

@@ -10,9 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recbole_pos.study.charts import all_charts
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.results import DONE, FAILED, Comparison, Results
-from recbole_pos.study.shown import listed, number, span
-from recbole_pos.study.tables import (
+from recbole_pos.study.result_tables import (
     bins_table,
     differences_table,
     failures_table,
@@ -21,6 +19,8 @@ from recbole_pos.study.tables import (
     plural,
     search_table,
 )
+from recbole_pos.study.results import DONE, FAILED, Comparison, Results
+from recbole_pos.study.shown import listed, number, span
 
 _TEMPLATE = "report.html.jinja"
 

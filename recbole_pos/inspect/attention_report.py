@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.attention import attention_layers
+from recbole_pos.inspect.attention_weights import attention_layers
 from recbole_pos.inspect.distance import (
     MEASURES,
     QUERIES,
