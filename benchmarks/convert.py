@@ -1,6 +1,6 @@
 """``make bench-convert``: seconds of `recbole-pos convert` against reading the csv and one sort.
 
-What nobody can do without is ``pandas.read_csv(engine="pyarrow")`` and a sort by time. Sides take
+What no one can do without is ``pandas.read_csv(engine="pyarrow")`` and a sort by time. Sides take
 turns, ROUNDS times over, every turn in a process of its own (``convert.py --side NAME`` is one);
 each figure is the best of its side. ARGS="--events 20000000".
 """

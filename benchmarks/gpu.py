@@ -257,11 +257,11 @@ def in_a_process(name: str, tiny: bool) -> tuple[list[list[str]], str]:
     """The rows of a section, and what went wrong."""
     command = [sys.executable, __file__, "--section", name, *["--tiny"] * tiny]
     limit, wrong = SECTIONS[name].seconds, ""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as told:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as args:
         try:
-            if subprocess.run(command, stdout=out, stderr=told, timeout=limit).returncode:
-                told.seek(0)
-                wrong = f"Failed: {(told.read().strip().splitlines() or ['?'])[-1]}"
+            if subprocess.run(command, stdout=out, stderr=args, timeout=limit).returncode:
+                args.seek(0)
+                wrong = f"Failed: {(args.read().strip().splitlines() or ['?'])[-1]}"
         except subprocess.TimeoutExpired:
             wrong = f"The rest was not done within {limit} s."
         out.seek(0)

@@ -60,7 +60,7 @@ def generated(size: Size) -> Generated:
     rng = np.random.default_rng(0)
     share = rng.lognormal(0.0, 1.2, size.users)
     lengths = np.maximum(share / share.sum() * size.events, 2).astype(np.int64)
-    offsets = np.concatenate(([0, 0], np.cumsum(lengths)))  # nobody has id 0
+    offsets = np.concatenate(([0, 0], np.cumsum(lengths)))  # no one has id 0
     total = int(offsets[-1])
     rank = np.floor(np.exp(rng.random(total) * np.log(size.items + 1))).astype(np.int64)
     fields = {

@@ -2,7 +2,7 @@
 
 ``make bench-quality``. The sides, data and settings of ``peers.py``; after every epoch each user's
 next item is ranked among all, by the same code for all sides, while the clock stands. A side ends
-after some epochs without gain. The level is one that every side reaches with every seed.
+after some epochs without improvement. The level is one that every side reaches with every seed.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--patience", type=int, default=20, help="epochs without gain")
+    parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "quality_peers.md")
     return parser.parse_args()

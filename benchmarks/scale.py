@@ -4,7 +4,7 @@ CPU-seconds and peak memory of a start, an epoch (some steps, taken for all), a 
 evaluation (some users), along one axis at a time. Every cell is a process of its own on one thread,
 with 12 GiB and 150 CPU-seconds at most; one that does not fit is written as such. Writes
 ``results/scale.md`` and ``scale.png``. ARGS="--quick" has short steps, "--full" 20 million events
-for every model, "--most 5000000" none, "--found FILE" keeps cells there and goes on from them.
+for every model, "--most 5000000" none, "--found FILE" keeps cells there and resumes from them.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def run(cell: Cell, folder: Path, seconds: float) -> dict[str, Any]:
     """What a cell told before its end, and what ended it."""
     make_log(cell, folder)
     context = multiprocessing.get_context("fork")  # with everything imported
-    mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(cell, folder, seconds, theirs))
+    mine, other = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(cell, folder, seconds, other))
     process.start()
-    theirs.close()
+    other.close()
     found: dict[str, Any] = {}
     while True:
         try:

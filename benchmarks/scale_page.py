@@ -24,7 +24,7 @@ FIGURES = {
     "peak_mb": "peak, MB",
 }
 SHOWN = {"epoch": "CPU-seconds of an epoch", "peak_mb": "peak memory, MB"}
-PAPER = 100_000_000  # events that are told from the fits
+PAPER = 100_000_000  # events that are distinguished from the fits
 GROWS = ("start", "epoch", "peak_mb")  # with events; what of the others seems to is noise
 
 
@@ -107,7 +107,7 @@ def slopes(found: Found, axis: str) -> str:
 
 
 def on_paper(found: Found) -> str:
-    """What the fits say of a log that was not made."""
+    """What the fits say about a log that was not made."""
     rows = []
     for side, cells in on_axis(found, "events"):
         row = []

@@ -199,7 +199,7 @@ def main() -> None:
     elif side.startswith("recbole"):
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)  # RecBole writes logs into the working directory
-            sys.argv = sys.argv[:1]  # and parses the arguments of whoever runs it
+            sys.argv = sys.argv[:1]  # and parses the arguments of who runs it
             found = recbole(length, side == "recbole-anomaly", count or None)
             os.chdir("/")
     else:

@@ -2,7 +2,7 @@
 
 Importing the package makes sure that, whenever RecBole is imported, it gets the fixes it needs
 (``compat.py``) and finds the plugin's models by name (``plug.py``). Nothing else is imported before
-it is asked for.
+it is requested.
 """
 
 from __future__ import annotations

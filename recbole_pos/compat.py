@@ -118,7 +118,7 @@ def embed_several_numbers(layers: ModuleType) -> None:
 def report_metrics_together(quick_start: ModuleType) -> None:
     """objective_function reports to Ray by keywords; Ray takes one mapping: TypeError in a trial.
 
-    Outside a trial Ray only warns that nobody listens.
+    Outside a trial Ray only warns that no one listens.
     """
     tune = quick_start.tune
     if isinstance(tune, ModuleType):

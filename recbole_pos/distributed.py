@@ -128,14 +128,14 @@ def over_whole_batch(loss: Callable[..., Tensor], share: Share) -> Callable[...,
     def of_all(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
         seed = int(torch.randint(2**62, ()))  # that of the first process is for all
         own = torch.tensor([len(states) if share.own else 0, seed], device=states.device)
-        told = [torch.empty_like(own) for _ in range(share.size)]
-        dist.all_gather(told, own)
-        sizes = [int(one[0]) for one in told]
+        args = [torch.empty_like(own) for _ in range(share.size)]
+        dist.all_gather(args, own)
+        sizes = [int(one[0]) for one in args]
         gathered = _GatheredRows.apply(states, sizes, share.rank, share.weight)
         of_targets = torch.cat(_gather(targets, sizes))
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(int(told[0][1]))
+            torch.manual_seed(int(args[0][1]))
             return loss(gathered, items, of_targets)
 
     return of_all
@@ -154,7 +154,7 @@ class _GatheredRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.size:  # a row that was lent
             return grad.new_zeros(ctx.lent, grad.size(1)), None, None, None
-        # nobody else has a part of it, so it is not to be weighted
+        # no one else has a part of it, so it is not to be weighted
         own = grad[ctx.begin : ctx.begin + ctx.size] / ctx.weight
         return own, None, None, None
 
@@ -170,7 +170,7 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 def total(value: Tensor) -> Tensor:
-    """Sum of a scalar over all processes, in float64 and where it is: nobody waits for a GPU."""
+    """Sum of a scalar over all processes, in float64 and where it is: no one waits for a GPU."""
     summed = value.detach().to(torch.float64, copy=True)
     dist.all_reduce(summed)
     return summed

@@ -94,7 +94,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Within, what the system refuses is told of ``path``.
+    """Within, what the system refuses names ``path``.
 
     Raises:
         UsageError: if there cannot be such a file: it is a folder, or is to be in none.
@@ -111,7 +111,7 @@ def writing(path: str | Path) -> Iterator[None]:
 def _refusal(path: Path, error: OSError) -> PosError:
     folder = path.absolute().parent
     if not os.path.isdir(folder) and error.errno != errno.ENAMETOOLONG:
-        return UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        return UsageError(f"cannot write {path}: found no folder {path.parent}")
     if os.path.isdir(path):
         return UsageError(f"cannot write {path}: it is a folder")
     if error.errno == errno.ENAMETOOLONG:
@@ -218,7 +218,7 @@ def replacing(folder: Path, keep: Callable[[Path], bool]) -> Iterator[Path]:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write into that takes the place of ``path``, which is new or empty, at the end.
 
-    As :func:`replacing`; what somebody else has put there meanwhile stays.
+    As :func:`replacing`; what someone else has put there meanwhile stays.
     """
     with replacing(Path(path), keep=lambda _: True) as folder:
         yield folder

@@ -62,18 +62,18 @@ def _add_class(suffix: str, get: Callable[[], type], module: ModuleType) -> None
 
 def _replace(module: ModuleType, name: str, function: Callable[..., Any]) -> None:
     """Put a function in the place of RecBole's, in every module that has it by this name."""
-    theirs = getattr(module, name)
-    new = functools.wraps(theirs)(functools.partial(function, theirs))
+    original = getattr(module, name)
+    new = functools.wraps(original)(functools.partial(function, original))
     for other in [m for n, m in sys.modules.items() if n.startswith("recbole")]:
-        if vars(other).get(name) is theirs:
+        if vars(other).get(name) is original:
             vars(other)[name] = new
 
 
 def _add_models(module: ModuleType) -> None:
-    def get_model(theirs: Callable[[str], type], model_name: str) -> type:
+    def get_model(original: Callable[[str], type], model_name: str) -> type:
         from recbole_pos.model.models import OURS
 
-        return OURS[model_name] if model_name in OURS else theirs(model_name)
+        return OURS[model_name] if model_name in OURS else original(model_name)
 
     _replace(module, "get_model", get_model)
 
@@ -117,7 +117,7 @@ def _put(model: Any, state: dict[str, Any]) -> None:
 
 def _read_safely_in_trainer(module: ModuleType) -> None:
     def evaluate(
-        theirs: Callable[..., Any],
+        original: Callable[..., Any],
         self: Any,
         eval_data: Any,
         load_best_model: bool = True,
@@ -128,9 +128,9 @@ def _read_safely_in_trainer(module: ModuleType) -> None:
             from recbole_pos.experiment.recbole_file import read
 
             _put(self.model, read(model_file or self.saved_model_file))
-        return theirs(self, eval_data, False, None, show_progress)
+        return original(self, eval_data, False, None, show_progress)
 
-    def resume_checkpoint(theirs: Callable[..., Any], self: Any, resume_file: Any) -> None:
+    def resume_checkpoint(original: Callable[..., Any], self: Any, resume_file: Any) -> None:
         from recbole_pos.experiment.recbole_file import read
 
         state = read(resume_file)
@@ -145,7 +145,7 @@ def _read_safely_in_trainer(module: ModuleType) -> None:
 
 
 def _read_safely_in_quick_start(module: ModuleType) -> None:
-    def load_data_and_model(theirs: Callable[..., Any], model_file: Any) -> tuple[Any, ...]:
+    def load_data_and_model(original: Callable[..., Any], model_file: Any) -> tuple[Any, ...]:
         from recbole_pos.experiment.checkpoint import require_same_data
         from recbole_pos.experiment.recbole_file import read
 

@@ -1,7 +1,7 @@
 """Registries of names and the classes they stand for, those that other packages bring included.
 
 To know the names nothing is imported: the plugin's own are places in text, those of other packages
-entry points. A class is imported when it is asked for.
+entry points. A class is imported when it is requested.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Registry(Mapping[str, type]):
         folder: of ``properties/``, where each of these has its yaml.
         group: of entry points.
         adopt: registers a class that an entry point or a module brings: name, class, module.
-        taken: who has a name that nobody else may have; None for nobody.
+        taken: who has a name that no one else may have; None for no one.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Registry(Mapping[str, type]):
             )
 
     def _holder(self, name: str, cls: type) -> str | None:
-        """Who else has a name: nobody if it is the same class, or its package brings the name."""
+        """Who else has a name: no one if it is the same class, or its package brings the name."""
         if holder := self._taken(name):
             return holder
         if name in self.places:

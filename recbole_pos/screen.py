@@ -1,4 +1,4 @@
-"""What a person, or a program, is told while something runs: lines, bars, tables, json."""
+"""What a person, or a program, is reported while something runs: lines, bars, tables, json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
 
     Attributes:
         title: what it is.
-        total: how many steps it has; None if nobody knows.
+        total: how many steps it has; None if no one knows.
         targets: training targets so far, for a speed; 0 where there are none.
     """
 
@@ -136,7 +136,7 @@ class Screen:
 
         Args:
             title: what runs.
-            total: of how many steps; None if nobody knows.
+            total: of how many steps; None if no one knows.
             shown: false to tell nothing after all.
         """
         task = Task(title, total)
@@ -192,7 +192,7 @@ class Screen:
 
 
 class _Console(Console):
-    """Rich's, which would end the process, and say nothing, where nobody reads any more."""
+    """Rich's, which would end the process, and say nothing, where no one reads any more."""
 
     def on_broken_pipe(self) -> None:
         """Rich's hook, within the handling of the error."""

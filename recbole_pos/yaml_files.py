@@ -137,7 +137,7 @@ def parse_scalar(text: str, where: str) -> Any:
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
-            f"{where}: {shown(text)} begins like {begun}, but is none ({problem}); close what it "
+            f"{where}: {shown(text)} begins like {begun}, but is wrong ({problem}); close what it "
             "opens, or quote all of it if it is text"
         ) from error
 

@@ -3,9 +3,9 @@
     python studies/pictures.py [--data_path FOLDER]...
 
 A panel for each study of studies/positions/ whose runs are kept in results/runs/: NDCG@10 less that
-of NoPE, in percent of NoPE's, with the study's own 95% intervals, in colour where it is told from
-zero after Holm's correction. Rows without all their seeds are drawn hollow. The last panel has the
-seconds of a training epoch, by those of NoPE. Data as for pages.py; nothing is trained.
+of NoPE, in percent of NoPE's, with the study's own 95% intervals, in colour where it differs
+significantly after Holm's correction. Rows without all their seeds are drawn hollow. The last panel
+has the seconds of a training epoch, by those of NoPE. Data as for pages.py; nothing is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pages import RESULTS, RUNS, Studies
 BETTER, WORSE, UNTOLD = "#0072B2", "#D55E00", "#595959"
 TABLE, BASE, METRIC = "Against NoPE", "NoPE", "ndcg@10"
 CONTROL = "-shuffled"  # studies whose histories have no order are no panel
-COST_OF = "weekly"  # epochs of a second and more; those of toyshop are too short to be told
+COST_OF = "weekly"  # epochs of a second and more; those of toyshop are too short to be reported
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def _gains(axis: Axes, study: Panel, order: Sequence[str]) -> None:
             axis.plot([0], [row], alpha=0)  # keeps its line, so that panels agree
             continue
         line = study.gains.loc[row]
-        told = UNTOLD
+        args = UNTOLD
         if line["star"] in (True, "True"):
-            told = BETTER if line["difference"] > 0 else WORSE
-        axis.plot([line["low"], line["high"]], [row, row], color=told, linewidth=1.2)
-        fill = told if line["seeds"] == study.seeds else "white"
-        axis.plot(line["difference"], row, "o", color=told, mfc=fill)
+            args = BETTER if line["difference"] > 0 else WORSE
+        axis.plot([line["low"], line["high"]], [row, row], color=args, linewidth=1.2)
+        fill = args if line["seeds"] == study.seeds else "white"
+        axis.plot(line["difference"], row, "o", color=args, mfc=fill)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,11 +36,11 @@ class Reader(AtomicTables):
         return self.field2type, self.field2source, self.field2seqlen, self.field2bucketnum
 
 
-def same_tables(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
-    assert list(ours) == list(theirs) and ours.index.equals(theirs.index)
+def same_tables(ours: pd.DataFrame, peer: pd.DataFrame) -> None:
+    assert list(ours) == list(peer) and ours.index.equals(peer.index)
     ours = spelled_out(ours)
     for name in ours:
-        one, other = ours[name], theirs[name]
+        one, other = ours[name], peer[name]
         assert one.dtype == other.dtype, name
         if one.dtype == np.float64:  # pandas is right to the last digit but one
             np.testing.assert_allclose(one, other, rtol=1e-15, atol=0)
@@ -57,8 +57,8 @@ def same_tables(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
 def compare(
     file: Path, source: FeatureSource = FeatureSource.INTERACTION, **options
 ) -> pd.DataFrame:
-    ours, theirs = Reader(**options), Reader(**options)
+    ours, peer = Reader(**options), Reader(**options)
     table = ours._load_feat(str(file), source)
-    same_tables(table, theirs.through_pandas(file, source))
-    assert ours.facts() == theirs.facts()
+    same_tables(table, peer.through_pandas(file, source))
+    assert ours.facts() == peer.facts()
     return table

@@ -1,7 +1,7 @@
-"""A device that is not the CPU, where there is none: its tensors hide a CPU tensor each.
+"""A device that is not the CPU, where none exists: its tensors hide a CPU tensor each.
 
 Operations run on what is hidden, after checking what a GPU would: that no tensor of the CPU takes
-part, but for scalars and indices. The device calls itself ``meta``, which torch lets anybody claim.
+part, but for scalars and indices. The device calls itself ``meta``, which torch lets anyone claim.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Server:
 
     process: subprocess.Popen
     port: int
-    said: str
+    message: str
 
     def client(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -74,8 +74,8 @@ def serving(run_dir: Path, *options: str) -> Iterator[Server]:
         wait(lambda: server.ask("GET", "/health")[0] == 200)
         yield server
         process.terminate()
-        said, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0 and "Traceback" not in said, said
+        message, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0 and "Traceback" not in message, message
     finally:
         process.kill()
         process.wait()

@@ -150,9 +150,9 @@ def test_without_relations_it_is_the_backbone(folder: Path, double, norm: str) -
     rows = made.loaders["test"]._dataset[np.arange(10)]
     assert torch.equal(model.full_sort_predict(rows), base.model.full_sort_predict(rows))
     loaders = [m.trainer.training_loader(m.loaders["train"]) for m in (made, base)]
-    for mine, theirs in zip(*loaders, strict=True):
-        assert torch.equal(mine.items, theirs.items)
-        assert model.window_loss(mine) == base.model.window_loss(theirs)
+    for mine, other in zip(*loaders, strict=True):
+        assert torch.equal(mine.items, other.items)
+        assert model.window_loss(mine) == base.model.window_loss(other)
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
 
 
 def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
-    """Of any length; gradients are finite, and nobody else is there to be read."""
+    """Of any length; gradients are finite, and no one else is there to be read."""
     made = open_shop(folder)
     model = shaken(made)
     loader = made.trainer.training_loader(made.loaders["train"])

@@ -123,7 +123,7 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
             lookup.items[future] = kept
             before = np.zeros(len(order), dtype=bool)
             before[own[own < cut]] = True
-            # and whoever stands before them on the clock
+            # and who stands before them on the clock
             before |= (order.user != user) & (order.rank <= order.rank[cut])
             assert torch.equal(got[before], want[before])
             changed_others += int((got != want).any(1)[torch.from_numpy(order.user != user)].sum())
@@ -167,7 +167,7 @@ def test_training_has_a_clock_a_batch_and_predictions_stand_at_its_mean(folder: 
 
 
 def test_held_out_events_never_reach_another_user(folder: Path) -> None:
-    """Rows of test histories hold validation events; even as sources nobody else reads them."""
+    """Rows of test histories hold validation events; even as sources no one else reads them."""
     made = open_shop(folder, inference_relations="batch")
     model, lookup = shaken(made), made.model.lookup
     target = made.loaders["test"]._dataset.inter_feat.target.numpy()

@@ -1,4 +1,4 @@
-"""What makes recommending to everybody fast gives the same numbers."""
+"""What makes recommending to everyone fast gives the same numbers."""
 
 from __future__ import annotations
 

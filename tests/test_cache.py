@@ -1,4 +1,4 @@
-"""Prepared data that are kept: the same as made anew, and never believed wrongly."""
+"""Prepared data that are kept: the same as made again, and never believed wrongly."""
 
 from __future__ import annotations
 
@@ -259,22 +259,22 @@ def test_a_cache_of_somebody_else_is_not_read(
     """A dataset folder from elsewhere, in which every interaction is item 1."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
     want = all_of(prepared(folder))
-    (theirs,) = kept(folder)
-    arrays, about = read_arrays(theirs, cache.load_key())
+    (other,) = kept(folder)
+    arrays, about = read_arrays(other, cache.load_key())
     arrays["log/item_id"] = np.ones_like(arrays["log/item_id"])
     write_arrays(folder / "forged", arrays, about, cache.load_key())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "here"))
     prepared(folder)
-    (ours,) = set(kept(folder)) - {theirs}
-    for place in (theirs, ours):
-        (folder / "forged").replace(place) if place == theirs else shutil.copy(theirs, ours)
+    (ours,) = set(kept(folder)) - {other}
+    for place in (other, ours):
+        (folder / "forged").replace(place) if place == other else shutil.copy(other, ours)
         del any_size[:]
         assert all_of(prepared(folder)) == want
     assert len(any_size) == 3
     key = tmp_path / "here" / "recbole-pos" / "cache.key"
     assert key.stat().st_mode & 0o777 == 0o600
-    (tmp_path / "nobody").touch()  # no folder can be made in it
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    (tmp_path / "no one").touch()  # no folder can be made in it
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no one"))
     assert all_of(prepared(folder)) == want
 
 

@@ -93,7 +93,7 @@ def test_from_every_checkpoint_to_the_same_bits(moments: list[Path], tmp_path: P
 
 
 def test_a_copy_stays_while_training_changes_its_tensors(tmp_path: Path) -> None:
-    """Also the one of a state whose newest weights were the best, which nobody changes."""
+    """Also the one of a state whose newest weights were the best, which no one changes."""
     weights, best = torch.zeros(2), torch.zeros(2)
     state = {"weights": weights, "best_weights": best, "seen": [weights.view(1, 2)]}
     state["progress"] = progress = {"next_epoch": 1, "best_epoch": 0}
@@ -425,8 +425,8 @@ def test_values_without_end_are_refused(
     torch.save({**state, **HARM[harm]}, "checkpoint.pt")
     _refused(lambda: recbole_pos.load("checkpoint.pt"), "checkpoint.pt")
     given = {"data_path": str(tiny), "train_neg_sample_args": None}
-    theirs = {"state_dict": {}, "other_parameter": HARM[harm], "epoch": 1, "cur_step": 0}
-    state = {**theirs, "config": Config("SASRec", "tiny", config_dict=given)}
+    other = {"state_dict": {}, "other_parameter": HARM[harm], "epoch": 1, "cur_step": 0}
+    state = {**other, "config": Config("SASRec", "tiny", config_dict=given)}
     state |= {"best_valid_score": 1.0, "optimizer": {"state": {}, "param_groups": []}}
     torch.save(state, "theirs.pth", pickle_protocol=4)
     _refused(lambda: read("theirs.pth"), "theirs.pth")

@@ -36,10 +36,10 @@ def test_batches_are_collected_as_by_recbole(tiny: Path, metrics: list[str]) -> 
         several = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 8])
         collector.eval_batch_collect(torch.randn(2, 9), None, *several)
         found.append(collector.get_data_struct()._data_dict)
-    ours, theirs = found
-    assert set(ours) == set(theirs) and ours
+    ours, other = found
+    assert set(ours) == set(other) and ours
     for key, value in ours.items():
-        assert value.dtype == theirs[key].dtype and torch.equal(value, theirs[key])
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key])
 
 
 @pytest.mark.parametrize("metrics", [["NDCG", "MRR"], ["GAUC"]])
@@ -49,8 +49,8 @@ def test_metrics_are_those_of_recbole(tiny: Path, metrics: list[str]) -> None:
     made = prepare(PosConfig("PosSASRec", "tiny", None, given))
     ours = made.trainer.evaluate(made.loaders["valid"], load_best_model=False)
     made.trainer.eval_collector = Collector(made.config)
-    theirs = made.trainer.evaluate(made.loaders["valid"], load_best_model=False)
-    assert dict(ours) == dict(theirs) and np.isfinite(list(ours.values())).all()
+    other = made.trainer.evaluate(made.loaders["valid"], load_best_model=False)
+    assert dict(ours) == dict(other) and np.isfinite(list(ours.values())).all()
 
 
 def test_gauc_chooses_the_best_epoch(tiny: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ GOOD = "user,item,time,stars\n1,a,1700000000,3\n"
         (GOOD, {"user": "usr"}, r"no column 'usr' \(did you mean user\?\)"),
         (GOOD.replace("item", "thing"), {}, "no column is known to be the item.*--item COLUMN"),
         (GOOD.replace("stars", "product"), {}, "item and product may both be the item"),
-        (GOOD, {"types": {"starz": "float"}}, "type: there is no column 'starz'"),
+        (GOOD, {"types": {"starz": "float"}}, "type: found no column 'starz'"),
         (GOOD, {"types": ["stars=number"]}, "a type is one of token, token_seq"),
         (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
         (GOOD, {"rename": {"stars": "my stars"}}, "such as my_stars"),

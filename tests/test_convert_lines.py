@@ -36,8 +36,8 @@ def test_every_line_is_counted_under_its_number(
 ) -> None:
     (tmp_path / "orders.csv").write_text(BAD)
     report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
-    told = report.lines["events"]
-    assert {reason: (d["lines"], d["first"]) for reason, d in told.dropped.items()} == {
+    printed = report.lines["events"]
+    assert {reason: (d["lines"], d["first"]) for reason, d in printed.dropped.items()} == {
         "broken line": (
             3,
             [
@@ -53,7 +53,7 @@ def test_every_line_is_counted_under_its_number(
         "time cannot be read (time)": (1, ["orders.csv:8"]),
         "user with a line break, or called [PAD]": (2, ["orders.csv:9", "orders.csv:13"]),
     }
-    assert (told.read, told.kept) == (12, 2)
+    assert (printed.read, printed.kept) == (12, 2)
     shown = capsys.readouterr().out
     assert "dropped: no user" in shown and "guessed: --user customer, --item product" in shown
     assert shown.splitlines()[-1] == report.command
@@ -84,10 +84,10 @@ def test_kept_and_dropped_are_read_and_what_is_kept_comes_back(
     report = recbole_pos.convert(
         tmp_path / "log.jsonl", tables={"x": "inter"}, types=["x=token"], **roles, **where
     )
-    told = report.lines["events"]
-    assert told.read == len(frame)
-    assert told.kept + sum(d["lines"] for d in told.dropped.values()) == told.read
-    lost = {int(place.split(":")[1]) - 1 for d in told.dropped.values() for place in d["first"]}
+    printed = report.lines["events"]
+    assert printed.read == len(frame)
+    assert printed.kept + sum(d["lines"] for d in printed.dropped.values()) == printed.read
+    lost = {int(place.split(":")[1]) - 1 for d in printed.dropped.values() for place in d["first"]}
     kept = frame.drop(index=list(lost))
     file = TextTable(tmp_path / "shop" / "shop.inter", CONFIG)
     back = file.read(file.columns)

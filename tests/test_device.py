@@ -103,9 +103,11 @@ def test_a_loss_that_is_no_number_is_found_a_few_steps_later(
             calls.append(batch)
             return honest(batch) * (torch.nan if len(calls) == wrong + 1 else 1.0)
 
-        with pytest.raises(TrainingError, match=f"loss is nan in epoch 0, batch {wrong}") as told:
+        with pytest.raises(
+            TrainingError, match=f"loss is nan in epoch 0, batch {wrong}"
+        ) as printed:
             trainer._train_epoch(trainer.training_loader(made.loaders["train"]), 0, loss)
-        assert "weights and data are finite" in str(told.value)
+        assert "weights and data are finite" in str(printed.value)
         assert len(calls) <= wrong + 1 + LATE
         assert all(bool(p.isfinite().all()) for p in model.parameters())
 
@@ -227,7 +229,7 @@ class Summed:
 
 @pytest.mark.parametrize("options", [{}, {"train_windows": "sliding"}], ids=str)
 def test_no_step_of_a_group_reads(tiny: Path, monkeypatch, group, options: dict) -> None:
-    """The loss that is told is the mean over all processes; it stays where it is until later."""
+    """The loss that is reported is the mean over all processes; it stays there until later."""
     monkeypatch.setattr(distributed, "SharedLoss", Summed)
     with elsewhere(monkeypatch):
         made = there("FPARec", tiny, **options)

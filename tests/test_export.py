@@ -70,7 +70,7 @@ def test_the_lines_of_the_readme(
     assert len(lines.splitlines()) <= 13 and "recbole" not in lines
     has_faiss = importlib.util.find_spec("faiss") is not None
     printed, *near = executed(lines + index * has_faiss, to).splitlines()
-    told = re.findall(r"\('(i\d+)', (?:np.float32|tensor)\(([-\d.e]+)\)\)", printed)
+    reported = re.findall(r"\('(i\d+)', (?:np.float32|tensor)\(([-\d.e]+)\)\)", printed)
     made = recbole_pos.load(runs / model)
     ids, names = (getattr(made.dataset, f"field2{x}")["item_id"] for x in ("token_id", "id_token"))
     history = torch.tensor([[1, 2, 3]])
@@ -80,10 +80,10 @@ def test_the_lines_of_the_readme(
         scores = (vector @ made.model.item_embedding.weight.t())[0]
     scores[0] = -torch.inf
     best = scores.topk(10)
-    assert [name for name, _ in told] == names[best.indices.numpy()].tolist()
+    assert [name for name, _ in reported] == names[best.indices.numpy()].tolist()
     if has_faiss:
-        assert len(set(re.findall(r"'(i\d+)'", near[0])) & {name for name, _ in told}) >= 9
-    np.testing.assert_allclose([float(score) for _, score in told], best.values, atol=2e-4)
+        assert len(set(re.findall(r"'(i\d+)'", near[0])) & {name for name, _ in reported}) >= 9
+    np.testing.assert_allclose([float(score) for _, score in reported], best.values, atol=2e-4)
     assert json.loads((to / "items.json").read_text()) == [None, *list(ids)[1:]]
     vectors = made.model.item_embedding.weight.detach().numpy()
     np.testing.assert_array_equal(np.load(to / "vectors.npy"), vectors)
@@ -96,14 +96,14 @@ def test_the_lines_of_the_readme(
 
 def test_what_cannot_be_exported(runs: Path, tmp_path: Path, experiment: Any, capsys: Any) -> None:
     given = [str(runs / "PosSASRec"), "--to", str(tmp_path / "served")]
-    for options, said in (
+    for options, message in (
         (["--format", "pmml"], "format: 'pmml' is not one of onnx, torch_export"),
         (["-k", "0"], "k: expected the number of items"),
         (["--inference_relations", "own"], "PosSASRec has none, AttrFormer alone does"),
     ):
         assert main(["export", *given, *options]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: ") and said in error and error.count("\n") == 1
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
         assert not list(tmp_path.iterdir())
     deep = str(tmp_path / "deep" / "served")
     for name in ("none", "x" * 300):

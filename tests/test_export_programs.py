@@ -82,7 +82,7 @@ def check(encoder: Encoder, program: Callable[..., list[Any]]) -> None:
 
 
 def test_every_scheme_is_exported() -> None:
-    additive = {name for name, told in FACTS.items() if told.place in ("input", "none")}
+    additive = {name for name, printed in FACTS.items() if printed.place in ("input", "none")}
     assert set(FACTS) == {name for group in EXPORTED for name in group} | additive
 
 
@@ -236,12 +236,12 @@ def test_attrformer_relates_a_history(tmp_path: Path, form: str, reads: str) -> 
 
 def test_attrformer_says_what_it_cannot(tmp_path: Path) -> None:
     folder = write(tmp_path, tables())
-    for relations, reads, said in (
+    for relations, reads, message in (
         (["brand"], None, "inference_relations: batch: it reads events of other users"),
         (["brand", "channel", {"field": "stars"}], "own", "relations of channel, stars"),
         (["country"], "own", "where some have no attribute"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             make_encoder(open_shop(folder, relations=relations).model, reads)
 
 

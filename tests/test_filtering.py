@@ -84,11 +84,11 @@ def test_counts_of_events_as_recbole(
         "filter_inter_by_user_or_item": known,
         "session_filter": None,
     }
-    ours, theirs = both(config, log, users, items)
-    for one in (ours, theirs):
+    ours, peer = both(config, log, users, items)
+    for one in (ours, peer):
         one._filter_inter_by_user_or_item()
         one._filter_by_inter_num()
-    assert ours.lines() == theirs.lines()
+    assert ours.lines() == peer.lines()
 
 
 @settings(deadline=None)

@@ -46,7 +46,7 @@ def parse(data: bytes) -> tuple[list[tuple[str, str]], list[list[str]]]:
 
 
 def number(cell: str) -> float:
-    """nan where there is none."""
+    """nan where none exists."""
     if cell in MISSING:
         return math.nan
     value = {"true": 1.0, "false": 0.0}.get(cell.lower())
@@ -137,7 +137,7 @@ def load(folder: Path, texts: dict[str, bytes], config: PosConfig) -> Any:
     return dataset
 
 
-# What Python says of itself, and no person should have to read.
+# What Python says about itself, and no person should have to read.
 PYTHON = re.compile(
     r"unpack|ufunc|NoneType|no attribute|max\(\) arg|dtype|KeyError|Traceback|object"
 )

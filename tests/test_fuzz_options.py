@@ -52,7 +52,7 @@ def problem(case: Case, outcome: str, text: str, default: Any) -> str:
     if outcome == "TrainingError" and key in TRAINING and "learning_rate" in text:
         return ""
     if outcome == "UsageError":
-        return "" if 20 < len(text) < 5000 else "a message that nobody reads"
+        return "" if 20 < len(text) < 5000 else "a message that no one reads"
     if outcome != "trained":
         return text
     given = options.get("given_path", options.get(key))
@@ -94,6 +94,6 @@ def test_absurd_options(
     assert len(every) > 11_000 and len(VALUES) >= 30
     chosen = every if request.config.getoption("--fuzz") else random.Random(0).sample(every, SAMPLE)
     counts, wrong = try_out(limited, chosen)
-    told = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-    record_property("fuzz", f"{len(chosen):,} of {len(every):,} absurd options: {told}")
+    printed = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    record_property("fuzz", f"{len(chosen):,} of {len(every):,} absurd options: {printed}")
     assert wrong == [] and counts["trained"] and counts["UsageError"]

@@ -23,9 +23,9 @@ def grow(log: pd.DataFrame, shuffle: bool) -> pd.DataFrame:
         ("u5", "i3", LATER),
         ("u6", "a new item", LATER),
         ("u6", "i4", LATER + 1),
-        ("somebody", "i7", LATER),
-        ("somebody", "i3", LATER + 2),
-        ("nobody", "a new item", LATER),
+        ("someone", "i7", LATER),
+        ("someone", "i3", LATER + 2),
+        ("no one", "a new item", LATER),
     ]
     table = pd.DataFrame(more, columns=list(log))
     if not shuffle:
@@ -57,21 +57,21 @@ def test_users_without_new_events_get_what_they_got(tmp_path: Path, model: str) 
     trained = recbole_pos.Recommender.load(run_dir)
     assert vars(trained.growth) == {"users": 2, "events": 4, "items": 1, "skipped": 2}
     after = by_user(recbole_pos.recommend(run_dir, k=5))
-    assert set(after) == {*before, "somebody", "nobody"}
-    assert set(after["nobody"]["by"]) == {"popularity"}, "whose events the model does not know"
+    assert set(after) == {*before, "someone", "no one"}
+    assert set(after["no one"]["by"]) == {"popularity"}, "whose events the model does not know"
     for user in set(before) - {"u5", "u6"}:
         pd.testing.assert_frame_equal(before[user], after[user], rtol=1e-5)
     if model not in SEQUENTIAL:
         by = "model" if model == "Pop" else "popularity"
-        assert set(after["somebody"]["by"]) == {by}
+        assert set(after["someone"]["by"]) == {by}
         return
-    histories = [{"id": "somebody", "items": ["i7", "i3"], "times": [LATER, LATER + 2]}]
+    histories = [{"id": "someone", "items": ["i7", "i3"], "times": [LATER, LATER + 2]}]
     for user, item in (("u5", "i3"), ("u6", "i4")):
         own = log[log["user_id"] == user].sort_values("timestamp", kind="stable")
         times = [*own["timestamp"], LATER + 1 - (user == "u5")]
         histories.append({"id": user, "items": [*own["item_id"], item], "times": times})
     asked = by_user(trained.recommend(histories=histories, k=5).rename(columns={"id": "user_id"}))
-    for user in ("somebody", "u5", "u6"):
+    for user in ("someone", "u5", "u6"):
         assert after[user]["item_id"].tolist() == asked[user]["item"].tolist()
         np.testing.assert_allclose(after[user]["score"], asked[user]["score"], rtol=1e-4)
 
@@ -128,7 +128,7 @@ COLUMNS = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "ki
 
 @pytest.mark.parametrize("model", ["FPARec", "AttrFormer"])
 def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
-    """Lines in another order change nothing; a new kind is none; what has changed is told."""
+    """Another order of lines changes nothing; nor does a new kind; what has changed is reported."""
     log = make_log()
     kinds = {item: f"k{number % 3}" for number, item in enumerate(log["item_id"].unique())}
     write_atomic(log, tmp_path)
@@ -150,7 +150,9 @@ def test_attributes_may_change(tmp_path: Path, model: str, capsys) -> None:
 
 
 def test_another_order_of_lines_is_the_same_data(tmp_path: Path) -> None:
-    log = make_log().drop_duplicates(["user_id", "timestamp"])  # a tie is told by its line alone
+    log = make_log().drop_duplicates(
+        ["user_id", "timestamp"]
+    )  # a tie is reported by its line alone
     run_dir = train(write_atomic(log, tmp_path), "FPARec")
     write_atomic(grow(log, shuffle=False), tmp_path)
     before = recbole_pos.recommend(run_dir, k=5)

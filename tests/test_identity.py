@@ -55,7 +55,7 @@ def test_changed_attributes_are_refused(
 ) -> None:
     run = other_shop(trained, tmp_path, **changed)
     names = ", ".join(sorted(sum(changed.values(), [])))
-    # a shop goes on recommending, and is told
+    # a shop goes on recommending, and is reported
     assert recbole_pos.Recommender.load(run).changed == sorted(sum(changed.values(), []))
     for refused in (
         lambda: recbole_pos.load(run),

@@ -96,8 +96,8 @@ def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
     start = f"newest 5 of up to 12 events of {part.histories} histories"
     assert part.caption == f"{start}; {sums}"
     signed = experiment("PosSASRec", block="hstu")
-    told = attention_maps(signed.model.eval(), signed.loaders["test"], 5).caption
-    assert told == f"{start}; rows of this attention do not sum to one"
+    reported = attention_maps(signed.model.eval(), signed.loaders["test"], 5).caption
+    assert reported == f"{start}; rows of this attention do not sum to one"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_plot_writes_pictures(tiny: Path, tmp_path: Path, capsys, model, files) 
     assert "not a run folder" in capsys.readouterr().err
 
 
-# metrics.jsonl that a crash, or somebody, has damaged: a picture with a word, or its line
+# metrics.jsonl that a crash, or someone, has damaged: a picture with a word, or its line
 
 
 METRIC = "ndcg@10"

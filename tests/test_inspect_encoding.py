@@ -1,4 +1,4 @@
-"""Pictures of encodings, and what the command says of them."""
+"""Pictures of encodings, and what the command says about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes are one run, whoever starts them; the missing are named, the lost replaced."""
+"""Several processes are one run, who starts them; the missing are named, the lost replaced."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def kill_one(process: subprocess.Popen, folder: Path, word: str) -> None:
 
 @pytest.mark.long
 def test_one_of_three_is_killed(tiny: Path, tmp_path: Path, whole: Callable) -> None:
-    """The others wait for it, all go on from the last epoch, and find what they would have."""
+    """The others wait for it, all resume from the last epoch, and find what they would have."""
     folder = tmp_path / "run"
     process = start(SCRIPT, *words(tiny, "--nproc=3", f"--run_dir={folder}"))
     kill_one(process, folder, "spawn_main")
     error = process.communicate()[1]
     assert process.returncode == 0, error
-    said = "a process was lost; all go on from the last checkpoint (restart 1 of 3)\n"
-    assert error.count(said) == 1 and "Traceback" not in error
+    output = "a process was lost; all resume from the last checkpoint (restart 1 of 3)\n"
+    assert error.count(output) == 1 and "Traceback" not in error
     assert_same(folder, whole(3))
 
 
@@ -157,8 +157,8 @@ def launchers(tiny: Path, folder: Path) -> list[subprocess.Popen]:
 def mpirun(tiny: Path, folder: Path) -> list[subprocess.Popen]:
     port, ends = free_port(), []
     for rank in range(2):
-        told = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
-        environ = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in told.items()}
+        args = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+        environ = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in args.items()}
         more = f"--port={port}", f"--run_dir={folder}"
         ends.append(start(SCRIPT, *words(tiny, *more), env={**os.environ, **environ}))
     return ends
@@ -182,7 +182,7 @@ def test_two_programs_are_one_run(
 
 @pytest.mark.long
 def test_from_a_notebook_and_from_a_script_without_a_guard(tiny: Path, tmp_path: Path) -> None:
-    """What has no file need not be imported again; a script is told what it lacks, once."""
+    """What has no file need not be imported again; a script is reported what it lacks, once."""
     given = {**OPTIONS, "data_path": str(tiny), "epochs": 1}
     code = f"""import recbole_pos
 found = recbole_pos.run("FPARec", "tiny", None, {given!r}, "run", nproc=2, verbose=False)
@@ -202,7 +202,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 OMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}  # fmt: skip
 PMI = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-# a batch script has SLURM_NTASKS as well, but not what srun says of a step
+# a batch script has SLURM_NTASKS as well, but not what srun says about a step
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
          "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_JOB_ID": "41001",
          "SLURM_STEP_NODELIST": "gpu[07-09],big"}  # fmt: skip
@@ -224,8 +224,8 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
         ({}, {}, None),
     ],
 )
-def test_who_says_who_this_process_is(environ: dict, told: dict, expected: Any) -> None:
-    found = rank_here(environ, RunArguments(**told))
+def test_who_says_who_this_process_is(environ: dict, args: dict, expected: Any) -> None:
+    found = rank_here(environ, RunArguments(**args))
     if found is not None:
         found = tuple(vars(found).values())[:-1]
     assert found == expected
@@ -243,9 +243,9 @@ def test_who_says_who_this_process_is(environ: dict, told: dict, expected: Any) 
         (PMI, {}, "mpiexec .* several machines.*--ip, or set MASTER_ADDR"),
     ],
 )
-def test_an_environment_that_makes_no_sense(environ: dict, told: dict, message: str) -> None:
+def test_an_environment_that_makes_no_sense(environ: dict, args: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        rank_here(environ, RunArguments(**told))
+        rank_here(environ, RunArguments(**args))
 
 
 def test_gpus_of_an_environment(monkeypatch) -> None:
@@ -276,18 +276,18 @@ def test_no_patience(given: dict) -> None:
     ("offset", "said"),
     [
         (0, "of 3 processes, 2 did not come to 127.0.0.1:{} within 0.2 s"),
-        (2, "process 0 is missing: nobody answered at 127.0.0.1:{} within 0.2 s"),
+        (2, "process 0 is missing: no one answered at 127.0.0.1:{} within 0.2 s"),
     ],
 )
 def test_a_launcher_that_does_not_come(
-    tiny: Path, tmp_path: Path, capsys, offset: int, said: str
+    tiny: Path, tmp_path: Path, capsys, offset: int, output: str
 ) -> None:
     port, here = free_port(), 2 if offset == 0 else 1
     more = [f"--nproc={here}", "--world_size=3", f"--group_offset={offset}", "--ip=127.0.0.1"]
     more += [f"--port={port}", "--join_timeout=0.2", f"--run_dir={tmp_path / 'x'}"]
     assert main(["run", *words(tiny, *more)]) == 2
     error = capsys.readouterr().err
-    assert said.format(port) in error and "Traceback" not in error
+    assert output.format(port) in error and "Traceback" not in error
     assert f"--group_offset {2 - offset}" in error and "--join_timeout" in error
     assert not (tmp_path / "x").exists()
 

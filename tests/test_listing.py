@@ -18,7 +18,7 @@ from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 OURS = {name: paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()}
-THEIRS = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
+OTHERS = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
 WITHOUT_PAPER = {"SASRecF", "Pop"}
 
 
@@ -35,7 +35,7 @@ def test_everything_is_there_and_whole(monkeypatch, width: int, kind: type[io.St
     schemes = {name: paragraph(scheme.__doc__) for name, scheme in SCHEMES.items()}
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    for command, texts in (("models", {**OURS, **THEIRS}), ("schemes", schemes)):
+    for command, texts in (("models", {**OURS, **OTHERS}), ("schemes", schemes)):
         monkeypatch.setattr(sys, "stdout", screen := kind())
         assert main([command]) == 0
         lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
@@ -52,7 +52,7 @@ def test_everything_is_there_and_whole(monkeypatch, width: int, kind: type[io.St
 
 def test_papers_are_those_of_recboles_source() -> None:
     """First author, title, venue and year."""
-    for name, text in THEIRS.items():
+    for name, text in OTHERS.items():
         if name in WITHOUT_PAPER:
             continue
         author, title, venue, year = re.search(
@@ -67,7 +67,7 @@ def test_papers_are_those_of_recboles_source() -> None:
 
 
 def test_what_is_described_has_its_paper() -> None:
-    for name, text in {**OURS, **THEIRS}.items():
+    for name, text in {**OURS, **OTHERS}.items():
         assert text.endswith(".") and text[0].isupper(), name
         if name not in WITHOUT_PAPER:
             assert re.search(r"( et al\.| and \w+), \".+\", .*\d{4}", text), name

@@ -1,4 +1,4 @@
-"""The warning before training with a class of somebody else's that looks ahead."""
+"""The warning before training with a class of someone else's that looks ahead."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Honest(BothWays):
 
 
 class Drawn(OneWay):
-    """States that nobody can compare."""
+    """States that no one can compare."""
 
     def encode(self, items, ctx):
         return super().encode(items, ctx) + torch.rand(1)

@@ -144,7 +144,7 @@ def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int,
     outside = [i for i in range(len(targets)) if i not in covered]
     assert (grad[outside] == 0).all()
     loss = sce.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
-    assert torch.equal(torch.autograd.grad(3 * loss, hidden)[0], grad)  # what is asked for only
+    assert torch.equal(torch.autograd.grad(3 * loss, hidden)[0], grad)  # what is requested only
     with torch.no_grad():
         weight[0] = 100 * buckets[0]  # padding is no candidate, however large
     loss = sce.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
@@ -245,11 +245,11 @@ def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
         packed = next(iter(made.trainer.training_loader(made.loaders["train"])))
         rows = next(iter(experiment(model, **by_rows).loaders["train"]))
         assert isinstance(packed, SequenceBatch) and isinstance(rows, Interaction)
-        ours, theirs = ((m.window_loss, m.calculate_loss) for m in (made.model, exact))
-        for batch, loss, full in zip((packed, rows), ours, theirs, strict=True):
+        ours, peer = ((m.window_loss, m.calculate_loss) for m in (made.model, exact))
+        for batch, loss, full in zip((packed, rows), ours, peer, strict=True):
             torch.testing.assert_close(loss(batch), full(batch))
         made.model.loss = functools.partial(made.model.loss.func, **{**PAPER, "bucket_size_y": 1})
-        for batch, loss, full in zip((packed, rows), ours, theirs, strict=True):
+        for batch, loss, full in zip((packed, rows), ours, peer, strict=True):
             assert loss(batch) < 0.5 * full(batch)
 
 

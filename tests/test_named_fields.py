@@ -70,7 +70,7 @@ def test_columns_and_files_that_load_col_names(shop: Path) -> None:
     with pytest.raises(UsageError, match=r"load_col: .*toyshop.inter has no column 'stars'"):
         read(shop, load_col={"inter": [*inter, "stars"]})
     (shop / "toyshop" / "toyshop.item").unlink()
-    with pytest.raises(UsageError, match=r"load_col: item: there is no file .*toyshop.item"):
+    with pytest.raises(UsageError, match=r"load_col: item: found no file .*toyshop.item"):
         read(shop, load_col={"inter": inter, "item": ["item_id", "brand"]})
     assert read(shop, load_col={"inter": inter}).item_num == 121
 

@@ -20,8 +20,8 @@ LARGE = [9007199254740993 + n for n in range(4)]  # which floats do not tell apa
 
 
 def made_of(path: Path, folder: Path, **given: Any) -> pd.DataFrame:
-    told = {"user": "u", "item": "i", "time": "t", "verbose": False, **given}
-    recbole_pos.convert(path, name="shop", data_path=folder, **told)
+    args = {"user": "u", "item": "i", "time": "t", "verbose": False, **given}
+    recbole_pos.convert(path, name="shop", data_path=folder, **args)
     return pd.read_csv(folder / "shop" / "shop.inter", sep="\t", dtype=str)
 
 

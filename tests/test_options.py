@@ -28,19 +28,19 @@ OF_PLUGIN += [file for room in ("model", "position", "loss") for file in (ROOT /
 
 
 def test_every_option_is_in_the_table() -> None:
-    """Every one of the plugin; every number has bounds, and no row is of an option nobody has."""
-    theirs = [PosConfig(name, "ml-100k").internal_config_dict for name in NAMES]
+    """Every one of the plugin; every number has bounds, and no row is of an option no one has."""
+    other = [PosConfig(name, "ml-100k").internal_config_dict for name in NAMES]
     ours = [read_yaml(file) for file in OF_PLUGIN]
     inner = {
         f"{key}.{name}": v for key, o in OPTIONS.items() for name, v in (o.inner or {}).items()
     }
-    every = {key for options in theirs for key in options} - DERIVED_KEYS
+    every = {key for options in other for key in options} - DERIVED_KEYS
     of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
     assert {key for options in ours for key in options} <= OPTIONS.keys()
     named = {"model", "dataset", "plugins", *inner, *(key for options in ours for key in options)}
     assert OPTIONS.keys() - every - named <= of_graphs
     examples: dict[str, list[Any]] = {}
-    for options in (*theirs, *ours, inner):
+    for options in (*other, *ours, inner):
         for key in options.keys() - DERIVED_KEYS - of_role(IGNORED):
             if (row := rule(key)).inner is None and row.check is None and key != "threshold":
                 example = options[key] if row.example is None else row.example
@@ -151,8 +151,12 @@ def test_what_the_table_rules_out_is_refused() -> None:
 def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as refused:
         PosConfig(model, "ml-100k", None, options)
-    said = str(refused.value)
-    assert named in said and any(key in said for key in [*options, model]) and "\n" not in said
+    message = str(refused.value)
+    assert (
+        named in message
+        and any(key in message for key in [*options, model])
+        and "\n" not in message
+    )
 
 
 def test_values_at_the_edge_are_allowed() -> None:
@@ -213,7 +217,7 @@ def test_values_of_the_command_line_are_yaml() -> None:
         found = parse_scalar(text, "--x")
         assert found == value and type(found) is type(value)
     for text in ("[rope", "[a] b", "{", "{a: 1, a: 2}", "'rope", '"rope', "[" * 1500):
-        with pytest.raises(UsageError, match="^--position: .* but is none") as refused:
+        with pytest.raises(UsageError, match="^--position: .* but is not one") as refused:
             parse_overrides([f"--position={text}"])
         assert len(str(refused.value)) < 500
 

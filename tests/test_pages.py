@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pandas as pd
 import pytest
-import ray
 import yaml
 from conftest import make_log, write_atomic
 from study_scripts import load_script
@@ -43,17 +42,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study, trained and packed once."""
     folder = tmp_path_factory.mktemp("packed")
     write_atomic(make_log(), folder / "data")
     given = {"data_path": str(folder / "data")}
-    told = {"run_dir": folder / "study", "pack": folder / "my.tar.xz", "verbose": False}
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        recbole_pos.compare(STUDY, config_dict=given, **told)
-    finally:
-        ray.shutdown()
+    args = {"run_dir": folder / "study", "pack": folder / "my.tar.xz", "verbose": False}
+    recbole_pos.compare(STUDY, config_dict=given, **args)
     return folder / "my.tar.xz"
 
 
@@ -139,7 +134,7 @@ def test_the_picture_of_positions(
 
 @pytest.mark.long  # a minute; `make pages ARGS=--check` is the same
 def test_the_pages_of_this_repository(pages: ModuleType) -> None:
-    """Tables of data that anybody has are those of the runs in results/runs/."""
+    """Tables of data that anyone has are those of the runs in results/runs/."""
     assert pages.main(["--check"]) == 0
 
 

@@ -60,7 +60,7 @@ def test_damaged_files(
     assert name in error and error.count("\n") == 1
 
 
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere nobody can delete it")
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere no one can delete it")
 def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from recbole_pos.cli.main import main; "
     code += "sys.exit(main(['run', '-m', 'Pop', '-d', 'ml-100k']))"

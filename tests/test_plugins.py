@@ -144,8 +144,8 @@ def test_wrong_options(tiny: Path, mine) -> None:
         assert named in refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny, **given))
     for wrong in ({"augmentation": "windows"}, {"gru_width": torch.ones(2)}):
         recbole_pos.register_model(mine.TinyGRU, {**GRU, **wrong})
-        said = refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny))
-        assert said.startswith(f"defaults of TinyGRU: {next(iter(wrong))}")
+        message = refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny))
+        assert message.startswith(f"defaults of TinyGRU: {next(iter(wrong))}")
 
 
 def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine) -> None:
@@ -204,8 +204,8 @@ def test_names_of_others(mine) -> None:
         ("LightGCN", "RecBole has a model"),
         ("my-model", "digits"),
     ):
-        said = refusal(recbole_pos.register_model, Other, name=name)
-        assert name in said and holder in said
+        message = refusal(recbole_pos.register_model, Other, name=name)
+        assert name in message and holder in message
 
 
 def test_schemes_that_are_none(mine) -> None:
@@ -243,9 +243,9 @@ def test_an_unknown_name_says_what_to_do(tiny: Path) -> None:
 
 def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, mine) -> None:
     """BERT4Rec's loss and SASRec's windows are for RecBole's classes alone."""
-    theirs = type("SASRec", (mine.Markov,), {})
-    recbole_pos.register_model(theirs, name="OtherSASRec")
-    made = prepare(PosConfig(theirs, "tiny", None, options(tiny)))
+    original = type("SASRec", (mine.Markov,), {})
+    recbole_pos.register_model(original, name="OtherSASRec")
+    made = prepare(PosConfig(original, "tiny", None, options(tiny)))
     assert type(adapter(made.config, made.model)) is RecBoleAdapter
 
 
@@ -258,15 +258,15 @@ def test_what_a_custom_class_does_wrong_is_named(tiny: Path, caplog) -> None:
             return torch.cat((states, states), -1)
 
     class Forgetful(PosSASRec):
-        """Reads what nobody gives."""
+        """Reads what no one gives."""
 
         def __init__(self, config, dataset):
             super().__init__(config, dataset)
             self.half = 1.0 - config["forgotten_share"]
 
     given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
-    said = refusal(recbole_pos.run, Wide, "tiny", config_dict=given, verbose=False)
-    assert said.startswith("Wide: encode gives")
+    message = refusal(recbole_pos.run, Wide, "tiny", config_dict=given, verbose=False)
+    assert message.startswith("Wide: encode gives")
     with pytest.raises(TypeError):  # as Python raised it in that class
         recbole_pos.run(Forgetful, "tiny", config_dict={"data_path": str(tiny)}, verbose=False)
     assert "forgotten_share" in caplog.text
@@ -327,8 +327,8 @@ def test_a_class_of_a_module_is_recorded_and_one_nobody_registered_is_found(
 def test_wrong_plugins(here: Path, tiny: Path, text: str, given: Any, named: str) -> None:
     (here / "my_models.py").write_text(text)
     allow(given)
-    said = refusal(PosConfig, "FPARec", "tiny", None, options(tiny, plugins=given))
-    assert said.startswith("configuration: plugins: ") and named in said
+    message = refusal(PosConfig, "FPARec", "tiny", None, options(tiny, plugins=given))
+    assert message.startswith("configuration: plugins: ") and named in message
     assert str(here) not in sys.path or text
 
 
@@ -355,10 +355,10 @@ def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
     main_ = "import sys\nfrom recbole_pos.cli.main import main\n"
     call(here, "-c", f"{main_}import my_models\nsys.exit(main(['recommend', 'out']))")
     (here / "elsewhere").mkdir()
-    said = call(here / "elsewhere", "-c",
+    message = call(here / "elsewhere", "-c",
                 f"{main_}main(['recommend', '../out'])\n{MODULE}{REGISTER}"
                 "print(type(recbole_pos.load('../out').model))\n")  # fmt: skip
-    assert "module 'my_models' is not installed" in said and "__main__.TinyGRU" in said
+    assert "module 'my_models' is not installed" in message and "__main__.TinyGRU" in message
 
 
 # --- other processes ---
@@ -546,8 +546,8 @@ def test_a_broken_package_stands_in_nobodys_way(
 ) -> None:
     """Those that cannot be had are listed as well, with the reason."""
     for name, named in (("Broken", "ModuleNotFoundError"), ("Absent", "registers no model")):
-        said = refusal(PosConfig, name, "tiny", None, options(tiny))
-        assert f"{name!r} of the package my-package" in said and named in said
+        message = refusal(PosConfig, name, "tiny", None, options(tiny))
+        assert f"{name!r} of the package my-package" in message and named in message
     assert PosConfig("FPARec", "tiny", None, options(tiny))["model"] == "FPARec"
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["models"]) == 0 and main(["schemes"]) == 0
@@ -570,6 +570,6 @@ def test_a_name_given_twice_says_by_whom(package: Path, tiny: Path) -> None:
         ("PosSASRec", ["rope"], ("recbole-pos", "my-package")),
     ):
         given = options(tiny) if position is None else options(tiny, position=position)
-        said = refusal(PosConfig, model, "tiny", None, given)
-        assert all(name in said for name in ("more than once", *both))
+        message = refusal(PosConfig, model, "tiny", None, given)
+        assert all(name in message for name in ("more than once", *both))
     assert PosConfig("PARec", "tiny", None, options(tiny))["model"] == "PARec"

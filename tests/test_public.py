@@ -60,12 +60,17 @@ def amazon(folder: Path) -> list[Path]:
     reviews = folder / "reviews_Beauty_5.json.gz"
     with gzip.open(reviews, "wt") as file:
         for u, i, t in pairs()[:-1]:
-            told = {"reviewerID": f"A{u}", "asin": f"B00{i}", "overall": 5.0, "unixReviewTime": t}
-            file.write(json.dumps(told) + "\n")
+            printed = {
+                "reviewerID": f"A{u}",
+                "asin": f"B00{i}",
+                "overall": 5.0,
+                "unixReviewTime": t,
+            }
+            file.write(json.dumps(printed) + "\n")
     meta = folder / "meta_Beauty.json.gz"
     with gzip.open(meta, "wt") as file:
         for i in range(ITEMS + 3):
-            told = {
+            printed = {
                 "asin": f"B00{i}",
                 "title": 'It\'s "it"',
                 "price": 9.5,
@@ -73,7 +78,7 @@ def amazon(folder: Path) -> list[Path]:
                 "categories": [["Beauty", "Hair Care"], ["Beauty", "Tools"]],
                 "related": {"also_bought": ["B000", "B999"], "also_viewed": ["B001"]},
             }
-            file.write(f"{told}\n")  # as Python writes a dict
+            file.write(f"{printed}\n")  # as Python writes a dict
     return [reviews, meta]
 
 
@@ -182,9 +187,9 @@ def test_other_checksums_are_reported(
     file = ml_dat(tmp_path)[0]
     found = hashlib.md5(file.read_bytes()).hexdigest()
     building.build("ml-1m", [file], tmp_path / "other")
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert f"is not the ml-1m.zip of https://grouplens.org/datasets/movielens/1m/: md5 {found}" in (
-        " ".join(told.split())
+        " ".join(printed.split())
     )
     described = small / "ml-1m" / "ml-1m.yaml"
     described.write_text(described.read_text().replace(public_log("ml-1m").md5["ml-1m.zip"], found))
@@ -273,9 +278,9 @@ def test_damaged_files_are_refused(name: str, tmp_path: Path, small: Path) -> No
 
 def test_the_list_has_every_log(capsys) -> None:
     assert main(["data"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, log in public_logs().items():
-        assert name in told and log.recipe in RECIPES
+        assert name in printed and log.recipe in RECIPES
         assert main(["data", name]) == 0
         assert log.licence in (page := capsys.readouterr().out) and str(log.yaml) in page
         assert set(log.md5) <= set(log.files) and all(md5 in page for md5 in log.md5.values())

@@ -1,4 +1,4 @@
-"""Ray's tokens: used where there is one, made up for one's own cluster, told from silence."""
+"""Ray's tokens: used where there is one, made up for an own cluster, and none."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def test_a_cluster_that_asks_for_a_token(cluster: tuple[str, Path], tmp_path: Pa
     other = tmp_path / "other"
     other.mkdir()
     assert "joined" in join(other, address, RAY_AUTH_TOKEN="0123456789abcdef" * 4)
-    told = join(other, address)
-    assert "wants another token: copy ~/.ray/auth_token of the machine" in told
+    printed = join(other, address)
+    assert "wants another token: copy ~/.ray/auth_token of the machine" in printed

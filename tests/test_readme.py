@@ -75,8 +75,8 @@ def run_scripts(folder: Path, *commands: list[str]) -> str:
 
 
 def test_all_examples_are_run_here() -> None:
-    told = {"recency.py", "tiny_gru.py", "day_part.py", "looks_ahead.py", "dilated.py"}
-    assert set(scripts()) == told | {"first_steps.py", "quick_start.py"}
+    reported = {"recency.py", "tiny_gru.py", "day_part.py", "looks_ahead.py", "dilated.py"}
+    assert set(scripts()) == reported | {"first_steps.py", "quick_start.py"}
 
 
 # dilated.py and day_part.py are also run by tests/test_wheel.py, as a package of their own
@@ -123,8 +123,8 @@ def test_recbole_models_are_counted_and_named() -> None:
 
 
 def test_every_scheme_has_its_row() -> None:
-    told = [row[0].strip("`") for row in rows("docs/schemes.md") if len(row) >= 5]
-    assert sorted(name for name in told if name not in ("scheme", "---")) == sorted(SCHEMES)
+    reported = [row[0].strip("`") for row in rows("docs/schemes.md") if len(row) >= 5]
+    assert sorted(name for name in reported if name not in ("scheme", "---")) == sorted(SCHEMES)
 
 
 @pytest.mark.parametrize("page", MODEL_PAGES, ids=lambda page: page.stem)
@@ -165,7 +165,7 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """One after another, in an empty folder, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
-    names, told = {"recbole_pos": recbole_pos}, []
+    names, reported = {"recbole_pos": recbole_pos}, []
     for name in ("convert", "run", "load", "recommend", "attach", "search", "compare"):
         text = getattr(recbole_pos, name).__doc__
         test = parser.get_doctest(text, names, name, None, None)
@@ -176,5 +176,5 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     exec(example.source, names)
                     example.source = "None\n"
         test.globs = names
-        runner.run(test, out=told.append, clear_globs=False)
-    assert not runner.failures, "".join(told)
+        runner.run(test, out=reported.append, clear_globs=False)
+    assert not runner.failures, "".join(reported)

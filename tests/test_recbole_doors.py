@@ -28,8 +28,8 @@ from recbole_pos.experiment.recbole_file import read
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
 ROOT = Path(recbole_pos.__file__).parent.parent
 LAST = {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full"}
-THEIRS = {"epochs": 1, "show_progress": False, "load_col": COLUMNS, "eval_args": LAST}
-SASREC = {**THEIRS, "hidden_size": 8, "inner_size": 8, "train_neg_sample_args": None}
+OTHERS = {"epochs": 1, "show_progress": False, "load_col": COLUMNS, "eval_args": LAST}
+SASREC = {**OTHERS, "hidden_size": 8, "inner_size": 8, "train_neg_sample_args": None}
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +84,13 @@ def test_the_checkpoint_of_a_run_is_loaded_by_recbole(tiny: Path) -> None:
 def test_a_configuration_of_recbole_is_the_same_as_ours(tiny: Path) -> None:
     given = {"data_path": str(tiny), "learning_rate": 0.5, "hidden_size": 8}
     given["eval_args"] = {"order": "TO", "split": {"RS": [8, 1, 1]}, "target": "last"}
-    theirs = plain_of(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
+    other = plain_of(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
     ours = PosConfig("FPARec", "tiny", None, {**given, "hidden_size": 4}).plain
-    assert {k: v for k, v in theirs.items() if k != "eval_args"} == {
+    assert {k: v for k, v in other.items() if k != "eval_args"} == {
         k: v for k, v in ours.items() if k != "eval_args"
     }
-    assert theirs["eval_args"].items() >= given["eval_args"].items()
-    assert PosConfig(None, None, None, theirs).plain == theirs
+    assert other["eval_args"].items() >= given["eval_args"].items()
+    assert PosConfig(None, None, None, other).plain == other
 
 
 def test_other_data_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_objective_function(tiny: Path) -> None:
 
 
 def test_ray_gets_one_mapping() -> None:
-    told: list = []
+    printed: list = []
     tune, quick_start = ModuleType("tune"), ModuleType("quick_start")
-    tune.report = lambda metrics, *, checkpoint=None: told.append(metrics)
+    tune.report = lambda metrics, *, checkpoint=None: printed.append(metrics)
     quick_start.tune = tune
     for _ in range(2):  # which is safe
         compat.report_metrics_together(quick_start)
     quick_start.tune.report(**{"ndcg@10": 0.5})
-    assert told == [{"ndcg@10": 0.5}]
+    assert printed == [{"ndcg@10": 0.5}]
 
 
 def test_case_studies(experiment) -> None:
@@ -157,10 +157,10 @@ def test_recboles_own_model_trains_is_tested_loaded_and_resumed(tiny: Path) -> N
 
 def test_what_models_keep_beside_their_weights(tiny: Path) -> None:
     """A sparse matrix of lists and one of columns; scores are made of both."""
-    result, file = train("ItemKNN", tiny, **{**THEIRS, "k": 5})
+    result, file = train("ItemKNN", tiny, **{**OTHERS, "k": 5})
     *_, model, _, _, _, test = load_data_and_model(file)
     again = Trainer(
-        Config("ItemKNN", "tiny", config_dict={"data_path": str(tiny), **THEIRS}), model
+        Config("ItemKNN", "tiny", config_dict={"data_path": str(tiny), **OTHERS}), model
     )
     assert again.evaluate(test, load_best_model=False) == result["test_result"]
 
@@ -263,7 +263,7 @@ def test_nothing_beside_a_file_is_run(tiny: Path, model: str) -> None:
 
 
 def test_matrices_that_reach_out_of_bounds_are_refused(tiny: Path) -> None:
-    _, file = train("ItemKNN", tiny, **{**THEIRS, "k": 5})
+    _, file = train("ItemKNN", tiny, **{**OTHERS, "k": 5})
     state = torch.load(file, weights_only=False)
     state["other_parameter"]["w"].indices[0] = 10**6
     torch.save(state, file, pickle_protocol=4)

@@ -57,12 +57,12 @@ def scatter(model: Any, std: float = 0.4) -> Any:
 def test_weights_of_recboles_sasrec_load_strictly(experiment, layers: int) -> None:
     """Same outputs in float64, in evaluation and (without dropout) in training mode."""
     options = {"n_layers": layers, "hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
-    theirs = experiment("SASRec", hidden_size=16, inner_size=24, **options)
+    peer = experiment("SASRec", hidden_size=16, inner_size=24, **options)
     ours = experiment("PosSASRec", **{**AS_RECBOLE, "n_layers": layers})
-    ours.model.double().load_state_dict(scatter(theirs.model).state_dict(), strict=True)
-    rows = theirs.loaders["train"]._dataset[np.arange(200)]
+    ours.model.double().load_state_dict(scatter(peer.model).state_dict(), strict=True)
+    rows = peer.loaders["train"]._dataset[np.arange(200)]
     for mode in (True, False):
-        models = [made.model.train(mode) for made in (ours, theirs)]
+        models = [made.model.train(mode) for made in (ours, peer)]
         scores = [model.full_sort_predict(rows) for model in models]
         torch.testing.assert_close(*scores, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(*(model.predict(rows) for model in models))
@@ -293,15 +293,15 @@ def sizes(model: str) -> dict[str, int]:
     ],
 )
 def test_without_their_additions_they_are_recboles(
-    experiment, double, monkeypatch, ours: str, theirs: str, options: dict, renamed: dict
+    experiment, double, monkeypatch, ours: str, peer: str, options: dict, renamed: dict
 ) -> None:
     """Scores, loss and gradients of the same weights, and the same fresh ones."""
     monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)  # RecBole rounds its graphs
     one = experiment(ours, **sizes(ours), **options)
     shared = {key: value for key, value in options.items() if key == "step"}
-    other = experiment(theirs, **sizes(theirs), **shared)
+    other = experiment(peer, **sizes(peer), **shared)
     fresh, known = one.model.state_dict(), other.model.state_dict()
-    if theirs == "STAMP":  # which starts with a vector of padding that it adds up
+    if peer == "STAMP":  # which starts with a vector of padding that it adds up
         known["item_embedding.weight"][0] = 0
     if not renamed:  # where the same modules are made in the same order
         assert all(torch.equal(fresh[key], known[key]) for key in known)

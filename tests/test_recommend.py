@@ -151,7 +151,7 @@ def test_chosen_users(run_dir: Path) -> None:
         want, got = (x.loc[x["user_id"] == user, "item_id"] for x in (all_users, found))
         assert want.tolist() == got.tolist()
     assert recbole_pos.recommend(run_dir, "u30", k=1)["user_id"].tolist() == ["u30"]
-    for users in (["nobody", "u1", "x"], []):
+    for users in (["no one", "u1", "x"], []):
         with pytest.raises(UsageError, match="users: "):
             recbole_pos.recommend(run_dir, users)
     for k in (0, 10**6, 1.5, "3"):

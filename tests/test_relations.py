@@ -214,7 +214,7 @@ def test_missing_and_repeated_names() -> None:
 
 
 def test_the_weakest_relation_of_numbers() -> None:
-    """What is below the limit is none, wherever numbers are compared, and is never formed."""
+    """What is below the limit is not one, wherever numbers are compared, and is never formed."""
     group, values = tables_module.number_classes(np.arange(4000.0))
     matrix = tables_module.numerical(values, [1.0], "x")
     assert matrix.nnz < 4000 * 29 and matrix[group[0], group[13]] == pytest.approx(np.exp(-13))

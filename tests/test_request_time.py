@@ -187,7 +187,7 @@ def test_a_model_that_would_not_read_it_refuses(experiment, model_name: str, opt
 
 
 def hourly(folder: Path, users: int = 240, length: int = 100) -> Path:
-    """The next item is what the user takes at this hour; hours are drawn anew for every event."""
+    """The next item is what the user takes at this hour; hours are sampled for every event."""
     rng = np.random.default_rng(0)
     hour = rng.integers(0, HOURS, (users, length))
     day = np.cumsum(rng.integers(1, 3, (users, length)), 1)

@@ -79,11 +79,11 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
     run = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", *options]
     assert main([*run, f"--run_dir={tmp_path / 'run'}"]) == 0
     threads = torch.get_num_threads()
-    told = json.loads((tmp_path / "run" / "result.json").read_text())["device"]
-    processor = told.pop("processor")
+    printed = json.loads((tmp_path / "run" / "result.json").read_text())["device"]
+    processor = printed.pop("processor")
     assert processor.endswith(torch.backends.cpu.get_cpu_capability())
-    assert told == {"name": "cpu", "threads": threads, "precision": "float32"}
-    assert device_line(told) in capsys.readouterr().out.splitlines()[1]
+    assert printed == {"name": "cpu", "threads": threads, "precision": "float32"}
+    assert device_line(printed) in capsys.readouterr().out.splitlines()[1]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             check_precision(config(tiny, **options))
-    told = {"name": "cpu", "threads": 1, "precision": "float32"}
-    assert device_line(told) == "cpu with 1 thread in float32"
+    printed = {"name": "cpu", "threads": 1, "precision": "float32"}
+    assert device_line(printed) == "cpu with 1 thread in float32"
 
 
 def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny: Path, tmp_path: Path, no_gpu) -> None:

@@ -169,7 +169,7 @@ def test_nothing_comes_from_the_future(names: list[str], kind: str, options: dic
 def test_a_sequence_is_the_same_packed_alone_and_padded(
     names: list[str], kind: str, options: dict
 ) -> None:
-    """And where the last block is asked for some positions only."""
+    """And where the last block is requested some positions only."""
     model, ctx, x = Stack(names, kind, **options), context(), torch.randn(sum(LENGTHS), D)
     together = model(x, ctx)
     kept = torch.tensor([3, 0, 19])

@@ -100,7 +100,7 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
         (422, "k: expected 1 to 40, the number", "POST", "/recommend", {"users": ["u1"], "k": 0}),
         (422, "k: Input should be a valid integer, found True", "POST", "/recommend", {"k": True}),
         (422, "k: at most 1,000", "POST", "/recommend", {"users": ["u1"], "k": 1001}),
-        (422, "users: 1 of 1 have no event", "POST", "/recommend", {"users": ["nobody"]}),
+        (422, "users: 1 of 1 have no event", "POST", "/recommend", {"users": ["no one"]}),
         (422, "histories[1].times: expected one for", "POST", "/recommend",
          {"histories": [["i1"], {"items": ["i1"], "times": []}]}),
         (422, "histories[0].id: expected a name", "POST", "/recommend",
@@ -131,21 +131,21 @@ def test_answers(server: Server, direct: Recommender, runs: list[Path]) -> None:
 def test_refusals(
     server: Server, status: int, message: str, method: str, path: str, body: Any
 ) -> None:
-    found, said = server.ask(method, path, body)
-    assert found == status and list(said) == ["error"] and message in said["error"], said
-    assert len(said["error"]) < 1000
+    found, output = server.ask(method, path, body)
+    assert found == status and list(output) == ["error"] and message in output["error"], output
+    assert len(output["error"]) < 1000
 
 
 def test_headers(server: Server) -> None:
-    status, said = server.post("/recommend", {"users": ["u1"]}, headers={})
-    assert status == 415 and "expected the header Content-Type: application/json" in said["error"]
+    status, output = server.post("/recommend", {"users": ["u1"]}, headers={})
+    assert status == 415 and "expected the header Content-Type: application/json" in output["error"]
     status, _ = server.post(
         "/recommend", {"users": ["u1"]}, headers={"Content-Type": "Application/JSON; charset=utf-8"}
     )
     assert status == 200
     for name in ("X-Forwarded-For", "Origin"):  # a proxy's, a browser's: not from this machine
-        status, said = server.post("/reload", {}, headers={**JSON, name: "127.0.0.1"})
-        assert status == 403 and "--allow_reload" in said["error"]
+        status, output = server.post("/reload", {}, headers={**JSON, name: "127.0.0.1"})
+        assert status == 403 and "--allow_reload" in output["error"]
 
 
 def test_reloads_lose_no_request(server: Server, runs: list[Path], record_property: Any) -> None:
@@ -172,8 +172,8 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path], record_proper
         for run in (runs[1], runs[2], runs[0]):
             status, found = server.post("/reload", {"run_dir": str(run)})
             assert status == 200 and found["run_dir"] == str(run)
-        status, said = server.post("/reload", {"run_dir": str(runs[0].parent)})
-        assert status == 422 and "not reloaded, nothing has changed" in said["error"]
+        status, output = server.post("/reload", {"run_dir": str(runs[0].parent)})
+        assert status == 422 and "not reloaded, nothing has changed" in output["error"]
         server.process.send_signal(signal.SIGHUP)
         done = 'recbole_pos_reloads_total{outcome="done"} 4.0'
         wait(lambda: done in server.ask("GET", "/metrics")[1])
@@ -222,8 +222,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "recbole_pos.serve.http", raising=False)
     assert main(["serve", os.devnull]) == 2
-    said = capsys.readouterr().err
-    assert said == "error: serve: uvicorn is not installed; pip install 'recbole-pos[serve]'\n"
+    output = capsys.readouterr().err
+    assert output == "error: serve: uvicorn is not installed; pip install 'recbole-pos[serve]'\n"
 
 
 def test_not_now(runs: list[Path]) -> None:

@@ -171,7 +171,7 @@ def test_recboles_own_entry_finds_them(sessions: str, monkeypatch) -> None:
 
 
 def test_recboles_general_models_know_nothing_of_a_held_out_session(experiment, sessions) -> None:
-    """What docs/data.md says of them: an empty row, or a vector that no training has touched."""
+    """What docs/data.md says about them: an empty row, or a vector that no training has touched."""
     knn = experiment("ItemKNN", data_path=sessions, train_neg_sample_args=None, **CUT)
     bpr = experiment("BPR", data_path=sessions, learning_rate=0.05, **CUT)
     users = bpr.dataset.field2id_token["user_id"]

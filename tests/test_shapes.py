@@ -86,7 +86,7 @@ def learned(model: Any, batch: SequenceBatch) -> list[Tensor]:
 
 @pytest.mark.parametrize(("model", "options"), MODELS, ids=str)
 def test_loss_and_gradients_are_those_of_the_batch(experiment, double, model, options) -> None:
-    """And to the bit the same whoever the items are that fill it: nobody looks at them."""
+    """And to the bit the same who the items are that fill it: no one looks at them."""
     made = experiment(model, n_layers=2, **EXACT, **options)
     one = made.model.double().train()
     sizes = set()

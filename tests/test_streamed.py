@@ -66,9 +66,9 @@ def test_a_run_finds_the_same(
         monkeypatch.setattr(StreamedScores, "best", best)
         assert bool(asked) == (part == 5)
         found[part] = metrics, pd.read_parquet(folder / "test_ranks.parquet")
-    (whole, ranks), (parts, theirs) = found.values()
+    (whole, ranks), (parts, other) = found.values()
     assert parts.test == pytest.approx(whole.test, abs=1e-6)
-    pd.testing.assert_frame_equal(ranks, theirs)
+    pd.testing.assert_frame_equal(ranks, other)
 
 
 def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,8 +106,8 @@ def test_the_command_of_a_study_is_that_of_its_file(study: str) -> None:
 
 def test_a_dry_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "studies/first.yaml", "--dry_run"]) == 0
-    said = capsys.readouterr().out
-    assert "5 rows, 2 seeds, 10 fits on ml-100k; differences are to GRU4Rec" in said
+    message = capsys.readouterr().out
+    assert "5 rows, 2 seeds, 10 fits on ml-100k; differences are to GRU4Rec" in message
 
 
 def test_the_sixteenth_has_the_rows_of_the_whole() -> None:

@@ -92,7 +92,7 @@ def test_what_cannot_be_trained_is_a_failed_run(tiny: Path, tmp_path: Path) -> N
 
 
 def test_what_a_report_does_not_find_has_not_failed(tiny: Path, tmp_path: Path) -> None:
-    """Runs of a file, to which a row would be attached that nobody has trained."""
+    """Runs of a file, to which a row would be attached that no one has trained."""
     folder, there = StudyFolder(tmp_path / "here"), StudyFolder(tmp_path / "there")
     train(plan(tiny, rows=ROWS, seeds=1), folder)
     pack(plan(tiny, rows=ROWS, seeds=1), folder, tmp_path / "two.tar.xz")
@@ -204,8 +204,8 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
 
     content = {**plan(tiny).source.content, "seeds": [7, 8]}
     content["base"] = {**content["base"], "config_files": ["one.yaml", "two.yaml"]}
-    told = CompareArguments(seeds=3)
-    found, _ = plan_and_folder(content, None, {"config_files": ["one.yaml", "three.yaml"]}, told)
+    printed = CompareArguments(seeds=3)
+    found, _ = plan_and_folder(content, None, {"config_files": ["one.yaml", "three.yaml"]}, printed)
     assert found.config_files == ("two.yaml", "one.yaml", "three.yaml")
     assert found.seeds == (7, 8, 9)
     found, _ = plan_and_folder(content, None, {}, CompareArguments(seeds=1))

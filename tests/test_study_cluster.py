@@ -143,9 +143,9 @@ def test_a_storage_that_cannot_be_is_told(cluster, tiny: Path, tmp_path: Path, c
     for storage in ("nowhere://bucket/x", str(tmp_path / "file" / "x")):
         for command in (["compare", *what], ["tune", *what, "--num_samples=1"]):
             assert main([*command, "--storage", storage]) == 2
-            told = capsys.readouterr().err.strip()
-            assert told.startswith(f"error: --storage: cannot use {storage!r}: ")
-            assert "\n" not in told
+            printed = capsys.readouterr().err.strip()
+            assert printed.startswith(f"error: --storage: cannot use {storage!r}: ")
+            assert "\n" not in printed
 
 
 def test_a_machine_that_does_not_see_the_folder_is_told_of(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_copies_are_told_in_every_report(cluster, tmp_path: Path) -> None:
     log = make_log(seed=4)
     log["timestamp"] = range(len(log))
     data = write_atomic(pd.concat([log, log]).sort_values("timestamp"), tmp_path / "data")
-    run_dir, told = tmp_path / "study", "do not depend on the order"
+    run_dir, printed = tmp_path / "study", "do not depend on the order"
     given = study(data, seeds=1, rows={"Pop": {"model": "Pop"}, "SPop": {"model": "SPop"}})
     given["base"] = {"data_path": str(data)}
     recbole_pos.compare(given, run_dir=run_dir, verbose=False)
@@ -59,7 +59,7 @@ def test_copies_are_told_in_every_report(cluster, tmp_path: Path) -> None:
     recbole_pos.compare(runs, run_dir=tmp_path / "both", verbose=False)
     for folder in (run_dir, tmp_path / "both"):
         for page in (folder / "table.md", folder / "report.html"):
-            assert warning in page.read_text() and told not in page.read_text()
+            assert warning in page.read_text() and printed not in page.read_text()
 
 
 def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     line = f"compare -d tiny --data_path {tiny} -m PosSASRec --seeds 3 --dry_run"
     assert main([*line.split(), "--vary", "position=[nope],[rope,kernel]"]) == 0
-    told = capsys.readouterr().out
-    assert "2 rows, 3 seeds, 6 fits" in told and not list(tmp_path.iterdir())
+    printed = capsys.readouterr().out
+    assert "2 rows, 3 seeds, 6 fits" in printed and not list(tmp_path.iterdir())
     wrong = f"compare -d tiny --data_path {tiny} -m PosSASRec,FPARek".split()
     assert main(wrong) == 2 and "did you mean FPARec" in capsys.readouterr().err
     assert main(["compare", "-d", "tiny"]) == 2
@@ -396,8 +396,8 @@ def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys)
         "  One: {model: PosSASRec}\n  Two: {model: PosSASRec, n_layer: 3}\n"
     )
     assert main(["compare", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert f"{file}, line 5" in told and "n_layers" in told
+    printed = capsys.readouterr().err
+    assert f"{file}, line 5" in printed and "n_layers" in printed
     with pytest.raises(UsageError, match="there is no row 'Three'"):
         recbole_pos.compare(study(tiny), rows=("Three",), run_dir=tmp_path / "s", verbose=False)
 
@@ -411,9 +411,9 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     given = study(data, seeds=1, ties=ties, rows={"Pop": {"model": "Pop"}}, base={})
     given["base"] = {"data_path": str(data)}
     found = recbole_pos.compare(given, run_dir=tmp_path / "s", verbose=False)
-    told = (found.folder / "report.html").read_text()
-    assert "stood in another order" in told
-    assert {"file": "order of the file", "drop": "left out"}[ties] in told
+    printed = (found.folder / "report.html").read_text()
+    assert "stood in another order" in printed
+    assert {"file": "order of the file", "drop": "left out"}[ties] in printed
     config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
     assert config["eval_args"]["ties"] == ties
 

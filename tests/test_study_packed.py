@@ -172,7 +172,7 @@ def test_what_another_search_drew_is_not_taken(made: dict, tmp_path: Path, other
 
 
 def test_attaching_needs_weights(made: dict, tmp_path: Path) -> None:
-    """Not even where a checkpoint lies that was not finished: it is none of the known run."""
+    """Not even where a checkpoint lies that was not finished: it is not one of the known run."""
     there = Path(shutil.copytree(made["there"], tmp_path / "there"))
     for run in (there / "runs").iterdir():
         (run / "checkpoint.pt").touch()
@@ -203,7 +203,7 @@ def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Pa
     run = folder / "runs" / noted["NoPE, seed 2021"]["run"]
     fit = json.loads((run / "fit.json").read_text())
     (run / "fit.json").write_text(json.dumps({**fit, "status": "running"}))
-    assert "4 finished, 1 to go on from a checkpoint" in said(what, folder)
+    assert "4 finished, 1 to resume from a checkpoint" in said(what, folder)
     shutil.rmtree(run)
     assert "4 finished, 1 to be trained" in said(what, folder)
     trial = folder / "runs" / noted["NoPE, trial 1"]["run"]

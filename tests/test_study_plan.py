@@ -155,7 +155,7 @@ def test_a_space_has_a_budget(study):
     assert repeats == [f"{row}, seed 2020" for row in ("NoPE", "RoPE", "Ours")]
 
 
-# what is wrong is told with its line
+# what is wrong is reported with its line
 
 WRONG = [
     ("title: K", "titel: K", 1, "titel.*mean title"),
@@ -399,9 +399,9 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
         "Ours": ("n_heads",),
         "Pop": ("n_heads", "n_layers"),
     }
-    told = " ".join(protocol(Results(plan=plan, runs=pd.DataFrame())))
-    assert "n_heads 4 (not read by Ours and Pop), n_layers 2 (not read by Pop)" in told
-    # one that nobody reads, or that is a row's own, is a mistake
+    printed = " ".join(protocol(Results(plan=plan, runs=pd.DataFrame())))
+    assert "n_heads 4 (not read by Ours and Pop), n_layers 2 (not read by Pop)" in printed
+    # one that no one reads, or that is a row's own, is a mistake
     for wrong, line in (("n_heads: 4", 3), ("model: Pop", 11)):
         bad = study(text.replace(wrong, f"{wrong}, n_beads: 1"))
         with pytest.raises(UsageError, match=f"line {line}: .*unknown key 'n_beads'"):

@@ -147,7 +147,7 @@ def test_no_star_and_a_warning_where_no_row_has_two_seeds(results):
     table = metrics_table(alone, found)
     assert "*" not in "".join(cell.text for line in table.lines for cell in line)
     assert any("noise between seeds is unknown" in note for note in table.notes)
-    assert any("needs two seeds on both sides" in said for said in findings(alone, found))
+    assert any("needs two seeds on both sides" in message for message in findings(alone, found))
 
 
 def test_sessions_of_several_targets_are_counted_once(results):
@@ -237,24 +237,24 @@ def test_numbers_are_written_for_people():
 
 
 def test_findings_say_no_more_than_the_intervals(results, found):
-    said = " ".join(findings(results, found))
-    assert "Highest NDCG@10: Kernel" in said
-    assert re.search(r"\d of 6 configurations differ significantly from NoPE", said)
-    assert f"No statement on {LONELY}" in said
-    assert "2 of 24 runs are not finished" in said
-    assert re.search(r"detectable difference .*: 0\.\d{4} to 0\.\d{4}", said)
+    message = " ".join(findings(results, found))
+    assert "Highest NDCG@10: Kernel" in message
+    assert re.search(r"\d of 6 configurations differ significantly from NoPE", message)
+    assert f"No statement on {LONELY}" in message
+    assert "2 of 24 runs are not finished" in message
+    assert re.search(r"detectable difference .*: 0\.\d{4} to 0\.\d{4}", message)
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
-    said = " ".join(findings(results, none))
-    assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in said
-    assert "smaller ones may exist" in said
+    message = " ".join(findings(results, none))
+    assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in message
+    assert "smaller ones may exist" in message
 
 
 def test_the_protocol_follows_from_the_plan(results):
-    said = " ".join(protocol(results))
-    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in said
-    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in said
-    assert "RoPE + kernel is made from the trained models of RoPE" in said
-    assert "200 of 600 test items" in said
+    message = " ".join(protocol(results))
+    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in message
+    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in message
+    assert "RoPE + kernel is made from the trained models of RoPE" in message
+    assert "200 of 600 test items" in message
 
 
 # the page

@@ -101,7 +101,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(tiny: Path, tmp_path: Pa
     assert work.chosen() == {"NoPE": None}
     assert work.status["NoPE, trial 1"] == DONE and work.status["NoPE, seed 2020"] == FAILED
     work.folder.write_current(work.plan, work.digests)
-    assert results_of(made, work.folder).searches["value"].isna().all(), "a mean of one is none"
+    assert results_of(made, work.folder).searches["value"].isna().all(), "a mean of one is not one"
 
 
 def test_a_report_has_the_mean(tiny: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_a_run_lacks_is_named():
         RankTable.from_runs({("A", 1): frame, ("B", 1): pd.concat([frame, frame])})
     with pytest.raises(UsageError, match="one has the columns unit, item, the other unit"):
         RankTable.from_runs({("A", 1): frame, ("B", 1): frame.assign(item=3)})
-    with pytest.raises(UsageError, match="there is no run"):
+    with pytest.raises(UsageError, match="found no run"):
         RankTable.from_runs({})
 
 
@@ -291,7 +291,7 @@ def test_an_unknown_row_is_named(rng):
         differences(table, ["hit@10"], "A", rows=["a"])
 
 
-# what generated studies say of intervals and stars; `make simulate` has more of them
+# what generated studies say about intervals and stars; `make simulate` has more of them
 
 
 STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many

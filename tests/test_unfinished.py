@@ -159,8 +159,8 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: b
     words = "recommend live --data_path . --users u9 -k 2".split()
     code, printed = forked(lambda: main(words))
     assert code == 0
-    told = [line for line in printed.splitlines() if "recbole-pos run --resume live" in line]
-    assert len(told) == 1 and told[0].startswith("warning: ")
+    reported = [line for line in printed.splitlines() if "recbole-pos run --resume live" in line]
+    assert len(reported) == 1 and reported[0].startswith("warning: ")
     with pytest.warns(RunWarning):
         recbole_pos.load("live", grown=True, data_path=".")
     from recbole_pos.serve.holder import ModelHolder

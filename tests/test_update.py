@@ -1,4 +1,4 @@
-"""Training goes on from the weights of a run on data that have grown."""
+"""Training resumes from the weights of a run on data that have grown."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_starts_with_the_weights_of_each_name(tmp_path: Path, model: str) -> Non
     write_atomic(grow(log, shuffle=True), tmp_path)
     made = recbole_pos.load(update(tmp_path, epochs=1, learning_rate=1e-30, stopping_step=1))
     names = made.dataset.field2id_token["item_id"]
-    assert names[-1] == "a new item" and made.dataset.field2token_id["user_id"]["nobody"]
+    assert names[-1] == "a new item" and made.dataset.field2token_id["user_id"]["no one"]
     for name, weight in made.model.state_dict().items():
         then = before[name]
         known = weight[tuple(slice(size) for size in then.shape)]
@@ -59,7 +59,7 @@ def test_an_updated_run_is_a_run(tmp_path: Path) -> None:
     write_atomic(grow(log, shuffle=False), tmp_path)
     new = update(tmp_path, epochs=2)
     found = recbole_pos.recommend(new, k=len(log["item_id"].unique()))
-    assert "a new item" in set(found["item_id"]) and "nobody" in set(found["user_id"])
+    assert "a new item" in set(found["item_id"]) and "no one" in set(found["user_id"])
     whole = recbole_pos.run(resume=new, config_dict={"epochs": 4}, verbose=False)
     assert whole.epochs == 4
     (tmp_path / "old").rename(tmp_path / "away")  # its own folder knows the ids
@@ -95,7 +95,7 @@ def test_means_of_shared_tokens() -> None:
     rng = np.random.default_rng(0)
     tokens = torch.from_numpy(rng.integers(0, 7, (30, 3)))
     tokens[0] = 0
-    tokens[29] = 8  # nobody else's
+    tokens[29] = 8  # no one else's
     start = torch.randn(30, 4, dtype=torch.float64)
     found = start.clone()
     fill_new(found, 20, tokens)

@@ -28,13 +28,13 @@ HOSTILE: dict[str, str | bytes] = {
     "a number without end": f"a: {'1:' * 100_000}1\n",
     "a long name, twice": 2 * f"{'x' * 900}: 1\n",
     "a tag that is not true": "a: !!bool x\n",
-    "a time that is none": "a: !!timestamp x\n",
-    "a number that is none": 'a: !!int ""\n',
+    "a time that is not one": "a: !!timestamp x\n",
+    "a number that is not one": 'a: !!int ""\n',
     "an unknown alias": f"a: *{'x' * 1000}\n",
     "long": "a: 1\n" * 2_500_000,
     "a key given twice": "epochs: 1\nepochs: 2\n",
     "no UTF-8": b"\xff\xfe\x00",
-    "a date that is none": "a: 2020-13-45",
+    "a date that is not one": "a: 2020-13-45",
 }
 
 
@@ -76,8 +76,8 @@ def test_every_command_reads_so(
         command = ["tune", *words, "--space", str(file), "--run_dir", str(tmp_path / "s")]
     file.write_text(HOSTILE[name])
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert str(file) in said and said.count("\n") == 1 and len(said) < 700
+    message = capsys.readouterr().err
+    assert str(file) in message and message.count("\n") == 1 and len(message) < 700
     assert not (tmp_path / "s").exists()
 
 

@@ -46,7 +46,7 @@ class Job:
     min_seconds: float = 10.0
     max_seconds: float = 1e9
     held_out: str = ""  # csv with user_id, item_id: train until these are foretold no better
-    patience: int = 5  # epochs without gain before that
+    patience: int = 5  # epochs without improvement before that
 
     @classmethod
     def read(cls) -> Job:

@@ -357,7 +357,7 @@ def _inspect_relations(args: argparse.Namespace) -> None:
     ),
     option("--length", nargs="+", type=int, default=[10, 20], help="of the sessions (10 20)"),
     option("--checkpoint", metavar="RUN_DIR", help="the folder of a run, or a checkpoint in it"),
-    option("--hidden_size", type=int, help="d, where there is no model (100)"),
+    option("--hidden_size", type=int, help="d, where no model exists (100)"),
     option("--out", metavar="DIR", help="where to write (the run, or here)"),
     *_READING,
     description="Heat maps of encodings for sessions of some lengths, and of their dot "
@@ -538,7 +538,7 @@ def _ended_by_signals() -> Iterator[None]:
     While requests are answered, uvicorn has handlers of its own, and raises the signal again when
     it is done. An exception instead could come in the middle of an import, which may swallow it.
     """
-    if threading.current_thread() is not threading.main_thread():  # nobody else may
+    if threading.current_thread() is not threading.main_thread():  # no one else may
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -35,8 +35,8 @@ def list_models() -> None:
     ours = {**dict.fromkeys([*MODELS, *BASELINES]), **dict.fromkeys(OURS)}
     sources = {n: next(table.source(n) for table in TABLES if n in table) for n in ours}
     rows = [(name, source, _describe(OURS, name)) for name, source in sources.items()]
-    theirs = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
-    rows += [(name, "RecBole", text) for name, text in theirs.items()]
+    from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
+    rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     show(("model", "from", "what it is"), rows)
 
 
@@ -164,15 +164,15 @@ def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any]
 
     spec = importlib.util.find_spec("recbole")  # where it is, is known without importing it
     assert spec is not None and spec.submodule_search_locations  # this package requires it
-    theirs = Path(spec.submodule_search_locations[0]) / "properties"
-    general, data = theirs / "overall.yaml", theirs / "dataset" / "sample.yaml"
+    from_recbole = Path(spec.submodule_search_locations[0]) / "properties"
+    general, data = from_recbole / "overall.yaml", from_recbole / "dataset" / "sample.yaml"
     ours = overall_defaults()
     sources = [
         ("options of the plugin", ours, [ROOT / "overall.yaml"]),
         ("options of RecBole: training and evaluation", read_yaml(general), [general]),
         ("options of RecBole: data", read_yaml(data), [data]),
     ]
-    own = (theirs if model not in OURS else ROOT) / "model" / f"{model}.yaml"
+    own = (from_recbole if model not in OURS else ROOT) / "model" / f"{model}.yaml"
     options = read_yaml(own) if own.is_file() else {}
     if model not in OURS:
         return [(f"options of {model}", options, [own]), *sources]
@@ -183,7 +183,7 @@ def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any]
 
 
 def _sentences(file: Path) -> dict[str, str]:
-    """Return what the comments of a yaml file say of its keys."""
+    """Return what the comments of a yaml file say about its keys."""
     if not file.is_file():
         return {}
     comment = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")

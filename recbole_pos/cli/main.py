@@ -127,7 +127,7 @@ def _heeding_sigterm() -> Iterator[threading.Event]:
         # a shell lets what it starts in the background ignore Ctrl-C, but not this
         (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
 
-    if threading.current_thread() is not threading.main_thread():  # nobody else may
+    if threading.current_thread() is not threading.main_thread():  # no one else may
         yield terminated
         return
     before = signal.signal(signal.SIGTERM, end)

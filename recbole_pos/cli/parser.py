@@ -39,7 +39,7 @@ def number(text: str) -> float:
     return value
 
 
-# What argparse says of an option, and how we say it: what was found, what was expected; what to do.
+# Argparse's messages, and ours: what was found, what was expected; what to do.
 _PROBLEMS = {
     r"expected (one argument|at least one argument)": "found no value, expected one; give it after "
     "the option",
@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
             wanted = f"expected a value; see `{self.prog} --help`"
             raise UsageError(f"{missing[1]}: found nothing, {wanted}")
         name, _, problem = message.removeprefix("argument ").partition(": ")
-        for theirs, ours in _PROBLEMS.items():
-            problem = re.sub(f"^{theirs}$", ours, problem)
+        for pattern, ours in _PROBLEMS.items():
+            problem = re.sub(f"^{pattern}$", ours, problem)
         if choice := re.match(r"invalid choice: '(.*)' \(", problem):
             subparsers = next(a for a in self._actions if isinstance(a.choices, dict))
             known = list(subparsers.choices or ())

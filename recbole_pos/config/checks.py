@@ -64,7 +64,7 @@ def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[s
         config: all options of the run.
 
     Raises:
-        UnknownKey: naming the option, and the condition that does not hold.
+        UnknownKey: naming the option, and the condition that is not met.
     """
     usual = rule(key).inner
     if usual is not None and isinstance(value, Mapping):

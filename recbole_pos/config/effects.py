@@ -58,7 +58,7 @@ _ABSENT = object()
 
 
 def inner(config: Options, key: str) -> Any:
-    """The value of an option, of one within a mapping by a dot; ``_ABSENT`` where there is none."""
+    """The value of an option, of one within a mapping by a dot; ``_ABSENT`` where none exists."""
     name, _, part = key.partition(".")
     if name not in config:
         return _ABSENT

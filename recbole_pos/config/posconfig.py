@@ -103,7 +103,7 @@ class PosConfig(Config):
         self.strict = strict
         self.asked = name_of(model) if isinstance(model, type) else model
         self.public: dict[str, Any] = {}  # what the yaml of a public log says
-        self.asked_for: set[str] = set()  # options that were read, and that nobody gives
+        self.asked_for: set[str] = set()  # options that were read, and that no one gives
         try:
             super().__init__(self.asked, dataset, config_file_list, config_dict)
         except UsageError:
@@ -118,7 +118,7 @@ class PosConfig(Config):
             raise UsageError(f"configuration: {error.strerror}: {name}; see data_path") from error
 
     def __getitem__(self, key: str) -> Any:
-        """RecBole's: None for an option that nobody gives; that it was asked for is kept."""
+        """RecBole's: None for an option that no one gives; that it was asked for is kept."""
         final = self.__dict__.get("final_config_dict", {})
         if key not in final:
             self.asked_for.add(key)

@@ -29,7 +29,7 @@ OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def preset_or_file(name: str | Path) -> Path:
-    """A config file as given or, if there is none, the preset of that name (fparec/ml-1m.yaml).
+    """A config file as given or, if none exists, the preset of that name (fparec/ml-1m.yaml).
 
     Raises:
         UsageError: if there is neither, but a preset of almost that name.

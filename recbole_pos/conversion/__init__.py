@@ -1,2 +1,2 @@
-"""From files of one's own to atomic files: ``recbole-pos convert``. Imports neither RecBole nor
+"""From any table to atomic files: ``recbole-pos convert``. Imports neither RecBole nor
 torch."""

@@ -43,7 +43,7 @@ _HOUR, _DAY, _WEEK = 3600, 86400, 604800
 
 @dataclass(frozen=True)
 class ColumnOverrides:
-    """What the user says of columns, by their names: of fields, and separators of numbers."""
+    """What the user says about columns, by their names: of fields, and separators of numbers."""
 
     type: Mapping[str, str] = field(default_factory=dict)
     table: Mapping[str, str] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class Builder:
         if len(found) != 1:
             raise UsageError(
                 f"{source.path}: no column is called {shown(self.roles[role])} as in the events, "
-                f"so nobody knows which {role} a line is about; rename one of "
+                f"so no one knows which {role} a line is about; rename one of "
                 f"{listed(source.columns)}"
             )
         return found[0]

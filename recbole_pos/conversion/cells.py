@@ -31,7 +31,7 @@ _ID = re.compile(r"(^|_)(id|ids|code|zip|zipcode|postcode|sku|isbn|asin|ean|upc|
 _LIST = r"(?s)^\s*\[.*\]\s*$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?$"
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
-_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is none"
+_POINTS = "the point is read as decimal; --thousands COLUMN=. if it is not decimal"
 _PIPE = r"[^\s|]\|[^\s|]"
 _PIPED = 0.05  # of the different cells must have a | for all of them to be lists
 
@@ -45,8 +45,8 @@ class Cells:
         values: [different cells + 1] text, the first empty; names of a sequence with ``INNER``
             between them.
         kind: token, token_seq, float or float_seq; empty before it is guessed.
-        notes: what is to be told of it.
-        raw: what the source calls the type, where it is no text.
+        notes: what to report about it.
+        raw: what the source calls the type, where it is not text.
     """
 
     codes: np.ndarray
@@ -228,7 +228,7 @@ def convert_cells(
     if kind == "float_seq":
         for part in pc.split_pattern(cells.values, INNER).flatten().unique().to_pylist():
             if part and not _is_float(part):
-                raise UsageError(f"type: {column}=float_seq: {part[:60]!r} is no number")
+                raise UsageError(f"type: {column}=float_seq: {part[:60]!r} is not a number")
     return replace(cells, kind=kind)
 
 
@@ -271,7 +271,7 @@ def _read_floats(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> tuple[np.ndarray | None, str]:
-    """Return [n] float64, None if one is no number or in doubt; and what to say of it."""
+    """Return [n] float64, None if one is not a number or in doubt; and what to say about it."""
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
@@ -286,7 +286,7 @@ def _read_floats(
 
 
 def _parse_lists(values: pa.Array) -> list[list[Any]] | None:
-    """Return the lists that are written in json (or as Python writes them); None if one is none."""
+    """Return the lists that are written in json (or as Python writes them); None if one is not."""
     if not _has_all(values, _LIST):
         return None
     lists = []

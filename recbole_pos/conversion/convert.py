@@ -260,7 +260,7 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
         names = getattr(asked, option)
         names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
         if path is None and names:
-            raise UsageError(f"{option}: there is no file of {role}s; add --{role}s FILE")
+            raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
         if path is not None:
             sources[role] = read(path, replace(dialect, names=names, option=option))
     columns = {n: c for source in sources.values() for n, c in source.columns.items()}

@@ -74,7 +74,7 @@ def read_events(source: Source, roles: Mapping[str, str], date_format: str | Non
     """Read the interactions of a source, without the lines that have no user, item or time.
 
     Raises:
-        UsageError: if it cannot be told what the times mean, or no line is an interaction.
+        UsageError: if it is unclear what the times mean, or no line is an interaction.
     """
     columns = source.columns
     user, item = (whole_ids(encode(columns[roles[role]], roles[role])) for role in ("user", "item"))

@@ -40,7 +40,7 @@ def read_json(file: Path) -> Part:
                     lists = all(line.strip().endswith(b"]") for line in block.splitlines()[:2])
                     held = "a json list a line" if lists else "one json list"
                     raise UsageError(
-                        f"{file} holds {held}, expected an object a line; write it anew, for one "
+                        f"{file} holds {held}, expected an object a line; write it again, for one "
                         f"list as in `jq -c '.[]' {file.name} > {file.stem}-lines.jsonl`"
                     )
             table = _read_fast(block, texts)
@@ -53,7 +53,7 @@ def read_json(file: Path) -> Part:
 
 
 def read_lists(text: pa.Array) -> pa.Array | None:
-    """Return the lists that texts are in json; None if one is no list."""
+    """Return the lists that texts are in json; None if one is not a list."""
     lines = pc.binary_join_element_wise('{"list":', pc.fill_null(text, "null"), "}", "")
     table = _read_fast("\n".join(lines.to_pylist()).encode(), {})
     if table is None or table.column_names != ["list"]:

@@ -25,7 +25,7 @@ class Reading:
     Attributes:
         decimal, thousands: the separators.
         numbers: [values] float64.
-        certain: whether nobody would read it otherwise.
+        certain: whether no one would read it otherwise.
     """
 
     decimal: str

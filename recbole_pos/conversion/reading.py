@@ -116,7 +116,7 @@ def _find_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UsageError(f"there is no file or folder {shown(str(path))}")
+        raise UsageError(f"found no file or folder {shown(str(path))}")
     files = sorted(
         file
         for file in path.rglob("*")
@@ -206,7 +206,7 @@ class TextReader:
                 "with different columns are converted one by one (--items, --users)"
             )
         packing = "gzip" if is_packed(file) else None
-        for threads in (True, False):  # with several, nobody knows the number of a broken line
+        for threads in (True, False):  # with several, no one knows the number of a broken line
             with pa.input_stream(str(file), compression=packing, buffer_size=_BLOCK) as stream:
                 columns, broken = self._table(file, stream, above, threads)
             if not broken:
@@ -341,7 +341,7 @@ class TextReader:
             if isinstance(error, UnicodeError) or "UTF8" in str(error):
                 raise self._not_text(file, str(error)) from error
             raise UsageError(
-                f"{file} cannot be read: {error}. If a quotation mark opens that nobody closes, "
+                f"{file} cannot be read: {error}. If a quotation mark opens that no one closes, "
                 "and none of them mean anything, give --no_quotes"
             ) from error
         return flatten(table), broken

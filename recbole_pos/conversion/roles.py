@@ -57,7 +57,7 @@ def find_roles(
         names by role, and which of them were guessed.
 
     Raises:
-        UsageError: if a name is none of the columns, or one cannot be guessed: what was found.
+        UsageError: if a name is not one of the columns, or one cannot be guessed: what was found.
     """
     roles: dict[str, str] = {}
     for role, name in given.items():
@@ -76,7 +76,7 @@ def find_roles(
             why = (
                 f"{' and '.join(names)[:100]} may both be" if names else "no column is known to be"
             )
-            order = f", or --time {ROW_ORDER} if there is none and the rows of a user are in order"
+            order = f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
             raise UsageError(
                 f"{why} the {role}: say it with --{role} COLUMN{order if role == 'time' else ''}. "
                 f"The columns are {seen}"
@@ -89,7 +89,7 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
     """Refuse a name that no column has."""
     if name not in columns:
         raise UsageError(
-            f"{option}: there is no column {shown(name)}{suggest(name, columns)}; there are "
+            f"{option}: found no column {shown(name)}{suggest(name, columns)}; there are "
             f"{listed(columns)}"
         )
 

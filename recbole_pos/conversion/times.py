@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-ROW_ORDER = "row_order"  # as the name of the time: there is none
+ROW_ORDER = "row_order"  # as the name of the time: none exists
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of an epoch, in a second
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
@@ -68,10 +68,10 @@ class AmbiguousDate(UsageError):
 
 @dataclass
 class Times:
-    """What a column says of time.
+    """What a column says about time.
 
     Attributes:
-        seconds: [rows] float64 since 1970-01-01 UTC; nan where there is none.
+        seconds: [rows] float64 since 1970-01-01 UTC; nan where none exists.
         forms: how many rows have which form, for people.
     """
 
@@ -94,7 +94,7 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
         date_format: s, ms, us or ns for numbers; or a form such as %d/%m/%Y %H:%M for text.
 
     Raises:
-        UsageError: if it cannot be told what days or numbers mean, saying how to settle it; if the
+        UsageError: if it is unclear what days or numbers mean, saying how to settle it; if the
             column is of a type that says no time.
     """
     kind = column.type
@@ -226,14 +226,14 @@ def _add_dates(
 ) -> None:
     """Add seconds of [rows] texts."""
     halves = DateTimeParts(text)
-    for told, form in (
+    for label, form in (
         {date_format: read_form(date_format)}.items() if date_format else (_FORMS.items())
     ):
         if (parts := halves.match(form))["fits"].any():
-            times.add(f"dates ({told})", rows, _seconds(parts))
+            times.add(f"dates ({label})", rows, _seconds(parts))
     if date_format or not (parts := halves.match(_SLASHES))["fits"].any():
         return
-    # day and month are told apart by the largest of each
+    # day and month are distinguished by the largest of each
     a, b = parts["a"], parts["b"]
     day_first, month_first = (a > 12) & (b <= 12), (b > 12) & (a <= 12)
     unsure = parts["fits"] & (a != b) & (a <= 12) & (b <= 12)
@@ -257,7 +257,7 @@ def read_form(date_format: str) -> Form:
     """Return the halves of a form such as %d/%m/%Y %H:%M.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if it is not one.
     """
     for short, long in _SHORT.items():
         date_format = date_format.replace(short, long)

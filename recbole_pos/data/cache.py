@@ -170,7 +170,7 @@ def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
     content = np.memmap(path, dtype=np.uint8, mode="c")
     body, signature = content[:-_KEY_BYTES], content[-_KEY_BYTES:].tobytes()
     if not hmac.compare_digest(hmac.digest(key, body.data, "sha256"), signature):
-        raise ValueError(f"{path} is damaged, or written by somebody else")
+        raise ValueError(f"{path} is damaged, or written by someone else")
     table = pa.ipc.open_file(pa.py_buffer(body)).get_batch(0)
     described = json.loads(table.schema.metadata[b"about"])
     arrays = {}
@@ -200,7 +200,7 @@ def load_key() -> bytes:
     """Return the key of this user, which the first process that needs it makes.
 
     Raises:
-        OSError, RuntimeError: if there is none, and none can be made.
+        OSError, RuntimeError: if none exists, and none can be made.
     """
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = settings / "recbole-pos" / "cache.key"

@@ -31,7 +31,7 @@ def check_clock(
         across: whether times are compared between users only, so that one a user is enough.
 
     Returns:
-        what to tell before training: times that only number the interactions, years that nobody
+        what to tell before training: times that only number the interactions, years that no one
         lived in, periods too short for the resolution of the data.
 
     Raises:
@@ -55,10 +55,10 @@ def check_clock(
             f"{shown(field)} looks like a running number, not like clock time: a time-aware model "
             f"learns no more from it than from order; {advice}"
         ]
-    told = []
+    args = []
     first, last = (1970 + t * SECONDS[unit] / _YEAR for t in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
-        told.append(
+        args.append(
             f"{shown(field)} reads as {unit} from the year {_year(first)} to {_year(last)}. If it "
             f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
             f"numbers events: {advice}; if it counts from another day than 1970-01-01, its years "
@@ -66,14 +66,14 @@ def check_clock(
         )
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     if shortest_period is not None and shortest_period < 2 * resolution:
-        told.append(
+        args.append(
             f"{shown(field)}, read as {unit}, has a resolution of {resolution:g} s, so periods "
             f"under "
             f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
             f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
             "set)"
         )
-    return told
+    return args
 
 
 def _year(year: float) -> str:

@@ -39,10 +39,10 @@ class _ExactTimeMixin(FilteredTables):
     Args:
         config: RecBole configuration.
         known: what a run knew: names keep their ids.
-        alone: whether only what was known is read, and all else put aside.
+        alone: whether only what was known is read, and all else held out.
 
     Attributes (after ``build``):
-        later: what was put aside; None if nothing was.
+        later: what was held out; None if nothing was.
         events_of_users: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
@@ -148,7 +148,7 @@ class _ExactTimeMixin(FilteredTables):
     def _build_log(self) -> None:
         """Sort and split the events."""
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
-        # what was missing is sorted and cut like the fields, then put aside
+        # what was missing is sorted and cut like the fields, then held out
         masks = {field: f"{field} is missing" for field in self.missing if field in fields}
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
         if self.given is not None:
@@ -241,7 +241,7 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def with_later(self: Kind, new_users: bool = True) -> Kind:
-        """Return a copy, after ``build``, in which what was put aside is history (``grown.py``)."""
+        """Return a copy, after ``build``, in which what was held out is history (``grown.py``)."""
         return self if self.later is None else extended(self, self.later, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:

@@ -189,7 +189,7 @@ class WindowLoader:
 
 
 class RowLoader(TrainDataLoader):
-    """RecBole's loader of rows, one target each, told apart by the same questions."""
+    """RecBole's loader of rows, one target each, distinguished by the same questions."""
 
     packed = False
     share = Share()

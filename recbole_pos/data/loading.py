@@ -65,7 +65,7 @@ class AtomicTables(Dataset):
             file = self._file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
                 raise UsageError(
-                    f"load_col: {table}: there is no file {file}; add it, or leave {table} out of "
+                    f"load_col: {table}: found no file {file}; add it, or leave {table} out of "
                     "load_col"
                 )
         try:

@@ -18,7 +18,7 @@ _ATOMIC = (".inter", ".item", ".user", ".yaml")
 
 
 def atomic_file(folder: Path, name: str, suffix: str) -> Path:
-    """Return where a table of a dataset is, as text or as parquet; as text if there is none.
+    """Return where a table of a dataset is, as text or as parquet; as text if none exists.
 
     Raises:
         UsageError: if it is there twice, or no file can have its name.
@@ -84,7 +84,7 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
         config: of the run, for benchmark_filename.
 
     Raises:
-        UsageError: if name is no name or there is no ``folder/name.inter``, saying what to type; if
+        UsageError: if name is not a name or ``folder/name.inter`` does not exist; what to type; if
             something else than a file has the name of one.
     """
     is_name = Path(name).name == name

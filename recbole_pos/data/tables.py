@@ -76,7 +76,7 @@ class Table:
 
         Raises:
             UsageError: for the first row that has not a cell for every column, whose quotes do not
-                end, or in which a number is none; if there is no row.
+                end, or in which a number is not one; if there is no row.
         """
         kinds = {name: self.columns[name] for name in names}
         parts: dict[str, list[Any]] = {name: [] for name in kinds}
@@ -298,7 +298,7 @@ class TextTable(Table):
                 except ValueError:
                     raise self._fail(
                         number,
-                        f"{name} ({kinds[name]}) is {cells[place][:80]!r}, which is no number; "
+                        f"{name} ({kinds[name]}) is {cells[place][:80]!r}, which is not a number; "
                         "correct the cell or leave it empty",
                     ) from None
         for name, kind in kinds.items():
@@ -446,7 +446,7 @@ class ParquetTable(Table):
             except ValueError:
                 raise UsageError(
                     f"{self.path}, row {row}: {name} ({kind}) is {str(cell)[:80]!r}, in which "
-                    "something is no number; correct the cell or leave it empty"
+                    "something is not a number; correct the cell or leave it empty"
                 ) from None
         return lists
 

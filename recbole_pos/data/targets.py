@@ -70,7 +70,7 @@ def read_ties(value: Any) -> str | int:
         return int(found[1])
     if text not in (FILE, DROP):
         raise UsageError(
-            f"eval_args.ties: {shown(value)} is none of file, drop and random(SEED), such as "
+            f"eval_args.ties: {shown(value)} is not one of file, drop and random(SEED), such as "
             "random(7)"
         )
     return text

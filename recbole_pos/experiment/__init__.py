@@ -1,4 +1,4 @@
-"""One experiment: data, model and trainer made of a configuration, and what a run leaves.
+"""One experiment: data, model and trainer made of a configuration, and the output of a run.
 
 Not called ``run``: a package of that name would take the place of the function ``recbole_pos.run``
 as soon as anything in it is imported.

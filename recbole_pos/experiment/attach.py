@@ -46,7 +46,7 @@ def attach(
         run_dir: where to write.
         settings: the other arguments together.
         given: or by name, as of :func:`recbole_pos.run`: ``verbose``, ``as_json``, ``log``: what is
-            told.
+            printed.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -77,7 +77,7 @@ def attach(
         "init_from": str(source.path.resolve()),
         "train_only": added,
     }
-    told = arguments(settings or AttachArguments(), given)
+    args = arguments(settings or AttachArguments(), given)
     return run(
-        None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(told))
+        None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(args))
     )

@@ -45,7 +45,7 @@ class Experiment:
     dataset: PosDataset | PosSequentialDataset
     loaders: dict[str, Any]
     model: Any
-    trainer: Any  # a PosTrainer; None where there is no dataset
+    trainer: Any  # a PosTrainer; None where no dataset exists
     data_seconds: float
     changed: list[str] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
 
 
 def _tell_missing(config: PosConfig) -> None:
-    """Warn of options that a custom model or scheme reads and nobody gives; they were None."""
+    """Warn of options that a custom model or scheme reads and no one gives; they were None."""
     if missing := sorted(config.asked_for):
         logging.getLogger(__name__).warning(
             f"{config['model']} reads {', '.join(missing)}, and no default is given for that"

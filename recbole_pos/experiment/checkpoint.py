@@ -259,7 +259,7 @@ def copy(source: Path, target: Path) -> None:
     """Copy a checkpoint, as one file; what is there is replaced at once.
 
     Raises:
-        CheckpointError: if there is none, or it is damaged.
+        CheckpointError: if none exists, or it is damaged.
         StorageError: if it cannot be written.
     """
     if old_best_files(source):

@@ -28,7 +28,7 @@ class CheckpointWriter:
 
     Args:
         file: the checkpoint; None to write nothing.
-        capture: gives the state of the training, see ``state.capture``. Nobody ever changes what it
+        capture: gives the state of the training, see ``state.capture``. No one ever changes what it
             has as ``best_weights``.
     """
 

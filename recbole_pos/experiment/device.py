@@ -26,7 +26,7 @@ def require_device(config: PosConfig) -> None:
     """A GPU that was asked for by its number must be there; without one RecBole takes the CPU.
 
     Raises:
-        UsageError: if it is not, or what is given is no number.
+        UsageError: if it is not, or what is given is not a number.
     """
     wanted = str(config.plain["gpu_id"]).strip()
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):

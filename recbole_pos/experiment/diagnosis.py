@@ -72,7 +72,7 @@ def _look_ahead(model: Any) -> list[str]:
     return [
         f"{', '.join(names)}: looks ahead. When later events alone are changed, the states of "
         f"earlier ones move by {moved:.1g} of their size; trained at every position, the model is "
-        "shown what it is to predict, and will be worth nothing where nobody shows it. Make it "
+        "shown what it is to predict, and will be worth nothing where no one shows it. Make it "
         "causal (docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
         "see all of a session sets causal = False"
     ]

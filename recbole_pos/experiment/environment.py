@@ -1,6 +1,6 @@
 """Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
-Then they are one run: each has its rank from the environment, and nobody starts more. Nothing heavy
+Then they are one run: each has its rank from the environment, and no one starts more. Nothing heavy
 is imported here: the command line asks before torch is there.
 """
 
@@ -73,7 +73,7 @@ def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]
         environ: ``os.environ``.
 
     Raises:
-        UsageError: if one of them says something that is no number.
+        UsageError: if one of them says something that is not a number.
     """
     for starter in STARTERS:
         if starter.rank in environ and starter.size in environ:
@@ -83,7 +83,7 @@ def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]
 
 
 def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
-    """Which process of a run this one is; None if nobody but us has started any.
+    """Which process of a run this one is; None if no one but us has started any.
 
     Args:
         environ: ``os.environ``.
@@ -137,7 +137,7 @@ def check_port(port: object, name: str) -> int:
     """A port as a number.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if it is not one.
     """
     if not (str(port).isdigit() and 1 <= int(str(port)) <= 65535):
         raise UsageError(f"{name}: expected a number from 1 to 65535, found {shown(port)}")

@@ -56,7 +56,7 @@ def evaluate(
         Values by name, ``ndcg@10``.
 
     Raises:
-        UsageError: for an unknown metric, a cutoff that is none, a part without targets, or if the
+        UsageError: for an unknown metric, a wrong cutoff, a part without targets, or if the
             dataset is needed and not there.
         CheckpointError: if what the model was trained on is not there any more.
     """

@@ -37,7 +37,7 @@ class EvaluatingTrainer(Trainer):
     """The part of a trainer that evaluates.
 
     Attributes:
-        screen: where it is told about; one of its own if None.
+        screen: where it is reported; one of its own if None.
         best_weights: those evaluated with, if they are in memory.
         loaded_from: the checkpoint that otherwise has them, of a model that was loaded.
     """

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder, and on what it ran."""
+"""The output of a run: its folder, and on what it ran."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ rounding and dropout. RecBole's DistributedSampler would instead repeat rows unt
 divides evenly, and train on those twice.
 
 The processes of a machine are started and watched here; when one is lost, all of all machines are
-started again and go on from the last checkpoint. The first of all writes and prints.
+started again and resume from the last checkpoint. The first of all writes and prints.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Plan:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
+    """A port of this machine that no one uses."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
@@ -179,7 +179,7 @@ def run_in_parallel(
                     "have run out"
                 )
             logging.getLogger(__name__).warning(
-                "a process was lost; all go on from the last checkpoint (restart %d of %d)",
+                "a process was lost; all resume from the last checkpoint (restart %d of %d)",
                 attempt + 1,
                 args.max_restarts,
             )
@@ -251,7 +251,7 @@ def _run_rank(
             unpack(packed)
             _train_in_group(rendezvous, rank, gpu, *arguments)
     except BaseException:
-        os._exit(1)  # at once: others may hold on to the group; what is wrong was told
+        os._exit(1)  # at once: others may hold on to the group; what is wrong was reported
 
 
 def run_as_rank(

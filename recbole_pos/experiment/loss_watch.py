@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         number: of the batch in its epoch.
-        batch: what it was computed from, to explain a loss that is no number.
+        batch: what it was computed from, to explain a loss that is not a number.
         targets: how many, the weight of the loss in the mean of the epoch.
         loss: scalar of the CPU, or a number; valid once ``ready``.
         ready: an event of the device behind the copy; None where there is nothing to wait for.
@@ -40,7 +40,7 @@ class Step:
 
 
 class LossWatch:
-    """Adds up the losses of an epoch and stops it at one that is no number.
+    """Adds up the losses of an epoch and stops it at one that is not a number.
 
     A loss on a device is copied without waiting and read ``LATE`` steps later, when the device is
     long past it; one that is on the CPU is read at once.

@@ -124,7 +124,7 @@ def _gib(size: int) -> str:
 def keep_freed_memory() -> None:
     """Tell glibc's malloc to serve blocks up to 32 MB from the heap and to keep what is freed.
 
-    Otherwise large blocks are mapped anew from the kernel, which zeroes each page on first touch,
+    Otherwise large blocks are mapped again from the kernel, which zeroes each page on first touch,
     step after step: 12% of an epoch at window length 200. Holds for the whole process; does nothing
     without glibc.
     """

@@ -92,7 +92,7 @@ class ParallelTrainer(PosTrainer):
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Every process reads the same file."""
         super().resume_checkpoint(resume_file, train_data)
-        torch.distributed.barrier()  # nobody writes before all have read
+        torch.distributed.barrier()  # no one writes before all have read
 
 
 class _Gathered:

@@ -1,6 +1,6 @@
 """Where the processes of one run meet: a store of torch's, at an address all know.
 
-torch's own start waits for half an hour and then names nobody. The store outlives what is started
+torch's own start waits for half an hour and then names no one. The store outlives what is started
 again after a loss: it has the folder of the run, and the error that one process has found.
 """
 
@@ -32,10 +32,10 @@ class Rendezvous:
     Args:
         ip, port: where a process keeps the store.
         keeps: whether this one does.
-        timeout: seconds to wait for whoever is missing.
+        timeout: seconds to wait for who is missing.
 
     Raises:
-        UsageError: if nobody answers there, or the port cannot be had.
+        UsageError: if no one answers there, or the port cannot be had.
     """
 
     def __init__(self, ip: str, port: int, keeps: bool, timeout: float) -> None:
@@ -63,7 +63,7 @@ class Rendezvous:
             except OSError as error:
                 if time.monotonic() > until:
                     raise UsageError(
-                        f"process 0 is missing: nobody answered at {self.address} within "
+                        f"process 0 is missing: no one answered at {self.address} within "
                         f"{self.timeout:g} s ({error}). Is it started there, by hand with "
                         "--group_offset 0, and do --ip and --port say where? --join_timeout waits "
                         "longer"
@@ -78,7 +78,7 @@ class Rendezvous:
     def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
         """While this process is in torch's group, which begins once all have come.
 
-        What goes wrong is told to the others, unless another process is lost.
+        What goes wrong is reported to the others, unless another process is lost.
 
         Raises:
             UsageError: naming those who have not come.
@@ -133,7 +133,7 @@ class Rendezvous:
         return self.store.check([f"met/{attempt}"])
 
     def error(self) -> PosError | None:
-        """The first error that a process told, if any: it would come again."""
+        """The first error that a process reported, if any: it would come again."""
         try:
             if not self.store.check(["error"]):
                 return None

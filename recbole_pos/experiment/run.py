@@ -54,7 +54,7 @@ def run(
         settings: the other arguments together.
         given: or by name, see :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
             folder of an interrupted run, with which only ``epochs``, ``data_path`` and ``plugins``
-            in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is told;
+            in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is printed;
             ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
             together, each with a part of every batch, as RecBole has them; ``max_restarts``,
             ``join_timeout``: when one of them is lost, or missing. Processes that torchrun, mpirun
@@ -140,7 +140,7 @@ def load(
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
             have trained.
         view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
-        grown: whether the data may have more than the run knew. That is put aside, see
+        grown: whether the data may have more than the run knew. That is held out, see
             ``PosSequentialDataset.with_later``; and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: of evaluation, in place of those of the run.

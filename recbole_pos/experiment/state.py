@@ -224,7 +224,7 @@ def _optimizer_schema(
         signed = bool((kept < 0).any())
 
         def fits(found: Any) -> bool:
-            """a tensor like its parameter, finite and without a sign where there is none"""
+            """a tensor like its parameter, finite and without a sign where none exists"""
             return not difference(found, like, "") and (signed or not bool((found < 0).any()))
 
         return fits

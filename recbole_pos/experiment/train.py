@@ -37,7 +37,7 @@ def train(
         config: of the run.
         folder: of an interrupted run, which goes on; None for a new one.
         run_dir: where a new one writes.
-        screen: where it is told about.
+        screen: where it is reported.
         dataset: prepared before, for this configuration; read from files when None.
         report: is given the experiment after every validated epoch, whose checkpoint is kept, and
             once if no epoch is left.

@@ -75,7 +75,7 @@ class PosTrainer(EvaluatingTrainer):
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
         self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
-        self.screen: Screen | None = None  # where a run is told about; one of its own if None
+        self.screen: Screen | None = None  # where a run is reported; one of its own if None
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         other = ("init_from", "train_only", "update_from")

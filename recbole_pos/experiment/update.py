@@ -51,7 +51,7 @@ def update(
             those that share it. With a fresh vector if None.
         settings: the other arguments together.
         given: or by name, as of :func:`recbole_pos.run`: ``verbose``, ``as_json``, ``log``: what is
-            told.
+            printed.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -60,7 +60,7 @@ def update(
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
     source = updated_run(trained)
-    told = arguments(settings or AttachArguments(), given)
+    args = arguments(settings or AttachArguments(), given)
     options = {
         "epochs": EPOCHS,
         **(config_dict or {}),
@@ -70,9 +70,9 @@ def update(
         "new_items": new_items,
     }
     allow(options.get("plugins"))
-    where = run_dir or told.run_dir
+    where = run_dir or args.run_dir
     if where is not None and (begun := RunFolder(where)).holds_run:
-        screen = Screen(told.verbose, as_json=told.as_json, log=told.log)
+        screen = Screen(args.verbose, as_json=args.as_json, log=args.log)
         config = _require_same_update(begun, source, options)
         if not begun.checkpoint.is_file() or _has_other_data(begun, config):
             if begun.result.is_file() and not unfinished(begun):
@@ -87,18 +87,18 @@ def update(
             screen.line(f"{begun.path}: unfinished, is resumed")
             kept = ("data_path", "plugins")
             moved: dict[str, Any] = {key: options[key] for key in kept if key in options}
-            resumed = RunArguments(**{**vars(told), "run_dir": None, "resume": begun.path})
+            resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
             return run(None, None, None, moved, settings=resumed)
         else:
             screen.line(f"{begun.path} is finished, on the data as they are: nothing to do")
             return read_result(begun)
     return run(
-        None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(told))
+        None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(args))
     )
 
 
 def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str, Any]) -> PosConfig:
-    """The configuration of an update that was begun, which must be the one that is asked for.
+    """The configuration of an update that was begun, which must be the one that is requested.
 
     Raises:
         UsageError: if it is another run, or has other options.

@@ -71,12 +71,12 @@ def train_only(model: nn.Module, names: list[str]) -> None:
 def _load_weights(
     model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
 ) -> None:
-    theirs = source.require("init_from").read_config()
-    if not starts_from_runs(str(theirs.get("model"))):
+    earlier = source.require("init_from").read_config()
+    if not starts_from_runs(str(earlier.get("model"))):
         raise UsageError(
-            f"init_from: {source.path} is of {theirs.get('model')}, not a plugin model"
+            f"init_from: {source.path} is of {earlier.get('model')}, not a plugin model"
         )
-    require_same_function(theirs, config, source.path)
+    require_same_function(earlier, config, source.path)
     state = checkpoint.load(source.checkpoint, ("data", "best_weights"))
     try:
         checkpoint.require_same_data(state, data, source.checkpoint)
@@ -84,7 +84,7 @@ def _load_weights(
         raise UsageError(f"init_from: {error}") from error
     if state["best_weights"] is None:
         raise UsageError(f"init_from: {source.path} has no trained epoch yet")
-    present = scheme_names(theirs["position"])
+    present = scheme_names(earlier["position"])
     weights = _renamed(state["best_weights"]["state_dict"], present, model)
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
     new = tuple(f"{name}." for name, module in model.named_modules() if type(module) in added)
@@ -102,23 +102,23 @@ def _load_weights(
 
 
 def require_same_function(
-    theirs: dict[str, Any], ours: Options, path: Path, option: str = "init_from"
+    earlier: dict[str, Any], ours: Options, path: Path, option: str = "init_from"
 ) -> None:
     """Weights mean what they meant: the same data, model options and options of the schemes."""
-    one, other = theirs["dataset"], ours["dataset"]
+    one, other = earlier["dataset"], ours["dataset"]
     if one != other:
         raise UsageError(f"{option}: {path} was trained on {one}, this run is on {other}")
-    present = scheme_names(theirs["position"]) if "position" in theirs else []
+    present = scheme_names(earlier["position"]) if "position" in earlier else []
     lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
     if lost:
         raise UsageError(f"{option}: {path} has the scheme {', '.join(lost)}, this run has not")
-    own = {key for key in own_defaults(theirs["model"]) if rule(key).role == MODEL}
+    own = {key for key in own_defaults(earlier["model"]) if rule(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
     own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit"}
-    defaults = plugin_defaults(theirs["model"], present)
+    defaults = plugin_defaults(earlier["model"], present)
     for key in sorted(own):
-        then = theirs.get(key, defaults.get(key))  # runs are older than some options
+        then = earlier.get(key, defaults.get(key))  # runs are older than some options
         if then != ours[key]:
             raise UsageError(
                 f"{option}: {path} was trained with {key}: {then}, this run has {ours[key]}"
@@ -155,7 +155,7 @@ def updated_run(path: str | Path) -> RunFolder:
     if not folder.known.is_file():
         raise UsageError(
             f"update_from: {folder.path} has no {folder.known.name}: it was made by an earlier "
-            "version, and which item a weight is of cannot be told; train anew"
+            "version, and which item a weight is of is unknown; train again"
         )
     if unfinished(folder):
         raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")
@@ -174,12 +174,13 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         UsageError: if the weights do not fit, or ``new_items`` names no attribute.
     """
     source = updated_run(config["update_from"])
-    theirs = source.read_config()
-    if theirs.get("model") != config["model"]:
+    earlier = source.read_config()
+    if earlier.get("model") != config["model"]:
         raise UsageError(
-            f"update_from: {source.path} is of {theirs.get('model')}, this run of {config['model']}"
+            f"update_from: {source.path} is of {earlier.get('model')}, "
+            f"this run of {config['model']}"
         )
-    require_same_function(theirs, config, source.path, "update_from")
+    require_same_function(earlier, config, source.path, "update_from")
     state = checkpoint.load(source.checkpoint, ("best_weights",))
     if state["best_weights"] is None:
         raise UsageError(f"update_from: {source.path} has no trained epoch yet")

@@ -104,7 +104,7 @@ def fixed_encodings(
     """Fresh encodings by name.
 
     Raises:
-        UsageError: for a name that is none, or one of a learned encoding.
+        UsageError: for a name that is not one, or one of a learned encoding.
     """
     d = SIZE_OF_THE_PAPER if hidden_size is None else hidden_size
     if not 1 <= d <= WIDE:

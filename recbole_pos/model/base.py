@@ -105,7 +105,7 @@ class PosRecommender(SequentialRecommender):
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Check that only the newest event of each session is asked for; for non-causal models."""
+        """Check that only the newest event of each session is requested; for non-causal models."""
         asked = (items if positions is None else positions).size(0)
         if asked != ctx.batch_size:
             raise ValueError(f"{asked} positions of {ctx.batch_size} sessions: one each, the last")

@@ -173,7 +173,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
     if wrong := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "
-            "is no option of a model"
+            "is not an option of a model"
         )
     ADDED.add(name, Registration(model, given, defaults, own, module))
 
@@ -212,7 +212,7 @@ def _require_recommender(model: Any) -> None:
 
 
 def _shipped(model: type) -> dict[str, Any]:
-    """The yaml of a class of the plugin's or of RecBole's; of any other there is none."""
+    """The yaml of a class of the plugin's or of RecBole's; of any other none exists."""
     place = place_of(model)
     if place == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")

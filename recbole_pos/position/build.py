@@ -80,7 +80,7 @@ def build_row_encodings(
 ) -> nn.ModuleList:
     """The named schemes, for a model in which events have no other place than at the input.
 
-    Each has rows by the places of events (``rows``); ``nope`` is none.
+    Each has rows by the places of events (``rows``); ``nope`` has none.
 
     Raises:
         UsageError: for what :func:`build_schemes` refuses, and any other scheme.

@@ -45,9 +45,9 @@ class Compose(AttentionPosition):
         return dict(cast("Iterable[tuple[str, AttentionPosition]]", self.schemes.items()))
 
     def share_with(self, first: Compose) -> None:
-        theirs = first.parts()
+        shared = first.parts()
         for name, scheme in self.parts().items():
-            scheme.share_with(theirs[name])
+            scheme.share_with(shared[name])
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         for scheme in self.parts().values():

@@ -30,7 +30,7 @@ from recbole_pos.position.frequencies import FrequencyBank, order_bank, radians,
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
-# Days. Month and year are the mean ones of the Gregorian calendar: those of one's own length would
+# Days. Month and year are the mean ones of the Gregorian calendar: calendar ones would
 # make the same two gaps differ by where they stand.
 PERIODS = {
     "hour": 1 / 24,

@@ -13,7 +13,7 @@ from recbole_pos.yaml_files import DATASETS, read_yaml
 
 @dataclass(frozen=True)
 class PublicLog:
-    """A log that anybody can get.
+    """A log that anyone can get.
 
     Attributes:
         name: of the dataset.
@@ -49,9 +49,9 @@ def public_logs() -> dict[str, PublicLog]:
     """All of them, by name."""
     found = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
-        told: dict[str, Any] | None = read_yaml(file).get("public")
-        if told:
-            found[file.stem] = PublicLog(file.stem, **told)
+        entry: dict[str, Any] | None = read_yaml(file).get("public")
+        if entry:
+            found[file.stem] = PublicLog(file.stem, **entry)
     return found
 
 
@@ -59,7 +59,7 @@ def public_log(name: str) -> PublicLog:
     """One of them.
 
     Raises:
-        UsageError: if there is none of this name.
+        UsageError: if there is not one of this name.
     """
     known = public_logs()
     if name not in known:

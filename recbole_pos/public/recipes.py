@@ -82,14 +82,14 @@ def amazon(reviews: Path, meta: Path) -> Tables:
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
         if asin is None or asin[1] not in wanted:
             continue
-        told = _literal(line, meta)
-        related = told.get("related") or {}
-        categories = [name for path in told.get("categories") or [] for name in path]
+        product = _literal(line, meta)
+        related = product.get("related") or {}
+        categories = [name for path in product.get("categories") or [] for name in path]
         products.append(
             {
-                "item_id": told["asin"],
-                "brand": told.get("brand") or None,
-                "price": told.get("price"),
+                "item_id": product["asin"],
+                "brand": product.get("brand") or None,
+                "price": product.get("price"),
                 "categories": list(dict.fromkeys(categories)),
                 **{
                     field: [item for item in related.get(field) or [] if item in wanted]
@@ -137,7 +137,7 @@ def gowalla(checkins: Path) -> Tables:
 
 
 def yambda(events: Path) -> Tables:
-    """Events of one kind, such as likes; times are seconds from a day that is not told."""
+    """Events of one kind, such as likes; times are seconds from an unknown day."""
     raw = _parquet(events, ["uid", "item_id", "timestamp"])
     return Tables(raw.rename(columns={"uid": "user_id"}))
 

@@ -149,7 +149,7 @@ class RelationLookup:
         relations: as declared.
         dataset: the built training part; gives fields, log and split.
         top_k: relations kept of each event and attribute.
-        cross_sequence: the clock across users: random_order, time_respecting, or none.
+        cross_sequence: the order across users: random_order, time_respecting, or none.
         max_length: L, events of a window.
         seconds: how many seconds the time field counts by.
         unknown: what an event is to itself if its user has no attribute: 1 where aggregation by

@@ -125,7 +125,7 @@ def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Relations of classes of numbers ([classes], the first is none) by their difference.
+    """Relations of classes of numbers ([classes], the first is missing) by their difference.
 
     Differences so large that the relation is below ``WEAKEST`` are never formed.
     """

@@ -1,1 +1,1 @@
-"""What a trained model is asked for."""
+"""What a trained model is requested."""

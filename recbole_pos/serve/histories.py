@@ -119,7 +119,7 @@ class Histories:
             if (early := at[have] < newest).any():
                 first = int(early.argmax())
                 raise UsageError(
-                    f"at: the history {shown(self.ids[have[first]])} is asked for at "
+                    f"at: the history {shown(self.ids[have[first]])} is requested at "
                     f"{at[have[first]]:.15g}, before its newest interaction at "
                     f"{newest[first]:.15g}; give a later time"
                 )
@@ -266,7 +266,7 @@ def read_moment(time: Any, where: str, unit: float | None) -> float:
         unit: seconds in the unit; None if the field only orders.
 
     Raises:
-        UsageError: if it is none of these.
+        UsageError: if it is not one of these.
     """
     if not isinstance(time, (str, datetime)):
         number = isinstance(time, (int, float, np.integer, np.floating))
@@ -356,7 +356,7 @@ def read_tables(file: str | Path, group: int, begin: int, end: int) -> Iterator[
             part = batch.slice(max(begin - seen, 0), max(end - max(seen, begin), 0))
             seen += len(batch)
             if len(part):
-                part.validate(full=True)  # a damaged file may hold text that is none
+                part.validate(full=True)  # a damaged file may hold text that is not one
                 yield pa.Table.from_batches([part])
             if seen >= end:
                 return

@@ -28,7 +28,7 @@ class LoadedModel:
     Attributes:
         recommender: the model.
         run_dir: its folder.
-        about: what /health says of it.
+        about: what /health says about it.
     """
 
     recommender: Recommender
@@ -55,7 +55,7 @@ class ModelHolder:
 
         Raises:
             Refusal: while another is being loaded.
-            PosError: where there is none that works; the one before stays.
+            PosError: where none exists that works; the one before stays.
         """
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")

@@ -153,7 +153,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     """A program for batches of any size and histories of any length up to the model's.
 
     Raises:
-        UsageError: if a model or scheme of one's own does what cannot be traced.
+        UsageError: if a custom model or scheme does what cannot be traced.
     """
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
@@ -177,9 +177,9 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             prefer_deferred_runtime_asserts_over_guards=True,  # some hold always, but unproved
         )
     except Exception as error:  # torch's own are of many kinds
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(
-            f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {said}"
+            f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {reason}"
         ) from error
 
 
@@ -258,7 +258,7 @@ def _scalar(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the exporter says of itself and of packages that are not asked for."""
+    """Silence what the exporter says about itself and of packages that are not asked for."""
     levels = {
         log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))
     }

@@ -98,7 +98,7 @@ class Recommender:
             RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is none, or the model needs the dataset and that is not there.
+            UsageError: if it is not one, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
         if data_path is not None or histories_only is False:
@@ -164,7 +164,7 @@ class Recommender:
                 ``times``; now if None. For models with ``request_time: target``.
 
         Warns:
-            RunWarning: once, if a model that reads the time of the request is told none.
+            RunWarning: once, if a model that reads the time of the request gets none.
 
         Returns:
             A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
@@ -188,7 +188,7 @@ class Recommender:
         """Histories as people give them, or a table of them, with ids of items.
 
         Raises:
-            UsageError: if the model does not score by histories, or one is none.
+            UsageError: if the model does not score by histories, or one is not one.
         """
         if self.by_user:
             raise UsageError(
@@ -208,7 +208,7 @@ class Recommender:
             RunWarning: once, where now is taken.
 
         Raises:
-            UsageError: if the model does not read it, or one is asked for before its newest event.
+            UsageError: if the model does not read it, or one is requested before its newest event.
         """
         if not self.scorer.reads_request:
             if at is not None or asked.at is not None:
@@ -258,16 +258,16 @@ class Recommender:
         known = dataset.field2token_id[dataset.uid_field]
         ids = np.array([known.get(user, 0) for user in wanted], dtype=np.int64)
         lengths = log.lengths[ids]
-        nobody = [
+        absent = [
             user
             for user, n in zip(wanted, lengths, strict=True)
             if not n and user not in self.strangers
         ]
-        if nobody or not wanted:
-            named = ", ".join(map(shown, nobody[:5])) + (", ..." if len(nobody) > 5 else "")
+        if absent or not wanted:
+            named = ", ".join(map(shown, absent[:5])) + (", ..." if len(absent) > 5 else "")
             raise UsageError(
-                f"users: {len(nobody)} of {len(wanted)} have no event in "
-                f"{shown(dataset.dataset_name)}{': ' if nobody else ''}{named}"
+                f"users: {len(absent)} of {len(wanted)} have no event in "
+                f"{shown(dataset.dataset_name)}{': ' if absent else ''}{named}"
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()

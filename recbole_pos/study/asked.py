@@ -147,7 +147,7 @@ def require_same_study(plan: Plan, folder: StudyFolder, report: bool) -> None:
     """A folder is of one dataset; a report alone is of what is there.
 
     Raises:
-        UsageError: if the folder has a study of other data, or a report is asked for with other
+        UsageError: if the folder has a study of other data, or a report is requested with other
             options than its runs have.
     """
     if not folder.begun:
@@ -160,9 +160,9 @@ def require_same_study(plan: Plan, folder: StudyFolder, report: bool) -> None:
         )
     if not report:
         return
-    theirs = {one.name: one.options for one in fits(with_unread(kept, complete))}
+    earlier = {one.name: one.options for one in fits(with_unread(kept, complete))}
     for one in fits(plan):
-        mine, before = one.options, theirs.get(one.name, one.options)
+        mine, before = one.options, earlier.get(one.name, one.options)
         keys = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
         if keys and keys != ["data_path"]:
             raise UsageError(

@@ -132,8 +132,8 @@ def compare(
         folder.use_storage(args.storage, make=not args.dry_run)
     work = Work(plan, folder, args.rows, packed)
     if args.dry_run:
-        said, table = preview(work)
-        for line in [*said, *map(str, packed)]:
+        sentences, table = preview(work)
+        for line in [*sentences, *map(str, packed)]:
             screen.line(line)
         screen.table(table)
         return None
@@ -301,7 +301,7 @@ class StudyProgress:
 
 
 def facts_of(work: Work) -> dict[str, Any]:
-    """What reports say of the data, of the order of equal times, of versions and searches."""
+    """What reports say about the data, of the order of equal times, of versions and searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if work.datasets.kept:
         dataset = next(iter(work.datasets.kept.values()))

@@ -19,7 +19,7 @@ from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
-# What decides where and how a run is told about, and nothing of what it finds.
+# What decides where and how a run is reported, and nothing of what it finds.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
@@ -31,7 +31,7 @@ _SINCE_1 = {
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
     **{"rm_copies": False, "request_time": "none"},
 }
-# A study's runs are told about by the study.
+# A study's runs are reported by the study.
 QUIET = {"show_progress": False, "tensorboard": False}
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
@@ -86,7 +86,7 @@ def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> 
 
 
 def sources(config: PosConfig) -> list[str]:
-    """Return digests of the code of a model and schemes of one's own: edited, they are others.
+    """Return digests of the code of a custom model and custom schemes: edited, they are others.
 
     The whole module counts, since a class may call anything in it; of what was typed into a
     notebook, all that the class names there.

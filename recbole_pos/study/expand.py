@@ -104,9 +104,9 @@ def with_unread(plan: Plan, check: Check) -> Plan:
             rows = {**found.rows, name: replace(row, unread=(*row.unread, key))}
             found = replace(found, rows=rows)
     trained = [row for row in found.rows.values() if not row.attach]
-    nobody = [key for key in plan.base if all(key in row.unread for row in trained)]
+    unread_by_all = [key for key in plan.base if all(key in row.unread for row in trained)]
     rows = {
-        name: replace(row, unread=tuple(key for key in row.unread if key not in nobody))
+        name: replace(row, unread=tuple(key for key in row.unread if key not in unread_by_all))
         for name, row in found.rows.items()
     }
     return replace(found, rows=rows)
@@ -186,7 +186,7 @@ def digest(options: Mapping[str, Any], *others: Any) -> str:
 
 
 def asked_digest(plan: Plan, one: Fit) -> str:
-    """A name for what a plan asks of a fit; a run that was made for another one is none of it.
+    """A name for what a plan asks of a fit; a run that was made for another one is not one of it.
 
     What a search tries counts, since it decides the runs after it; where the data lie does not, nor
     which options of the base a row reads.
@@ -195,7 +195,7 @@ def asked_digest(plan: Plan, one: Fit) -> str:
 
 
 def _asked(plan: Plan, row: Row) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    decided: dict[str, Any] = {
         "dataset": plan.dataset,
         "base": {key: value for key, value in plan.base.items() if key != "data_path"},
         "row": row.options,
@@ -203,12 +203,12 @@ def _asked(plan: Plan, row: Row) -> dict[str, Any]:
         "ties": str(plan.ties),
     }
     if row.attach:
-        said["to"] = _asked(plan, plan.rows[row.attach.to])
-        said["schemes"] = list(row.attach.schemes)
+        decided["to"] = _asked(plan, plan.rows[row.attach.to])
+        decided["schemes"] = list(row.attach.schemes)
     if row.search:
         tried = row.search.space if row.search.grid is None else row.search.grid
-        said["search"] = [tried, row.search.trials, list(plan.tried_with)]
-    return said
+        decided["search"] = [tried, row.search.trials, list(plan.tried_with)]
+    return decided
 
 
 def _canonical(value: Any, name: str) -> Any:
@@ -223,7 +223,7 @@ def _canonical(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_canonical(part, name) for part in value]
     raise UsageError(
-        f"{name}: {shown(value)} is no plain value, so runs cannot be told apart by it"
+        f"{name}: {shown(value)} is no plain value, so runs cannot be distinguished by it"
     )
 
 

@@ -1,4 +1,4 @@
-"""A study in one file: what its tables are made of, so that nobody has to train it again.
+"""A study in one file: what its tables are made of, so that no one has to train it again.
 
 Of every finished run: configuration, validation by epoch, what it found, and where each test target
 stood. No weights, and nothing of the log: neither users nor items nor times, which are read from
@@ -43,7 +43,7 @@ _MEMBER = re.compile(
     r"searches\.json|runs/(\w{1,64})/(?:fit\.json|config\.yaml|metrics\.jsonl|ranks\.npy)"
 )
 # What is said of a run that others may read: no paths, no names of machines, no times of the split.
-_SAID = (
+_KEPT = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched", "digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
@@ -52,7 +52,7 @@ _SAID = (
 # the file (beside the first 16 MiB), its memory, and members.
 _MOST, _MOST_TIMES, _MOST_MEMORY, _MOST_MEMBERS = 2**30, 200, 2**27, 100_000
 _BLOCK = tarfile.BLOCKSIZE
-# Of each member; nobody reads config.yaml, and ranks are looked at without a copy.
+# Of each member; no one reads config.yaml, and ranks are looked at without a copy.
 _MOST_BYTES = {_FIT: 2**20, _METRICS: 2**22, _SEARCHES: schema.MOST_BYTES}
 
 
@@ -76,7 +76,7 @@ class PackedStudy:
         self.fits = {digest: self._fit(digest) for digest in dict.fromkeys(runs)}
         if not self.fits:
             raise UsageError(
-                f"--known: {self.path} is no file of `compare --pack`: no run is in it"
+                f"--known: {self.path} is not a file of `compare --pack`: no run is in it"
             )
         searches = self.files.get(_SEARCHES, b"{}")
         self.searches = schema.parse(schema.DrawnByRow, searches, self._name(_SEARCHES))
@@ -135,9 +135,9 @@ class PackedStudy:
 
     def __str__(self) -> str:
         """How much of it a study has."""
-        said = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
+        summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
         others = "; others have other options, data, rows or seeds"
-        return said + others * (len(self.used) < len(self.fits))
+        return summary + others * (len(self.used) < len(self.fits))
 
     def _fit(self, digest: str) -> dict[str, Any]:
         """What is said of a run, after everything of it was validated."""
@@ -153,7 +153,7 @@ class PackedStudy:
             self._array(ranks)
         elif any(map(is_from_ranks, fit.get("test") or {})):
             raise UsageError(f"{self._name(ranks)}: it is missing, and its run was tested")
-        return {"status": DONE, **{key: fit[key] for key in _SAID if key in fit}}
+        return {"status": DONE, **{key: fit[key] for key in _KEPT if key in fit}}
 
     def _array(self, name: str) -> np.ndarray:
         return schema.array(self.files[name], self._name(name))
@@ -210,7 +210,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
 
 
 def _files_of(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
-    yield _FIT, _bytes({"status": DONE, **{key: known[key] for key in _SAID if key in known}})
+    yield _FIT, _bytes({"status": DONE, **{key: known[key] for key in _KEPT if key in known}})
     options = read_yaml(run.config).items()
     plain = {key: value for key, value in options if key not in INDIFFERENT}
     yield _CONFIG, yaml.safe_dump(plain, allow_unicode=True).encode()
@@ -229,12 +229,12 @@ def _bytes(content: Any) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     """The files in an archive, by name; nothing is written anywhere.
 
-    Not by ``tarfile``, which believes what extended headers say of their own length.
+    Not by ``tarfile``, which believes what extended headers say about their own length.
     """
     name = f"--known: {short(str(path))}"
     try:
         if not path.is_file():
-            problem = "is no file" if path.exists() else "does not exist"
+            problem = "is not a file" if path.exists() else "does not exist"
             raise UsageError(f"{name} {problem}; name one that `compare --pack` wrote")
         most = min(_MOST, 2**24 + _MOST_TIMES * path.stat().st_size)
         unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
@@ -248,7 +248,7 @@ def _read(path: Path) -> dict[str, Any]:
         if isinstance(error, UsageError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{name} is no file of `compare --pack`: {reason}") from error
+        raise UsageError(f"{name} is not a file of `compare --pack`: {reason}") from error
 
 
 def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
@@ -263,7 +263,7 @@ def _members(content: memoryview) -> Iterable[tuple[str, Any]]:
         about = tarfile.TarInfo.frombuf(bytes(header), "utf-8", "strict")
         start += _BLOCK
         if not _MEMBER.fullmatch(about.name) or about.type != tarfile.REGTYPE:
-            raise tarfile.TarError(f"{shown(about.name)} is none of its files")
+            raise tarfile.TarError(f"{shown(about.name)} is not one of its files")
         if about.name in found or len(found) == _MOST_MEMBERS:
             raise tarfile.TarError(f"{about.name} is there twice, or one of too many")
         found.add(about.name)

@@ -207,10 +207,10 @@ def require_equal_trials(plan: Plan) -> None:
     """
     searched = [(row.name, row.search.trials) for row in plan.rows.values() if row.search]
     for row, mine in searched[1:]:
-        first, theirs = searched[0]
-        if mine != theirs:
+        first, budget = searched[0]
+        if mine != budget:
             raise plan.source.error(
                 ("rows", row, "search"),
                 f"row {row} is searched with {mine} trials and row {first} with "
-                f"{theirs}; give all rows as many, or those that need none `search: false`",
+                f"{budget}; give all rows as many, or those that need none `search: false`",
             )

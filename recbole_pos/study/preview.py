@@ -12,9 +12,9 @@ from recbole_pos.study.work import CONTINUED, NEW, OPEN, Work
 
 _WORDS = ("row", "model", "options", "search", "after")
 _SPARE = ("after", "trials", "seeds", "search", "model")
-_SAID = {
+_STATES = {
     DONE: "{} finished",
-    CONTINUED: "{} to go on from a checkpoint",
+    CONTINUED: "{} to resume from a checkpoint",
     NEW: "{} to be trained",
     OPEN: "{} that a search decides first",
 }
@@ -26,7 +26,7 @@ def preview(work: Work) -> tuple[list[str], Fitted]:
     Data are read only where the study has begun: which runs are its own depends on them.
     """
     plan, folder = work.plan, work.folder
-    said, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
+    sentences, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
     if folder.runs.is_dir() or work.packed:
         left = work.left()
         # a trial that was chosen is the row's first run, unless its weights are not here
@@ -36,8 +36,8 @@ def preview(work: Work) -> tuple[list[str], Fitted]:
             if not one.repeats or left[one.name] == NEW
         ]
         counts, by_row = Counter(state for _, state in fits), Counter(fits)
-        parts = [text.format(counts[state]) for state, text in _SAID.items() if counts[state]]
-        said.append(f"In {folder.path}: {', '.join(parts)}")
+        parts = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]
+        sentences.append(f"In {folder.path}: {', '.join(parts)}")
         for place, state in enumerate((DONE, CONTINUED)):
             values = [by_row[row, state] for row in frame["row"]]
             frame.insert(list(frame.columns).index("fits") + 1 + place, state, values)
@@ -46,4 +46,4 @@ def preview(work: Work) -> tuple[list[str], Fitted]:
     lines = tuple(tuple(Cell(str(value)) for value in line) for line in frame.to_numpy())
     words = frozenset(columns.index(name) for name in _WORDS if name in columns)
     spare = tuple(columns.index(name) for name in _SPARE if name in columns)
-    return said, Fitted(Shown("", columns, lines, (), words, spare), "a wider terminal")
+    return sentences, Fitted(Shown("", columns, lines, (), words, spare), "a wider terminal")

@@ -78,7 +78,7 @@ def require_metrics(
             if abs(found - value) > 0.5001 * 10.0**-decimals + 1e-9:
                 raise UsageError(
                     f"{name}: {metric} of these ranks is {found:.6f}, expected the {value:g} that "
-                    "the run says of its test"
+                    "the run says about its test"
                 )
 
 
@@ -112,7 +112,7 @@ class RankTable:
             unit: the column of what is independent of the others.
 
         Raises:
-            UsageError: if a column is missing, a rank is none, or two runs were not tested on the
+            UsageError: if a column is missing, a rank is wrong, or two runs were not tested on the
                 same targets; names the run.
         """
         first: pd.DataFrame | None = None
@@ -126,7 +126,7 @@ class RankTable:
                 raise UsageError(f"{here} and {name} cannot be compared: {_unlike(targets, first)}")
             ranks.append(rank)
         if first is None:
-            raise UsageError("there is no run to compare")
+            raise UsageError("found no run to compare")
         _, number = np.unique(first["unit"].to_numpy(), return_inverse=True)
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         return cls(runs, first, np.stack(ranks), number)

@@ -258,10 +258,10 @@ def plural(unit: str) -> str:
     return f"{unit.removesuffix('_id')}s"
 
 
-def _amount(targets: int, units: int, unit: str, said: bool = True) -> str:
+def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
     """How much evidence there is: targets of one unit are not independent."""
     if targets == units:
-        return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * said
+        return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"
 
 

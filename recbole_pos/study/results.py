@@ -1,4 +1,4 @@
-"""What a study has found so far: the only thing that tables and report are made of."""
+"""What a study has found so far: the only value that tables and report are made of."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def parse(layout: type[Layout], content: bytes | str, name: str) -> dict[str, An
 
 
 def read(layout: type[Layout], file: Path, advice: str) -> dict[str, Any]:
-    """Return what a file of json holds; nothing if there is none.
+    """Return what a file of json holds; nothing if none exists.
 
     Args:
         layout: of what is in it.

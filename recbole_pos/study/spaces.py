@@ -69,7 +69,7 @@ class RowSearch:
         metric: that chooses: the one that early stopping of the row goes by.
         asked: trial -> options that the search gives it.
         scores: trial -> its mean in validation, where all of its seeds are through.
-        told: trial -> validation with each seed so far.
+        by_seed: trial -> validation with each seed so far.
         times: seeds of a trial.
         kept: trial -> what was drawn for it, of a space.
         space: digest of what is drawn from, and how; empty for a grid.
@@ -82,7 +82,7 @@ class RowSearch:
         self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.asked: dict[int, dict[str, Any]] = {}
         self.scores: dict[int, float] = {}
-        self.told: dict[int, list[float | None]] = {}
+        self.by_seed: dict[int, list[float | None]] = {}
         self.times = len(plan.tried_with)
         search = row.search
         assert search is not None
@@ -183,11 +183,11 @@ class RowSearch:
 
         A trial has the mean over its seeds, none where one failed.
         """
-        told = self.told.setdefault(trial, [])
-        told.append(score)
-        if len(told) < self.times:
+        by_seed = self.by_seed.setdefault(trial, [])
+        by_seed.append(score)
+        if len(by_seed) < self.times:
             return
-        score = mean_of_seeds(told, self.times)
+        score = mean_of_seeds(by_seed, self.times)
         if score is not None:
             self.scores[trial] = score
         if self.searcher is not None:

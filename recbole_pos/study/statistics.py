@@ -172,7 +172,7 @@ def estimate(
     variance = between_units + max(extra, 0.0)
     source = "own" if not shared else "unknown" if pooled is None else "pooled"
     if not variance or not (row.any() or reference.any()):
-        # nothing differs, as where nobody's cold item is found: that is no precision
+        # nothing differs, as where no one's cold item is found: that is no precision
         return Estimate(difference, float("nan"), float("nan"), source)
     df = max(variance**2 / weight, fewest)
     return Estimate(difference, float(np.sqrt(variance)), float(df), source)
@@ -372,9 +372,9 @@ def _compare(
     flipped = []
     for row in others:
         together = coupled is not None and coupled(row, reference)
-        mine, theirs = _seeds_of(table, row, reference, together)
-        found = estimate(values[row][mine], values[reference][theirs], pooled, together)
-        flipped.append(totals[row][mine].mean(0) - totals[reference][theirs].mean(0))
+        mine, baseline = _seeds_of(table, row, reference, together)
+        found = estimate(values[row][mine], values[reference][baseline], pooled, together)
+        flipped.append(totals[row][mine].mean(0) - totals[reference][baseline].mean(0))
         low, high = found.interval(LEVEL)
         difference = float(flipped[-1].sum() / size.sum())
         shift = difference - found.difference  # of jackknife and mean, nothing for equal units
@@ -384,7 +384,7 @@ def _compare(
                 **{"difference": difference, "low": low + shift, "high": high + shift},
                 **{"error": found.error, "df": found.df, "p_t": found.p},
                 **{"detectable": found.detectable(POWER, LEVEL), "seed_noise": found.seed_noise},
-                **{"seeds": len(mine), "reference_seeds": len(theirs)},
+                **{"seeds": len(mine), "reference_seeds": len(baseline)},
                 **{"targets": int(size.sum()), "units": len(size)},
             }
         )
@@ -397,8 +397,8 @@ def _seeds_of(
     table: RankTable, row: str, reference: str, together: bool
 ) -> tuple[list[int], list[int]]:
     """Which runs of two rows are compared: all, but of coupled ones those of seeds both have."""
-    seeds, theirs = table.seeds(row), table.seeds(reference)
-    common = [seed for seed in seeds if seed in theirs]
+    seeds, baseline = table.seeds(row), table.seeds(reference)
+    common = [seed for seed in seeds if seed in baseline]
     if not together or not common:
-        return list(range(len(seeds))), list(range(len(theirs)))
-    return [seeds.index(seed) for seed in common], [theirs.index(seed) for seed in common]
+        return list(range(len(seeds))), list(range(len(baseline)))
+    return [seeds.index(seed) for seed in common], [baseline.index(seed) for seed in common]

@@ -66,7 +66,7 @@ class StudyFolder:
         self.storage = place_of(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
-        """Return a run and its copy on the storage; None where there is none."""
+        """Return a run and its copy on the storage; None where none exists."""
         return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
 
     def is_begun(self, digest: str) -> bool:
@@ -103,7 +103,7 @@ class StudyFolder:
         """Return the plan of the study that is here.
 
         Raises:
-            UsageError: if there is none, or it is damaged.
+            UsageError: if none exists, or it is damaged.
         """
         kept = self._plan()
         if not kept:

@@ -73,27 +73,27 @@ def findings(results: Results, found: Comparison) -> list[str]:
         return ["No run has finished yet."]
     best = mine.loc[mine["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
-    said = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
+    message = [f"Highest {main}: {best['row']}, {number(best['mean'])} (mean of {seeds})."]
     fits = len(table.rows) * len(results.plan.seeds)
     mine = results.runs[results.runs["row"].isin(table.rows)]
     waiting = fits - int(mine["status"].isin((DONE, FAILED)).sum())
     if waiting > 0:
-        said.append(f"{waiting} of {fits} runs are not finished; these figures are preliminary.")
+        message.append(f"{waiting} of {fits} runs are not finished; these figures are preliminary.")
     pairs = found.differences
     if pairs.empty:
-        return said
+        return message
     starred = pairs[pairs["star"]]
     clear = [
         f"{line['row']} ({number(line['difference'], sign=True)})"
         for line in starred.to_dict("records")
     ]
     if clear:
-        said.append(
+        message.append(
             f"{len(clear)} of {len(pairs)} configurations differ significantly from "
             f"{table.reference} (Holm-corrected): {listed(clear)}."
         )
     else:
-        said.append(
+        message.append(
             f"None of {len(pairs)} configurations differs significantly from {table.reference} "
             "(Holm-corrected)."
         )
@@ -101,11 +101,15 @@ def findings(results: Results, found: Comparison) -> list[str]:
     if len(seen) and len(clear) < len(pairs):
         smallest, largest = number(seen.min()), number(seen.max())
         reach = smallest if smallest == largest else f"{smallest} to {largest}, by configuration"
-        said.append(f"Minimum detectable difference (80% power): {reach}; smaller ones may exist.")
+        message.append(
+            f"Minimum detectable difference (80% power): {reach}; smaller ones may exist."
+        )
     lonely = pairs[~((pairs["seeds"] > 1) & (pairs["reference_seeds"] > 1))]
     if len(lonely):
-        said.append(f"No statement on {listed(lonely['row'])}: it needs two seeds on both sides.")
-    return said
+        message.append(
+            f"No statement on {listed(lonely['row'])}: it needs two seeds on both sides."
+        )
+    return message
 
 
 def protocol(results: Results) -> list[str]:

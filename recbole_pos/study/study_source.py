@@ -62,7 +62,7 @@ def read_source(path: str | Path) -> Source:
     """The file of a study, with what it takes from the one that it is like.
 
     Raises:
-        UsageError: if one cannot be read, is no yaml or holds no mapping; names the line.
+        UsageError: if one cannot be read, is not a yaml or holds no mapping; names the line.
     """
     return _whole(Path(path), ())
 
@@ -92,25 +92,27 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
         if not isinstance(like.content.get(key) or {}, dict):
             raise like.error((key,), f"{key}: expected a mapping")
     found["base"] = _over(like.content.get("base"), given.get("base"))
-    theirs, rows = like.content.get("rows") or {}, given.get("rows")
+    inherited, rows = like.content.get("rows") or {}, given.get("rows")
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
-        found["rows"] = {source.one_of(("rows",), name, theirs): theirs[name] for name in names}
+        found["rows"] = {
+            source.one_of(("rows",), name, inherited): inherited[name] for name in names
+        }
         for key in _OF_ROWS:
             if key not in given and key in found:
                 with suppress(AttributeError, TypeError):  # what is malformed is refused later
                     found[key] = _of_rows(key, found[key], names)
     elif rows is None or isinstance(rows, dict):
-        all_names = {**theirs, **(rows or {})}
-        found["rows"] = {n: _over(theirs.get(n), (rows or {}).get(n)) for n in all_names}
+        all_names = {**inherited, **(rows or {})}
+        found["rows"] = {n: _over(inherited.get(n), (rows or {}).get(n)) for n in all_names}
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _over(theirs: Any, mine: Any) -> Any:
-    """Options over options; nothing of one's own leaves theirs."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        return {**theirs, **mine}
-    return theirs if mine is None else mine
+def _over(inherited: Any, mine: Any) -> Any:
+    """Options over options; None keeps the other's."""
+    if isinstance(inherited, dict) and isinstance(mine, dict):
+        return {**inherited, **mine}
+    return inherited if mine is None else mine
 
 
 def _of_rows(key: str, value: Any, names: list[str]) -> Any:
@@ -187,4 +189,4 @@ def parse_list(text: str, where: str) -> list[Any]:
         return yaml.load(f"[{text}]", Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:
         problem = short(getattr(error, "problem", None) or "it cannot be read")
-        raise UsageError(f"{where}: {shown(text)} is no list of values ({problem})") from error
+        raise UsageError(f"{where}: {shown(text)} is not a list of values ({problem})") from error

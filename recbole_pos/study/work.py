@@ -17,7 +17,7 @@ from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.spaces import RowSearch
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
-_UNTRAINED = "not trained"  # why a fit has no run that nobody has tried to make
+_UNTRAINED = "not trained"  # why a fit has no run that no one has tried to make
 _FROM_OTHERS = ("attach", "retest")  # stages that start from the runs of another row
 CONTINUED, NEW, OPEN = "continued", "new", "open"  # what is left of a fit, beside done
 
@@ -82,7 +82,7 @@ class Work:
         What was trained by an earlier call is marked on the way, and so is what cannot be trained.
 
         Args:
-            draw: whether searches may draw what nobody has drawn before.
+            draw: whether searches may draw what no one has drawn before.
         """
         for one in list(self.waiting):
             if any(name not in self.status for name in one.after):
@@ -151,7 +151,7 @@ class Work:
             return NEW
         try:
             job = self._job(one)
-        except UsageError:  # as it will be told when its turn comes
+        except UsageError:  # as it will be reported when its turn comes
             return NEW
         if job is None:
             return OPEN

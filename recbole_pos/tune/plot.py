@@ -25,7 +25,7 @@ from recbole_pos.inspect.pictures import (
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.tune.record import Trial, best_of
 
-FEWEST = 4  # trials that importance can be told from
+FEWEST = 4  # trials that importance can be distinguished from
 LABELS = 12  # of the values of a parameter
 # how a trial ended: the mark at the end of its line, the colour of both, and in words
 ENDS = {
@@ -146,8 +146,10 @@ def _parallel(
     panel.set(yticks=[], xlim=(-0.2, len(axes) + 0.5), ylim=(-0.06, 1.06))
     for side in ("top", "left", "right", "bottom"):
         panel.spines[side].set_visible(False)
-    told = f"a line per trial, darker where better ({_direction(mode)}); thick and orange: the best"
-    set_title(figure, f"{what}: options of {len(scored)} trials", told)
+    subtitle = (
+        f"a line per trial, darker where better ({_direction(mode)}); thick and orange: the best"
+    )
+    set_title(figure, f"{what}: options of {len(scored)} trials", subtitle)
     return write(figure, file)
 
 

@@ -10,7 +10,7 @@ in a slot with probability 0.7 and takes its item, so the next item is most like
 one week before the coming slot: 6 days and 18 hours ago, an unknown number of events back.
 
 ``bursts``: a session lasts four hours, each of 12 slots of five minutes. Every session draws an
-item for each slot anew; the user shows up with probability 0.7 and takes its item, so after the
+item for each slot again; the user shows up with probability 0.7 and takes its item, so after the
 first hour the next item is most likely what was taken one hour before the coming slot, in this
 session: 55 minutes ago. Days to weeks pass between sessions.
 """
