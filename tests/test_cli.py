@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 import recbole_pos
@@ -215,3 +217,14 @@ def test_a_run_says_what_begins_before_torch_is_imported(
     assert re.fullmatch(wanted + r"\[\]\n", done.stdout), done
     if "LOG" in line:
         assert re.fullmatch(wanted, log.read_text())
+
+
+def test_compare_fails_if_a_run_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that a script stops; a report of what there is does not."""
+    found = SimpleNamespace(runs=pd.DataFrame({"status": ["done", "failed"]}))
+    monkeypatch.setattr("recbole_pos.study.comparing.compare", lambda *_, **__: found)
+    words = ["compare", "-m", "Pop", "-d", "ml-100k"]
+    assert main(words) == 1 and "1 of 2 runs failed" in capsys.readouterr().err
+    assert main([*words, "--report"]) == 0

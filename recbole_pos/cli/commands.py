@@ -21,7 +21,7 @@ from recbole_pos.config.arguments import (
     SearchArguments,
     ServeArguments,
 )
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.environment import started_by
 from recbole_pos.version import __version__
 
@@ -234,7 +234,13 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     what = models or (args.what[0] if len(args.what) == 1 else args.what)
     files, settings = config_files(args.config_files), read_settings(args, CompareArguments)
-    compare(what, args.dataset, files, overrides, settings=settings)
+    found = compare(what, args.dataset, files, overrides, settings=settings)
+    if found is not None and not settings.report:
+        failed = int((found.runs["status"] == "failed").sum())
+        if failed:  # so that a script stops; the tables have the reasons
+            raise PosError(
+                f"{failed} of {len(found.runs)} runs failed; the same command trains them again"
+            )
 
 
 @_command(

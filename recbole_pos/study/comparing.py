@@ -77,10 +77,11 @@ def compare(
 ) -> Compared | None:
     """Compare models: train what is missing, the same way for all, and say what can be said.
 
-    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-    >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=given, seeds=2)
-    >>> sorted(found.runs["status"]), list(found.pairs["row"])
-    (['done', 'done', 'done', 'done'], ['Pop'])
+    Examples:
+        >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> found = recbole_pos.compare(["FPARec", "Pop"], "ml-100k", config_dict=given, seeds=2)
+        >>> sorted(found.runs["status"]), list(found.pairs["row"])
+        (['done', 'done', 'done', 'done'], ['Pop'])
 
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or

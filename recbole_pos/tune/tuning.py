@@ -77,10 +77,11 @@ def search(
 ) -> Found:
     """Search for the best configuration by validation; test it once.
 
-    >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-    >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
-    >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
-    (['finished', 'finished'], True)
+    Examples:
+        >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> found = recbole_pos.search("FPARec", "ml-100k", config_dict=given, num_samples=2)
+        >>> sorted(trial.state for trial in found.trials), "ndcg@10" in found.test
+        (['finished', 'finished'], True)
 
     Args:
         model: as of :func:`recbole_pos.run`.
