@@ -73,6 +73,16 @@ def test_without_a_header_the_advice_keeps_every_row(
     assert report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
 
 
+def test_a_user_with_its_items_is_not_columns(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One interaction would be kept of each line, and the other items become numbers."""
+    assert run("1 101 111 121\n2 102 112 122\n3 103 113 123\n", name="log.txt") == 2
+    error = capsys.readouterr().err
+    assert "a user with items" in error and "--columns" not in error
+    assert not (tmp_path / "shop").exists()
+
+
 @pytest.mark.parametrize(
     "text",
     [

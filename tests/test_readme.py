@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import optuna
 import pytest
 import yaml
 
@@ -110,7 +110,8 @@ def test_the_space_of_a_search(tmp_path: Path) -> None:
     space = read_space(tmp_path / "space.yaml")
     check_space(space, lambda more: PosConfig("PosSASRec", "ml-100k", None, more))
     assert {"rope", "kernel"} == {name for o in space.parameters[2].values for name in o}
-    drawn = [space.draw(np.random.default_rng(seed)) for seed in range(20)]
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [space.suggest(study.ask()) for _ in range(20)]
     assert all(("kernel_l" in options) == ("kernel" in options["position"]) for options in drawn)
 
 

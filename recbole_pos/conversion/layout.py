@@ -62,6 +62,11 @@ def _shape(cell: str) -> str:
     return "9" if _NUMBER.match(cell) else re.sub(r"\d+", "9", cell)
 
 
+def is_user_with_items(cells: list[str]) -> bool:
+    """Return whether a line without names may be a user and its items, a cell each."""
+    return len(cells) > 3 and len({_shape(cell) for cell in cells[1:]}) == 1
+
+
 def name_columns(columns: Mapping[int, pa.ChunkedArray], number: int) -> tuple[list[str], bool]:
     """Name the columns of a file that names none, and return whether one tells the time."""
     when = next((place for place, column in columns.items() if _has_times(column)), None)

@@ -19,7 +19,7 @@ from pyarrow import csv as arrow
 from pyarrow import parquet
 
 from recbole_pos.conversion.json_lines import read_json
-from recbole_pos.conversion.layout import has_header, name_columns
+from recbole_pos.conversion.layout import has_header, is_user_with_items, name_columns
 from recbole_pos.conversion.source import (
     Columns,
     ParseError,
@@ -295,6 +295,12 @@ class TextReader:
         if self.dialect.option != "columns":
             key = self.dialect.option.removesuffix("_columns")
             names, order = [key, *(f"column_{n}" for n in range(2, len(cells) + 1))], ""
+        if not has_time and is_user_with_items(cells):
+            raise UsageError(
+                f"{file}: its first line, {first[:80]!r}, seems to be a user with items; expected "
+                'an interaction a line, or lists in one column, such as user,"[i1,i2]"; if these '
+                "are columns, write their names as the first line"
+            )
         advice = ",".join(names) if len(names) <= 100 else ",".join([*names[:3], "..."])
         raise UsageError(
             f"{file}: its first line, {first[:80]!r}, is like the others and names no columns. "
