@@ -50,10 +50,10 @@ CLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("times,told", CLOCKS, ids=lambda x: str(x)[:25])
-def test_clocks_that_do_not_tell_the_time(times: list[float], printed: list[str]) -> None:
+@pytest.mark.parametrize("times,notices", CLOCKS, ids=lambda x: str(x)[:25])
+def test_clocks_that_do_not_tell_the_time(times: list[float], notices: list[str]) -> None:
     found = check_clock(log_of(times, USERS), "seconds", 600.0)
-    for notice, pattern in zip(found, printed, strict=True):
+    for notice, pattern in zip(found, notices, strict=True):
         assert re.match("'when'.*" + pattern, notice), notice
 
 

@@ -209,7 +209,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
 
 
 @pytest.mark.parametrize(
-    ("environ", "told", "expected"),
+    ("environ", "args", "expected"),
     [
         (TORCHRUN, {}, (1, 4, 1, 2, "first", 29500, 2, True)),
         (TORCHRUN, {"ip": "here", "port": 7}, (1, 4, 1, 2, "here", 7, 2, True)),
@@ -232,7 +232,7 @@ def test_who_says_who_this_process_is(environ: dict, args: dict, expected: Any) 
 
 
 @pytest.mark.parametrize(
-    ("environ", "told", "message"),
+    ("environ", "args", "message"),
     [
         (TORCHRUN, {"nproc": 2}, "torchrun has started 4 processes already"),
         (TORCHRUN, {"world_size": 4}, "torchrun has started 4 processes already"),
@@ -273,7 +273,7 @@ def test_no_patience(given: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "said"),
+    ("offset", "output"),
     [
         (0, "of 3 processes, 2 did not come to 127.0.0.1:{} within 0.2 s"),
         (2, "process 0 is missing: no one answered at 127.0.0.1:{} within 0.2 s"),

@@ -91,7 +91,7 @@ def test_names_and_numbers(tmp_path: Path) -> None:
         (pa.array([1.5]), "id:token", r"id \(token\) holds double; expected text or whole numbers"),
         (pa.array(["1"]), "time:float", r"time \(float\) holds string; expected numbers"),
         (pa.array([0], pa.timestamp("s")), "time:float", r"timestamp\[.*a time as a number"),
-        (pa.array([["a"], ["b"]]), "v:float_seq", r"row 1: v \(float_seq\) is .*no number"),
+        (pa.array([["a"], ["b"]]), "v:float_seq", r"row 1: v \(float_seq\) is .*not a number"),
         (pa.array([[1.0], [np.inf]]), "v:float_seq", "row 2: v "),
         (pa.array(["a\0"]), "id:token", "a name of id has a NUL byte"),
         (pa.array([], pa.string()), "id:token", "has no row; fill it"),

@@ -162,6 +162,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
 
 
+@long
 def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, in an empty folder, as a reader would type them."""
     monkeypatch.chdir(tmp_path)

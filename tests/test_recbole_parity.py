@@ -279,7 +279,7 @@ def sizes(model: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "options", "renamed"),
+    ("ours", "peer", "options", "renamed"),
     [
         ("AnchoredSRGNN", "SRGNN", {"anchors": False, "step": 2}, {}),
         ("AnchoredGCSAN", "GCSAN", {"anchors": False, "step": 1}, {}),

@@ -234,6 +234,7 @@ def test_a_trial_goes_on_when_another_process_of_its_team_dies(
     assert epochs == list("01123")  # from the last checkpoint
 
 
+@pytest.mark.long  # two minutes; test_tune resumes, too
 def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:
     space, folder = tmp_path / "space.yaml", tmp_path / "out"
     space.write_text(SPACE)
