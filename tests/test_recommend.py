@@ -307,11 +307,13 @@ def slow(log: Path) -> Callable[[], None]:
 @pytest.fixture
 def raylets(no_ray: None) -> Iterator[Any]:
     """Two raylets on loopback, one CPU each."""
+    import ray
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     yield made
+    ray.shutdown()
     made.shutdown()
 
 
