@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from page import replace_section
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 
@@ -101,11 +103,12 @@ def turn(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dic
     loader = made.trainer.training_loader(made.loaders["train"])
     made.model.train()
     batches = [loader.gather(b) for b in loader._batches()[: given.batches or None]]
+    watch = LossWatch(partial(made.trainer._refuse, 0))
     for number, batch in enumerate(batches[:5]):
-        made.trainer._step(made.model.window_loss, batch, 0, number)
+        made.trainer._step(made.model.window_loss, batch, watch, number)
     started = time.perf_counter()
     for number, batch in enumerate(batches):
-        made.trainer._step(made.model.window_loss, batch, 0, number)
+        made.trainer._step(made.model.window_loss, batch, watch, number)
     seconds = (time.perf_counter() - started) / len(batches) * len(loader)
     found = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     if side == "AttrFormer":
