@@ -111,7 +111,7 @@ def writing(path: str | Path) -> Iterator[None]:
 def _refusal(path: Path, error: OSError) -> PosError:
     folder = path.absolute().parent
     if not os.path.isdir(folder) and error.errno != errno.ENAMETOOLONG:
-        return UsageError(f"cannot write {path}: found no folder {path.parent}")
+        return UsageError(f"cannot write {path}: folder {path.parent} does not exist")
     if os.path.isdir(path):
         return UsageError(f"cannot write {path}: it is a folder")
     if error.errno == errno.ENAMETOOLONG:

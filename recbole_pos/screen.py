@@ -1,4 +1,4 @@
-"""What a person, or a program, is reported while something runs: lines, bars, tables, json."""
+"""What is printed while something runs, for people and programs: lines, bars, tables, json."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Screen:
 
 
 class _Console(Console):
-    """Rich's, which would end the process, and say nothing, where no one reads any more."""
+    """Rich's, which would end the process, and say nothing, where nothing reads any more."""
 
     def on_broken_pipe(self) -> None:
         """Rich's hook, within the handling of the error."""

@@ -78,11 +78,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = (
     *("test_readme", "test_tune.py", "test_study_driver", "test_tune_faults", "test_device.py"),
-    *("test_pages",),
-    *("test_recommend_ray", "test_export_programs", "test_export.py"),
-    *("test_fuzz_checkpoints", "test_stops", "test_parallel", "test_pictures"),
+    "test_pages",
+    *("test_export_programs", "test_export.py"),
+    *("test_fuzz_checkpoints", "test_stops", "test_pictures"),
     *("test_fuzz_options", "test_broken_weights", "test_serve_http", "test_wheel"),
-    *("test_recommend.py", "test_compat", "test_serve_fuzz", "test_successive"),
+    *("test_recommend.py", "test_compat", "test_successive"),
     *("test_tune_space", "test_study_cluster", "test_inspect", "test_grown", "test_trainer"),
     *("test_ray_token", "test_update", "test_recbole_", "test_compile", "test_studies.py"),
     *("test_warm_start", "test_dataset_sample", "test_builtins", "test_distributed"),
@@ -90,9 +90,9 @@ SLOW = (
     *("test_cache", "test_ranks", "test_tune", "test_checkpoint_files", "test_presets"),
     *("test_session_models", "test_options", "test_old_runs", "test_ties"),
     *("test_study_statistics", "test_study_report", "test_serve_", "test_recommender"),
-    *("test_fuzz", "test_splits_time"),
-    *("test_sessions", "test_filtering", "test_study_preview", "test_identity"),
-    *("test_study_twins", "test_study_ties", "test_bench", "test_shapes"),
+    "test_fuzz",
+    *("test_filtering", "test_identity"),
+    *("test_bench", "test_shapes"),
 )
 
 

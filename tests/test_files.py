@@ -1,4 +1,4 @@
-"""Files are whole or not there, a folder has one writer, a full disk is reported of."""
+"""Files are whole or not there, a folder has one writer, a full disk is an error."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_library_that_hides_why_it_cannot_write(tmp_path: Path, small_disk) ->
 
 
 def test_no_folder_a_folder_and_no_permission(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"found no folder {tmp_path}/none"):
+    with pytest.raises(UsageError, match=f"folder {tmp_path}/none does not exist"):
         write_text(tmp_path / "none" / "a.txt", "")
     with pytest.raises(UsageError, match="it is a folder"):
         write_text(tmp_path, "")

@@ -1,1 +1,1 @@
-"""What a trained model is requested."""
+"""Use of a trained model: recommendations, exports, HTTP."""

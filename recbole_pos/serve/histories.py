@@ -119,7 +119,7 @@ class Histories:
             if (early := at[have] < newest).any():
                 first = int(early.argmax())
                 raise UsageError(
-                    f"at: the history {shown(self.ids[have[first]])} is requested at "
+                    f"at: the history {shown(self.ids[have[first]])} asks at "
                     f"{at[have[first]]:.15g}, before its newest interaction at "
                     f"{newest[first]:.15g}; give a later time"
                 )

@@ -284,7 +284,7 @@ def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
         at = f"[{host}]" if listening.family == socket.AF_INET6 else host
         screen.line(f"http://{at}:{port} (loading {run_dir})")
         if not ipaddress.ip_address(host).is_loopback:
-            screen.line("who reaches this address is answered: there is no authentication")
+            screen.line("there is no authentication: all who reach this address are answered")
 
         def fail(error: BaseException) -> None:
             errors.append(error)
