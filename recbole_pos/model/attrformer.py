@@ -53,7 +53,7 @@ from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
-from recbole_pos.relations.lookup import RelationLookup, Rows
+from recbole_pos.relations.lookup import PackedSequences, RelationLookup
 from recbole_pos.values import Options, is_number, shown
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
@@ -177,7 +177,7 @@ class AttrFormer(PosSASRec):
         future = self._future(self._target_events(interaction))
         return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, np.ndarray]:
+    def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and [k] places of its targets."""
         assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
@@ -219,7 +219,7 @@ class AttrFormer(PosSASRec):
         return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
 
     def row_states(
-        self, rows: Rows, positions: Tensor | None, lookup: RelationLookup | None = None
+        self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
         lookup = lookup or self.lookup
@@ -233,7 +233,7 @@ class AttrFormer(PosSASRec):
         return self.states(items, ctx, positions)
 
     def _looked_up(
-        self, rows: Rows, lookup: RelationLookup, device: torch.device
+        self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
         """The relations of rows, None where they are off, and the times of their events."""
         relations = None
@@ -255,7 +255,7 @@ class AttrFormer(PosSASRec):
             )
         return interaction[TARGET_EVENT].cpu().numpy()
 
-    def _histories(self, interaction: Interaction) -> tuple[Rows, np.ndarray]:
+    def _histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """RecBole's rows as packed windows, and where the newest event of each stands."""
         target = self._target_events(interaction)
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
@@ -272,7 +272,7 @@ class AttrFormer(PosSASRec):
             histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
         )
 
-    def prefix_rows(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+    def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
         """RecBole's rows, and where each is predicted from.
 
         As in ``encode_rows``, but the newest events may be read by the other rows, as in training.
@@ -283,7 +283,7 @@ class AttrFormer(PosSASRec):
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
-    def states_of(self, interaction: Interaction) -> Tensor:
+    def compute_states(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts each row's target; others are read by ``inference_relations``.
 
         Rows never read each other. They read the bank, which holds training events only, all of

@@ -159,7 +159,7 @@ class PosRecommender(SequentialRecommender):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
         targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
+        return self.loss(self.compute_states(interaction), self.item_embedding.weight, targets)
 
     def forward(
         self,
@@ -209,7 +209,7 @@ class PosRecommender(SequentialRecommender):
         """The time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
-    def states_of(self, interaction: Interaction) -> Tensor:
+    def compute_states(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
@@ -243,7 +243,7 @@ class PosRecommender(SequentialRecommender):
     def predict(self, interaction: Interaction) -> Tensor:
         """[B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self.states_of(interaction) * items).sum(-1)
+        return (self.compute_states(interaction) * items).sum(-1)
 
     @property
     def scores_by_products(self) -> bool:
@@ -252,4 +252,4 @@ class PosRecommender(SequentialRecommender):
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.states_of(interaction) @ self.item_embedding.weight.t()
+        return self.compute_states(interaction) @ self.item_embedding.weight.t()

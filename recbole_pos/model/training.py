@@ -10,7 +10,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import Needs, SequenceBatch
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
@@ -46,9 +46,9 @@ class RecBoleAdapter:
         """Whether a step is one graph: nothing in it depends on what the values of a batch are."""
         return False
 
-    def needs(self) -> Needs:
+    def requirements(self) -> BatchRequirements:
         """What batches must be like."""
-        return Needs(pack=getattr(self.model, "pack_rows", None))
+        return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """The loss as a function of a batch of rows or, if ``packed``, of windows."""
@@ -62,9 +62,9 @@ class RecBoleAdapter:
 class NativeAdapter(RecBoleAdapter):
     """A model of the plugin."""
 
-    def needs(self) -> Needs:
+    def requirements(self) -> BatchRequirements:
         model = self.model
-        return Needs(
+        return BatchRequirements(
             windows=True,
             causal=model.causal,
             times=model.needs_time,
@@ -78,7 +78,7 @@ class NativeAdapter(RecBoleAdapter):
     def _packs(self) -> bool:
         """Whether the loss of rows is that of windows made of them: no class of another package
         overrides it."""
-        methods = ("calculate_loss", "window_loss", "states_of", "forward", "after")
+        methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)
 
@@ -129,14 +129,14 @@ class EveryPosition(RecBoleAdapter):
     RecBole's rows, term by term, but for padding, which RecBole counts as a candidate.
     """
 
-    def needs(self) -> Needs:
+    def requirements(self) -> BatchRequirements:
         config = self.config
         if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
             raise UsageError(
                 f"loss_type: augmentation: all_positions learns by cross-entropy, CE; "
                 f"{config['model']} by {config['loss_type']} needs augmentation: prefix or none"
             )
-        return Needs(windows=True)
+        return BatchRequirements(windows=True)
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self.model.calculate_loss
