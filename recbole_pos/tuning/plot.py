@@ -23,7 +23,7 @@ from recbole_pos.inspect.pictures import (
     write,
 )
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tune.record import Trial, find_best_trial
+from recbole_pos.tuning.record import Trial, find_best_trial
 
 FEWEST = 4  # trials that importance can be distinguished from
 LABELS = 12  # of the values of a parameter

@@ -25,7 +25,7 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import Searcher
 from recbole_pos.runs.worker import DONE, FAILED, LOST, QUIET, reason, train_run
-from recbole_pos.tune.record import (
+from recbole_pos.tuning.record import (
     BEST,
     EARLIER,
     ENDED,
