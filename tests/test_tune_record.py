@@ -20,10 +20,10 @@ from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.worker import reason
 from recbole_pos.screen import Screen
-from recbole_pos.tune import search
-from recbole_pos.tune.record import BEST, EARLIER, Record, adopt, best_of, write_trials
-from recbole_pos.tune.settings import SearchFolder, read_settings, resumed_settings
-from recbole_pos.tune.trials import FAILURE, INFRASTRUCTURE, Recorder, _no_stacks
+from recbole_pos.tuning import search
+from recbole_pos.tuning.record import BEST, EARLIER, Record, adopt, best_of, write_trials
+from recbole_pos.tuning.settings import SearchFolder, read_settings, resumed_settings
+from recbole_pos.tuning.trials import FAILURE, INFRASTRUCTURE, Recorder, _no_stacks
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     "--key=value and is then the same in all trials.",
 )
 def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.tune import search
+    from recbole_pos.tuning import search
 
     if args.resume is not None:  # whose folder has all other options
         from recbole_pos.config.plugins import import_named

@@ -23,7 +23,7 @@ from recbole_pos.inspect.pictures import (
     write,
 )
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tune.record import Trial, best_of
+from recbole_pos.tuning.record import Trial, best_of
 
 FEWEST = 4  # trials that importance can be distinguished from
 LABELS = 12  # of the values of a parameter

@@ -25,7 +25,7 @@ from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import Searcher
 from recbole_pos.runs.worker import DONE, FAILED, LOST, QUIET, reason, train_run
 from recbole_pos.screen import Screen
-from recbole_pos.tune.record import BEST, EARLIER, ENDED, REPORTED, TRIAL, Record, Trial, best_of
+from recbole_pos.tuning.record import BEST, EARLIER, ENDED, REPORTED, TRIAL, Record, Trial, best_of
 from recbole_pos.values import shown
 
 FAILURE = "failure"  # key of a last report that says why a trial failed

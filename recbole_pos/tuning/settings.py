@@ -25,7 +25,7 @@ from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.space import MOST_POINTS, Space
 from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
 from recbole_pos.runs.storage import names_in, place_of
-from recbole_pos.tune.record import DAMAGED, Record, adopt, write_json
+from recbole_pos.tuning.record import DAMAGED, Record, adopt, write_json
 from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")

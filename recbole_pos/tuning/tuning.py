@@ -30,8 +30,8 @@ from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
 from recbole_pos.screen import Screen
-from recbole_pos.tune.plot import draw
-from recbole_pos.tune.record import (
+from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.record import (
     BEST,
     ENDED,
     Record,
@@ -41,8 +41,8 @@ from recbole_pos.tune.record import (
     write_json,
     write_trials,
 )
-from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tune.trials import (
+from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
+from recbole_pos.tuning.trials import (
     Queue,
     Recorder,
     quiet_tune,
