@@ -8,6 +8,7 @@ a batch takes rows x :data:`~recbole_pos.layers.catalogue.PART`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,10 @@ class EvaluatingTrainer(Trainer):
         self.eval_log = eval_data._dataset.log
         reporter, part = self.reporter or Reporter(show_progress), eval_data._dataset.phase
         self.eval_collector.ranking = part == PHASES[-1]
+        own = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
+            self.model.item_embedding.shared() if own else nullcontext(),
             reporter.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
@@ -94,7 +97,7 @@ class EvaluatingTrainer(Trainer):
         if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
             states = self.model.compute_states(interaction.to(self.device))
-            scores = StreamedScores(states, self.model.item_embedding.weight, barred)
+            scores = StreamedScores(states, self.model.item_embedding.vectors(), barred)
             return interaction, scores, positive_u, positive_i
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 

@@ -150,7 +150,9 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        return self._loss(self.states(batch.items, ctx, batch.positions), future, batch.targets)
+        with self.item_embedding.shared():
+            hidden = self.states(batch.items, ctx, batch.positions)
+            return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """With relations, times and future items, which the host looks up."""
@@ -173,9 +175,10 @@ class AttrFormer(PosSASRec):
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
-        hidden = self.row_states(*self.prefix_rows(interaction))
         future = self._future(self._target_events(interaction))
-        return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
+        with self.item_embedding.shared():
+            hidden = self.row_states(*self.prefix_rows(interaction))
+            return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
     def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and [k] places of its targets."""
@@ -192,13 +195,11 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
+        vectors = self.item_embedding.vectors()
         if future is None:
-            return self.loss(hidden, self.item_embedding.weight, items)
-        targets, betas = future
-        device, weight = hidden.device, self.item_embedding.weight
-        return posterior_loss(
-            hidden, weight, targets.to(device), betas.to(device), self.prior, self.prior_weight
-        )
+            return self.loss(hidden, vectors, items)
+        targets, betas = (part.to(hidden.device) for part in future)
+        return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
         """``future``, unless only the next items are learned."""

@@ -14,8 +14,9 @@ from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import LARGE, ItemTable
+from recbole_pos.layers.row_gradients import LARGE
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import CAUSAL_BUILTINS
 from recbole_pos.values import Options
@@ -97,7 +98,8 @@ class NativeAdapter(RecBoleAdapter):
 
     def table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
-        own = isinstance(embedding, ItemTable) and embedding.weight.requires_grad
+        own = isinstance(embedding, ItemTable) and not embedding.parts
+        own = own and embedding.weight.requires_grad
         large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
         return embedding.weight if large and self.model.targets_meet else None
 
