@@ -108,6 +108,16 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def preloaded(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, whose items may have content vectors."""
+    from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
+
+    instead = "the plugin's own models read vectors of items"
+    if not on_our_base(config["model"]):
+        return custom(instead)(config, value)
+    return None
+
+
 def labelled(config: Options, value: Any) -> str | None:
     """As above, of what makes labels of a field; its own values say what has the effect."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
@@ -65,12 +64,8 @@ class Recommender:
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
-        if isinstance(dataset, Catalogue):
-            counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
-        else:
-            trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
-            counts = torch.bincount(trained, minlength=dataset.item_num).float()
-            self.events = len(dataset.log)
+        counts = torch.from_numpy(dataset.popularity).float()
+        self.events = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
         self._has_warned = False
