@@ -304,7 +304,7 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     line = f"compare -d tiny --data_path {tiny} -m PosSASRec --seeds 3 --dry_run"
     assert main([*line.split(), "--vary", "position=[nope],[rope,kernel]"]) == 0
     printed = capsys.readouterr().out
-    assert "2 rows, 3 seeds, 6 fits" in printed and not list(tmp_path.iterdir())
+    assert "2 configurations, 3 seeds, 6 runs" in printed and not list(tmp_path.iterdir())
     wrong = f"compare -d tiny --data_path {tiny} -m PosSASRec,FPARek".split()
     assert main(wrong) == 2 and "did you mean FPARec" in capsys.readouterr().err
     assert main(["compare", "-d", "tiny"]) == 2

@@ -181,7 +181,7 @@ def test_bins_and_failures_and_searches(results, found):
     searched = search_table(results)
     assert searched is not None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
-    assert "validation alone" in searched.notes[0]
+    assert "validation only" in searched.notes[0]
     unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
     searched = search_table(unfinished)
     assert searched is not None and line_of(searched, "RoPE")["chosen"] == Cell("not yet")
@@ -261,8 +261,11 @@ def test_findings_say_no_more_than_the_intervals(results, found):
 
 def test_the_protocol_follows_from_the_plan(results):
     message = " ".join(protocol(results))
-    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in message
-    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in message
+    assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
+    assert (
+        "Every configuration had the same tuning budget, 2 trials (Pop: none) with seed 2020"
+        in message
+    )
     assert "RoPE + kernel is made from the trained models of RoPE" in message
     assert "200 of 600 test items" in message
 
