@@ -182,6 +182,8 @@ def fields_read(config: Options) -> set[str]:
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
             names.update(name for name in both if isinstance(name, str))
+    for pair in (config["preload_weight"] or {}).items():
+        names.update(map(str, pair))
     return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
 
 

@@ -220,6 +220,25 @@ def read_vectors(
     return ItemVectors(values, notices)
 
 
+def read_new(
+    source: Any, known: Mapping[str, int], item_field: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read names [k] and vectors [k, size] of the items that are not known yet.
+
+    Raises:
+        UsageError: if all are, or as :func:`read_vectors`.
+    """
+    named = (name for file in open_files(source, item_field) for name in file.names)
+    new = [name for name in dict.fromkeys(named) if name and name not in known and name != "[PAD]"]
+    if not new:
+        raise UsageError(
+            "item_vectors: all items of the file are known to the model already; give vectors of "
+            "new ones"
+        )
+    vectors = read_vectors(source, np.array(["[PAD]", *new], dtype=object), item_field).values
+    return np.array(new, dtype=object), vectors[1:]
+
+
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
     """Write the vectors of a run's items into its folder, so that it can be moved."""
     file = folder / KEPT

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
@@ -129,6 +130,22 @@ class PosRecommender(SequentialRecommender):
         if self.content_model is None:
             return own
         return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
+
+    def add_items(self, vectors: np.ndarray) -> None:
+        """Add items by their content [k, c]; their ids come after those that there are.
+
+        Raises:
+            UsageError: if the vectors are not like those of the run, or more is known of an item.
+        """
+        table, count = self.item_embedding, len(vectors)
+        for name, part in table.parts.items():
+            if (extend := getattr(part, "extend", None)) is None:
+                raise UsageError(f"item_vectors: items have {name}, too, which new ones lack")
+            extend(vectors)
+        table.extend(count)
+        self.n_items += count
+        if self.content_model is not None:
+            self.content_model.add_items(vectors)
 
     @contextmanager
     def shared_items(self) -> Iterator[Tensor]:

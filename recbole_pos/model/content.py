@@ -58,9 +58,9 @@ class Trained(ItemPart):
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
         return vectors * (self.trained if items is None else self.trained[items])
 
-    def extend(self, count: int) -> None:
-        """Add items without a training interaction."""
-        self.trained = nn.functional.pad(self.trained, (0, 0, 0, count))
+    def extend(self, vectors: np.ndarray) -> None:
+        """Add items without a training interaction, one a vector."""
+        self.trained = nn.functional.pad(self.trained, (0, 0, 0, len(vectors)))
 
 
 class Content(ItemPart):
@@ -90,7 +90,16 @@ class Content(ItemPart):
         return vectors + self.outer(nn.functional.gelu(self.inner(content)))
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add items with vectors [k, c] as in a file."""
+        """Add items with vectors [k, c] as in a file.
+
+        Raises:
+            UsageError: if their size is another.
+        """
+        if vectors.shape[1] != self.inner.in_features:
+            raise UsageError(
+                f"item_vectors: vectors have {vectors.shape[1]:,} numbers, those that the model "
+                f"was trained with {self.inner.in_features:,}; make them in the same way"
+            )
         values = self.statistics.transform(vectors.copy())
         both = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
         self.values = nn.Parameter(both, False) if "values" in self._parameters else both

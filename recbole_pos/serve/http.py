@@ -111,7 +111,8 @@ class Service:
 
     def __init__(self, run_dir: str | Path, settings: ServeArguments, reporter: Reporter) -> None:
         self.settings, self.reporter = settings, reporter
-        self.holder, self.metrics = ModelHolder(run_dir, settings.data_path), Metrics()
+        self.holder = ModelHolder(run_dir, settings.data_path, settings.item_vectors)
+        self.metrics = Metrics()
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
         self.waiting = 0
