@@ -128,8 +128,8 @@ def test_fits_of_a_study(study):
 
 def test_a_dry_run_says_how_much_it_is(study):
     plan = study()
-    table = dry_run(plan).set_index("row")
-    assert table["fits"].to_dict() == {
+    table = dry_run(plan).set_index("configuration")
+    assert table["runs"].to_dict() == {
         "NoPE": 4,
         "RoPE": 4,
         "Ours": 4,
@@ -140,8 +140,8 @@ def test_a_dry_run_says_how_much_it_is(study):
     assert table["options"]["NoPE"] == "position: [nope]"
     assert table["search"]["NoPE"] == "hidden_dropout_prob: 0.2, 0.3"
     assert dry_run_sentence(plan) == (
-        "Kernel attention, Table 2: 5 rows, 3 seeds, 18 fits (6 of a search, 12 after it) on "
-        "amazon-beauty; differences are to NoPE"
+        "Kernel attention, Table 2: 5 configurations, 3 seeds, 18 runs (6 of a search, 12 "
+        "after it) on amazon-beauty; differences are from NoPE"
     )
 
 
@@ -165,8 +165,8 @@ WRONG = [
     ("model: PosSASRec\n", "modle: PosSASRec\n", 6, "RoPE has no model.*modle"),
     ("to: RoPE,", "to: Rope2,", 10, "'Rope2'.*RoPE"),
     ("to: RoPE,", "to: RoPE + kernel,", 10, "circle"),
-    ("learning_rate: 1e-4", "position: [nope]", 10, "position: .* row RoPE"),
-    ("search: false", "search: {x: [1, 2, 3]}", 11, "3 trials and row NoPE with 2"),
+    ("learning_rate: 1e-4", "position: [nope]", 10, "position: .*RoPE"),
+    ("search: false", "search: {x: [1, 2, 3]}", 11, "3 trials and NoPE with 2"),
     ("[0.2, 0.3]", "0.2", 12, "hidden_dropout_prob"),
     ("{hidden_dropout_prob: [0.2, 0.3]}", "{space: tune.yaml}", 12, "trials"),
     ("seeds: [2020, 2021, 2022]", "seeds: 3\nsearch_seeds: 4", 14, "search_seeds"),
@@ -287,7 +287,7 @@ def test_what_belongs_to_rows_or_data_goes_with_them(second):
         ({"rows": {"NoPE": {"seed": 3}}}, "second.yaml, line 4: .*seed"),
         ({"tables": 3}, "second.yaml, line 2: tables"),
         ({"seeds": 0, "rows": ["NoPE"]}, "second.yaml, line 4: seeds"),
-        ({"like": "bad.yaml"}, "bad.yaml, line 2: row A has no model"),
+        ({"like": "bad.yaml"}, "bad.yaml, line 2: configuration A has no model"),
         ({"like": "base.yaml", "base": {"epochs": 2}}, "base.yaml, line 2: base"),
     ],
 )
@@ -360,7 +360,9 @@ def test_what_the_models_refuse_is_told_with_its_line(study, word, line):
             raise UsageError(f"configuration: {word}: the model does not take it")
         return options
 
-    with pytest.raises(UsageError, match=rf"study.yaml, line {line}: row RoPE: {word}: the model"):
+    with pytest.raises(
+        UsageError, match=rf"study.yaml, line {line}: configuration RoPE: {word}: the model"
+    ):
         check_plan(study(), check)
 
 
@@ -392,7 +394,7 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study):
         with pytest.raises(UsageError, match=f"line {line}: .*unknown key 'n_beads'"):
             check_plan(with_unread(bad, check), check)
     both = study(text.replace("model: Pop", "model: Pop, n_heads: 1"))
-    with pytest.raises(UsageError, match="line 11: row Pop: unknown key 'n_heads'"):
+    with pytest.raises(UsageError, match="line 11: configuration Pop: unknown key 'n_heads'"):
         check_plan(with_unread(both, check), check)
 
 
