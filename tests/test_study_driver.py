@@ -302,7 +302,7 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}
     rows["Learned"] = {"position": ["learned"]}
-    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 90, "stopping_step": 100}}
+    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 40, "stopping_step": 100}}
     process = start(folder, tiny, seeds=1, rows=rows, **long)
     try:
         begun = wait(lambda: digest_of_running(folder) if times(folder) else None)
@@ -326,7 +326,7 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
     out, error = again.communicate(timeout=300)
     assert again.returncode == 0, out + error
     runs = pd.read_csv(folder / "runs.csv")
-    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {90}
+    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {40}
     assert finished and times(folder).items() >= finished.items()
     alone = recbole_pos.run(
         config_file_list=[str(folder / runs.iloc[-1]["path"] / "config.yaml")],
