@@ -20,7 +20,7 @@ import yaml
 
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -179,7 +179,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:

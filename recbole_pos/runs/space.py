@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from recbole_pos.errors import UsageError
@@ -248,15 +248,6 @@ class Space:
         if not all(wanted.values()):
             return None
         return {name: values[0] for name, values in wanted.items()}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Space:
-        """Inverse of :meth:`to_plain`."""
-        return cls(**{**plain, "parameters": [Parameter(**p) for p in plain["parameters"]]})
 
 
 def _can_be(parameter: Parameter, value: Any) -> bool:

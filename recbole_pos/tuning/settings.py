@@ -18,14 +18,14 @@ from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import parts_by_scheme, positions
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment import folder as folders
-from recbole_pos.files import only_writer
+from recbole_pos.files import write_json
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.space import MOST_POINTS, Space
 from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
 from recbole_pos.runs.storage import names_in, resolve_storage
-from recbole_pos.tuning.record import DAMAGED, Record, adopt, write_json
+from recbole_pos.tuning.record import DAMAGED, Record, adopt
 from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
@@ -312,17 +312,7 @@ class SearchFolder:
     def write(self, settings: Settings) -> None:
         """Keep the settings, for ``--resume``."""
         folders.make_folder(self.runs)
-        write_json(asdict(settings), self.settings)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """While this process searches here; the system lets go of it however the process ends.
-
-        Raises:
-            UsageError: if another process does.
-        """
-        with only_writer(self.path, "searched"):
-            yield
+        write_json(self.settings, asdict(settings))
 
     def read(self) -> Settings:
         """The settings of the search in this folder.
