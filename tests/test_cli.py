@@ -17,7 +17,7 @@ import pytest
 import recbole_pos
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.main import main
-from recbole_pos.cli.parser import config_files, parse_overrides, split_options
+from recbole_pos.cli.parser import parse_overrides, split_options
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
@@ -122,15 +122,6 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out == f"recbole-pos {recbole_pos.__version__}\n"
 
 
-def test_values_with_spaces_may_follow_lists(monkeypatch) -> None:
-    """argparse would take such a value for one more file."""
-    seen = {}
-    monkeypatch.setattr("recbole_pos.experiment.run.run", lambda *a, **k: seen.update(given=a))
-    files = ["--config_files", "a.yaml", "b.yaml", "--eval_args={target: last}"]
-    assert main(["-m", "Pop", "-d", "x", *files]) == 0
-    assert seen["given"][2:] == (["a.yaml", "b.yaml"], {"eval_args": {"target": "last"}})
-
-
 def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
     """What the command line has comes first; a value that cannot be names its variable."""
     taken: list[Any] = []
@@ -175,12 +166,6 @@ def test_the_script_is_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "-m", "x", "-d", "y"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True)
     assert done.returncode == 2 and "unknown model 'x'" in done.stderr
-
-
-def test_names_of_config_files_may_have_spaces(tmp_path: Path) -> None:
-    spaced = tmp_path / "my best.yaml"
-    spaced.write_text("epochs: 1")
-    assert config_files([str(spaced), "a.yaml b.yaml"]) == [str(spaced), "a.yaml", "b.yaml"]
 
 
 @pytest.mark.parametrize(

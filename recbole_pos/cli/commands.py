@@ -235,10 +235,10 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     *_DATASET,
     CompareArguments,
     configured=True,
-    description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
-    "What is missing is trained, with every seed; then tables, differences with intervals, and "
-    "a report. The same command again resumes where it was stopped. Keys of the configuration "
-    "(--key value) are the same for all rows.",
+    description="Compare models (-m A,B,C), the configurations of a study's file, or finished "
+    "runs. What is missing is trained, with every seed; then come tables, differences with "
+    "intervals and a report. The same command again resumes. Options (--key value) hold for all "
+    "configurations.",
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.study.comparing import compare

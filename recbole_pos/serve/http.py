@@ -146,7 +146,7 @@ class Service:
                 ((name, model),) = loaded.items()
                 answers = recommend(model, name, asked)
                 return to_json({"run_dir": model.run_dir, "recommendations": answers})
-            found = {}
+            found: dict[Any, dict] = {}
             for name, part in asked.by_model(self.holders.choose).items():
                 try:
                     answers = recommend(loaded[name], name, part)

@@ -83,7 +83,7 @@ def draw_differences(found: Comparison) -> Chart | None:
     panel.set_ylim(len(pairs) - 0.5, -0.5)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     main, reference = metric_name(found.table.metrics[0]), found.table.reference
-    panel.set_xlabel(f"{main} less that of {_short(reference)}")
+    panel.set_xlabel(f"difference in {main} from {_short(reference)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
         for line in pairs.to_dict("records")

@@ -287,7 +287,7 @@ class StudyProgress:
         count, left = len(self.scheduler.fits), self.scheduler.pending()
         running = list(self.running.values())
         failed = sum(status == FAILED for status in self.scheduler.status.values())
-        parts = [f"{count - left - failed} of {count} fits done", f"{len(running)} running"]
+        parts = [f"{count - left - failed} of {count} runs done", f"{len(running)} running"]
         parts += [f"{failed} failed"] if failed else []
         if self.seconds and left:
             each = statistics.mean(self.seconds)

@@ -136,7 +136,7 @@ class PackedStudy:
     def __str__(self) -> str:
         """How much of it a study has."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
-        others = "; others have other options, data, rows or seeds"
+        others = "; the others have other options, data or seeds"
         return summary + others * (len(self.used) < len(self.fits))
 
     def _fit(self, digest: str) -> dict[str, Any]:

@@ -323,7 +323,7 @@ def differences(
     """
     for name in [reference, *(rows or ())]:
         if name not in table.rows:
-            raise UsageError(f"no runs of row {shown(name)}{nearest(name, table.rows)}")
+            raise UsageError(f"no runs of configuration {shown(name)}{nearest(name, table.rows)}")
     others = [row for row in (rows or table.rows) if row != reference]
     lines: list[dict[str, Any]] = []
     for name, where in (bins or {ALL: None}).items():

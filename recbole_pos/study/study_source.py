@@ -54,7 +54,9 @@ class Source:
     def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> str:
         """The name of a row that there is."""
         if not isinstance(name, str) or name not in rows:
-            raise self.error(path, f"there is no row {shown(name)}{nearest(str(name), rows)}")
+            raise self.error(
+                path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
+            )
         return name
 
 
