@@ -91,12 +91,12 @@ def _command(
     """Make a function the command of a name.
 
     Args:
-        name: of the command; of one within a group, with that before it.
+        name: name of the command; of one within a group, with that before it.
         text: what it does, in the list of commands.
         arguments: what adds its arguments; of a settings class, all its fields.
         configured: whether it takes options of the configuration, the function's second argument.
         environment: whether what is not given is read from the environment.
-        settings: of its parser.
+        settings: settings of its parser.
     """
     group, _, name = name.rpartition(" ")
 

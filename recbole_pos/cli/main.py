@@ -20,8 +20,8 @@ from recbole_pos.values import shown, suggest
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted by
-    Ctrl-C), 143 (by SIGTERM)."""
+    """Return entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted
+    by Ctrl-C), 143 (by SIGTERM)."""
     words = sys.argv[1:] if argv is None else list(argv)
     with _heeding_sigterm() as terminated, _warning_in_lines():
         try:

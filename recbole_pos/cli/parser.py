@@ -176,7 +176,7 @@ def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]
     command's own is its value, unless it begins like another option.
 
     Args:
-        words: of the command line.
+        words: words of the command line.
         own: names of the command's own options, without dashes.
     """
     mine, options = [], []

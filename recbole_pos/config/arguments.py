@@ -217,7 +217,7 @@ Settings = TypeVar(
 
 
 def arguments(default: Settings, given: dict[str, Any]) -> Settings:
-    """A settings object with some fields given by name, as keywords of a call.
+    """Return a settings object with some fields given by name, as keywords of a call.
 
     Raises:
         TypeError: for another name, as Python raises it of a call.
