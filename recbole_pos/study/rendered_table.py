@@ -55,7 +55,7 @@ class RenderedTable:
     whole: str = "table.md"
 
     def is_text(self, column: int) -> bool:
-        """Whether a column stands to the left."""
+        """Return whether a column stands to the left."""
         return column == 0 or column in self.words
 
     def markdown(self, level: int = 2) -> str:
@@ -130,7 +130,7 @@ def _rich(cell: Cell, fold: bool) -> Text:
 
 
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """A metric; nothing for none."""
+    """Return a metric; nothing for none."""
     if value is None or math.isnan(value):
         return ""
     text = f"{value:{'+' if sign else ''}.{digits}f}"
