@@ -94,7 +94,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """A whole file of json; what is no plain value stands there as text."""
+    """Write a whole file of json; what is no plain value stands there as text."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 

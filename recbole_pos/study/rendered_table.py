@@ -72,7 +72,7 @@ class RenderedTable:
         yield self.fitted(options.max_width)
 
     def fitted(self, width: int) -> Table:
-        """For a terminal of so many columns; no number is broken."""
+        """Return it for a terminal of so many columns; no number is broken."""
         kept = list(range(len(self.columns)))
         away = [*self.spare, *(place for place in kept[:0:-1] if place not in self.spare)]
         fold = sum(self._width(place, False) + 3 for place in kept) + 1 > width
@@ -95,7 +95,7 @@ class RenderedTable:
         return table
 
     def _width(self, column: int, fold: bool) -> int:
-        """What a column needs so that no word of it is broken."""
+        """Return what a column needs so that no word of it is broken."""
         title = self.columns[column]
         texts = [text for line in self.lines for text in (line[column].text, line[column].detail)]
         if not self.is_text(column):
@@ -116,7 +116,7 @@ def _marked(cell: Cell) -> str:
 
 
 def _folded(text: str, fold: bool) -> str:
-    """A deviation and an interval in a line of their own."""
+    """Return a deviation and an interval in a line of their own."""
     return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
 
 
