@@ -165,19 +165,11 @@ def test_refused(row: dict[str, Any], named: str, tmp_path: Path) -> None:
         make_plan(Source("study", study(tmp_path, rows={"A": {}, "B": row})))
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"learning_rate": [1e-5, 3e-2]},
-        {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-5, 1e-1]}}},
-    ],
-    ids=["grid", "space"],
-)
 def test_a_search_goes_by_validation_alone(
-    cluster, tiny: Path, tmp_path: Path, search: dict, monkeypatch: pytest.MonkeyPatch
+    cluster, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No trial has a test event, so none can read a test metric; the best one is tested."""
-    folder = tmp_path / "s"
+    folder, search = tmp_path / "s", {"learning_rate": [1e-5, 3e-2]}
     kept = StudyFolder(folder)
     seen = []  # what a report would say when a fit has ended
     ended = StudyProgress.end
