@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from recbole_pos.data.targets import describe
 from recbole_pos.distributed import this_share
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, known_of, prepare, read_dataset
+from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
@@ -30,6 +31,7 @@ def train(
     screen: Screen,
     dataset: Any = None,
     report: Callable[[Experiment], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result | None:
     """One experiment in this process.
 
@@ -41,6 +43,7 @@ def train(
         dataset: prepared before, for this configuration; read from files when None.
         report: is given the experiment after every validated epoch, whose checkpoint is kept, and
             once if no epoch is left.
+        callbacks: follow the training.
     """
     first = this_share().rank == 0
     keep_freed_memory()
@@ -53,7 +56,7 @@ def train(
             fresh = folder is None or folder.only_begun
             experiment = prepare(config, fresh=fresh, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.screen = screen
+        trainer.screen, trainer.callbacks = screen, callbacks
         resumed = None if folder is None or fresh else str(folder.checkpoint)
         if not first:
             if resumed:
@@ -103,6 +106,7 @@ def _to_result(
     if not loaders["test"]:
         screen.line("no test targets in this split: nothing will be tested")
     shown = config["show_progress"]
+    call(trainer.callbacks, lambda one: one.on_start(experiment))
     if report and trainer.finished:
         report(experiment)
     after = (lambda *_: report(experiment)) if report else None
@@ -121,6 +125,7 @@ def _to_result(
         screen.line(f"warning: {text}")
     screen.line(f"{folder.path}/result.json")
     screen.event("result", asdict(result))
+    call(trainer.callbacks, lambda one: one.on_end(experiment, result))
     return result
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import Progress
 from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
 from recbole_pos.experiment.device import Precision
@@ -76,6 +77,7 @@ class PosTrainer(EvaluatingTrainer):
         self.progress = Progress()
         self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
         self.screen: Screen | None = None  # where a run is reported; one of its own if None
+        self.callbacks: Sequence[Callback] = ()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         other = ("init_from", "train_only", "update_from")
@@ -150,6 +152,7 @@ class PosTrainer(EvaluatingTrainer):
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
+                state.stopped |= self._call_back(line)
                 self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
                     self.writer.flush()  # no line of a run that cannot be resumed
@@ -183,16 +186,18 @@ class PosTrainer(EvaluatingTrainer):
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
-                self._step(loss_func, batch, watch, number)
+                loss = self._step(loss_func, batch, watch, number)
                 self.writer.check()
+                for one in self.callbacks:
+                    one.on_step(epoch_idx * len(train_data) + number + 1, loss)
                 task.advance(self._targets(batch))
-            loss = watch.mean()
+            mean = watch.mean()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
-            "loss": loss,
+            "loss": mean,
             "valid": None,
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
@@ -204,7 +209,7 @@ class PosTrainer(EvaluatingTrainer):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
-    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
         """One optimiser step, of which nothing is read before later ones are on their way."""
         self._zero_grad()
         loss = self._loss(loss_func, batch)
@@ -221,6 +226,7 @@ class PosTrainer(EvaluatingTrainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        return value
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
@@ -314,6 +320,13 @@ class PosTrainer(EvaluatingTrainer):
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
+
+    def _call_back(self, line: dict[str, Any]) -> bool:
+        """Call the hooks of a finished epoch; whether one of them ends the training."""
+        ends = False
+        if valid := line["valid"]:
+            ends = call(self.callbacks, lambda one: one.on_validation(line["epoch"], valid))
+        return call(self.callbacks, lambda one: one.on_epoch(line)) or ends
 
     def _publish(self, line: dict[str, Any], improved: bool, board: Any) -> None:
         """Tell file, screen and boards about a finished epoch."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import ray
 
-from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
+from recbole_pos.config.arguments import CompareArguments, divide, require_shares
 from recbole_pos.config.plugins import allow, pack
-from recbole_pos.data.location import require_dataset
+from recbole_pos.conversion.frames import beside
+from recbole_pos.data.location import dataset_name, require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
@@ -68,7 +70,7 @@ class Compared:
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     *,
@@ -86,12 +88,14 @@ def compare(
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
-        dataset: of a list of models; of a study, in the place of the one it names.
+        dataset: of a list of models; of a study, in the place of the one it names. A name, or a
+            :class:`recbole_pos.Dataset`.
         config_file_list: configuration of all rows of a list of models, over the base of a study.
         config_dict: options over these files.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
-            ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
             ``known``, ``pack``, ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``,
             ``gpus_per_trial``, ``verbose``.
 
@@ -103,8 +107,12 @@ def compare(
             compared.
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
-    args = arguments(settings or CompareArguments(), given)
-    allow((config_dict or {}).get("plugins"))
+    args, options = divide(settings or CompareArguments(), given)
+    base = {**(config_dict or {}), **options}
+    data, dataset = dataset, dataset_name(dataset)
+    if args.run_dir is None:
+        args = replace(args, run_dir=beside(data, "compare"))
+    allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     screen = Screen(args.verbose)
     if runs := run_folders(what):
@@ -112,7 +120,6 @@ def compare(
             if getattr(args, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
         return _show(of_runs(runs, args.reference), screen, Path(args.run_dir or "compared"))
-    base = {**(config_dict or {})}
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = plan_and_folder(what, dataset, base, args)

@@ -4,10 +4,11 @@ evaluate the best one on test data."""
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import ray
 from ray import tune
 
-from recbole_pos.config.arguments import SearchArguments, arguments
+from recbole_pos.config.arguments import SearchArguments, divide
 from recbole_pos.config.plugins import allow, pack
+from recbole_pos.conversion.frames import beside
 from recbole_pos.data.identity import changes
+from recbole_pos.data.location import dataset_name
 from recbole_pos.data.targets import describe, warnings_about
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
@@ -67,7 +70,7 @@ class Found:
 
 def search(
     model: str | type | None = None,
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     space: str | Path | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
@@ -91,7 +94,8 @@ def search(
         config_dict: options over these files; what is given here is the same in all trials,
             whatever the space has for it.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.SearchArguments`:
             ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
             how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
             scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
@@ -110,8 +114,12 @@ def search(
             machine or the storage failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    args = arguments(settings or SearchArguments(), given)
-    allow((config_dict or {}).get("plugins"))
+    args, options = divide(settings or SearchArguments(), given)
+    config_dict = {**(config_dict or {}), **options}
+    data, dataset = dataset, dataset_name(dataset)
+    if args.run_dir is None and args.resume is None:
+        args = replace(args, run_dir=beside(data, f"tune-{time.time_ns()}"))
+    allow(config_dict.get("plugins"))
     screen, began = Screen(args.verbose), time.perf_counter()
     with ExitStack() as held:
         folder = record = None
@@ -121,7 +129,7 @@ def search(
             folder = SearchFolder(args.resume)
             others = {"model": model, "dataset": dataset, "space": space}
             files = {"config_file_list": config_file_list}
-            search = resumed_settings(folder, args, config_dict or {}, **others, **files)
+            search = resumed_settings(folder, args, config_dict, **others, **files)
             held.enter_context(folder.held())
             record = folder.read_record(search)
         experiment = _prepare(search)
