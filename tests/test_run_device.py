@@ -106,18 +106,16 @@ def test_the_processor_is_told_as_the_system_has_it(
 
 
 @pytest.mark.parametrize(
-    ("options", "has", "found"),
+    ("options", "found"),
     [
-        ({}, True, "bf16"),
-        ({}, False, "fp32"),
-        ({"enable_amp": True}, False, "bf16"),
-        *(({"precision": name}, True, name) for name in ("fp32", "tf32", "bf16", "fp16")),
+        ({}, "tf32"),
+        ({"enable_amp": True}, "bf16"),
+        *(({"precision": name}, name) for name in ("fp32", "tf32", "bf16", "fp16")),
     ],
     ids=str,
 )
-def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, has, found) -> None:
+def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, found) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has)
     made = Precision.of(config(tiny, **options))
     assert (made.name, made.device) == (found, "cuda")
     before = torch.get_float32_matmul_precision()
@@ -125,6 +123,16 @@ def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, has, found
         inside = torch.get_float32_matmul_precision()
     assert inside == ("highest" if found == "fp32" else "high")
     assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+def test_half_precision_leaves_cudnn_attention_out() -> None:
+    """It plans for milliseconds for every new shape, and batches have new shapes."""
+    allowed = torch.backends.cuda.cudnn_sdp_enabled
+    assert allowed()
+    with Precision("bf16", "cpu").forward():
+        assert not allowed()
+    with Precision("fp32", "cpu").forward():
+        assert allowed()
 
 
 def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:

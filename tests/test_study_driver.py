@@ -26,10 +26,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.comparing import Compared, StudyProgress
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.scheduler import Job
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -304,7 +304,7 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     line = f"compare -d tiny --data_path {tiny} -m PosSASRec --seeds 3 --dry_run"
     assert main([*line.split(), "--vary", "position=[nope],[rope,kernel]"]) == 0
     printed = capsys.readouterr().out
-    assert "2 rows, 3 seeds, 6 fits" in printed and not list(tmp_path.iterdir())
+    assert "2 configurations, 3 seeds, 6 runs" in printed and not list(tmp_path.iterdir())
     wrong = f"compare -d tiny --data_path {tiny} -m PosSASRec,FPARek".split()
     assert main(wrong) == 2 and "did you mean FPARec" in capsys.readouterr().err
     assert main(["compare", "-d", "tiny"]) == 2

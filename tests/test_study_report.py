@@ -17,6 +17,15 @@ from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves,
 from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.rendered_table import (
+    Cell,
+    RenderedTable,
+    count,
+    interval,
+    listed,
+    number,
+    span,
+)
 from recbole_pos.study.result_tables import (
     all_tables,
     bins_table,
@@ -29,7 +38,6 @@ from recbole_pos.study.result_tables import (
     tidy,
 )
 from recbole_pos.study.results import Comparison, Results, compare
-from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_report import findings, html, protocol
 from recbole_pos.study.terminal import Fitted
@@ -57,7 +65,7 @@ def nothing_yet(results: Results) -> Results:
     return dataclasses.replace(without_ranks(results), runs=runs, **empty)
 
 
-def line_of(table: Shown, row: str) -> dict[str, Cell]:
+def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
     line = next(line for line in table.lines if line[0].text == row)
     return dict(zip(table.columns, line, strict=True))
 
@@ -173,7 +181,7 @@ def test_bins_and_failures_and_searches(results, found):
     searched = search_table(results)
     assert searched is not None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
-    assert "validation alone" in searched.notes[0]
+    assert "validation only" in searched.notes[0]
     unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
     searched = search_table(unfinished)
     assert searched is not None and line_of(searched, "RoPE")["chosen"] == Cell("not yet")
@@ -194,7 +202,9 @@ def test_tables_as_text(results, found):
 
 
 def test_text_of_the_users_is_no_markup():
-    table = Shown("[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",))
+    table = RenderedTable(
+        "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
+    )
     console = Console(file=io.StringIO(), width=80)
     console.print(Fitted(table))
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
@@ -251,8 +261,11 @@ def test_findings_say_no_more_than_the_intervals(results, found):
 
 def test_the_protocol_follows_from_the_plan(results):
     message = " ".join(protocol(results))
-    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in message
-    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in message
+    assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
+    assert (
+        "Every configuration had the same tuning budget, 2 trials (Pop: none) with seed 2020"
+        in message
+    )
     assert "RoPE + kernel is made from the trained models of RoPE" in message
     assert "200 of 600 test items" in message
 

@@ -285,9 +285,9 @@ def test_bins_are_compared_on_their_targets_alone(rng):
 
 def test_an_unknown_row_is_named(rng):
     table = table_of(Case((1, 1), units=20), rng)
-    with pytest.raises(UsageError, match="no runs of row 'Z'; known are A, B"):
+    with pytest.raises(UsageError, match="no runs of configuration 'Z'; known are A, B"):
         differences(table, ["hit@10"], "Z")
-    with pytest.raises(UsageError, match="no runs of row 'a'; nearest known: A"):
+    with pytest.raises(UsageError, match="no runs of configuration 'a'; nearest known: A"):
         differences(table, ["hit@10"], "A", rows=["a"])
 
 

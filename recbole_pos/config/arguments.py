@@ -103,11 +103,13 @@ class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
     vary: tuple[str, ...] = _flag(
-        (), "a row for each value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
+        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
     )
-    seeds: int | None = _flag(None, "seeds of every row (1, or as the study says)", int, "N")
-    reference: str | None = _flag(None, "row that differences are taken to (the first)")
-    rows: tuple[str, ...] = _flag((), "train these rows alone; all are shown", list, "ROW")
+    seeds: int | None = _flag(None, "seeds per configuration (1, or as the study says)", int, "N")
+    reference: str | None = _flag(None, "configuration to compare with (the first)")
+    rows: tuple[str, ...] = _flag(
+        (), "train only these configurations; all are shown", list, "NAME"
+    )
     run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _flag(False, "list what would be trained, and train nothing", bool)
     report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)

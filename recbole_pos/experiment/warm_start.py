@@ -225,8 +225,8 @@ def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
     has.data[:] = 1  # a token that an item has twice
     count = np.asarray(has[:known].sum(0)).ravel()
     mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
-    of_known = has[known:].multiply(count > 0).tocsr()
-    shared = np.asarray(of_known.sum(1)).ravel()
-    new = torch.from_numpy(of_known @ mean / shared.clip(1)[:, None]).to(vectors)
+    shares_with_known = has[known:].multiply(count > 0).tocsr()
+    shared = np.asarray(shares_with_known.sum(1)).ravel()
+    new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
     found = torch.from_numpy(shared > 0)
     vectors[known:][found] = new[found]

@@ -22,7 +22,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.model.models import name_of
+from recbole_pos.model.models import registered_name
 from recbole_pos.relations.history import HistoryRelations
 
 READS = ("own", "none")  # what an exported AttrFormer may read
@@ -91,7 +91,7 @@ class Recommend(nn.Module):
             allowed: [B or 1, items] boolean; item 0, which is padding, never is.
         """
         vector = self.encoder(items, lengths, times, at)
-        scores = vector @ self.encoder.model.item_embedding.weight.t()
+        scores = vector @ self.encoder.model.item_embedding.vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
         best, found = scores.masked_fill(left_out, -torch.inf).topk(self.k)
@@ -109,7 +109,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     Raises:
         UsageError: if it cannot be exported; says why.
     """
-    name = name_of(type(model))
+    name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
         raise UsageError(
             f"{name} cannot be exported: its forward is not made of the plugin's layers "
@@ -129,7 +129,9 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     if reads is not None:
         raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
     base = PosRecommender
-    own = [x for x in ("forward", "states_of", "full_sort_predict") if _differs(model, base, x)]
+    own = [
+        x for x in ("forward", "compute_states", "full_sort_predict") if _differs(model, base, x)
+    ]
     if own:
         raise UsageError(
             f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "
@@ -179,7 +181,8 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     except Exception as error:  # torch's own are of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(
-            f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {reason}"
+            f"{registered_name(type(encoder.model))} cannot be exported: torch.export refuses it: "
+            f"{reason}"
         ) from error
 
 

@@ -24,7 +24,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.fitted import FittedModel, folder_of, unpack_folder
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
@@ -129,7 +129,7 @@ class Recommender(FittedModel):
 
         def with_later(dataset: Any) -> Any:
             nonlocal growth, strangers
-            later = dataset.later
+            later = dataset.held_out
             if later is None:
                 return dataset
             growth = later.growth
@@ -507,5 +507,5 @@ def top_items(
         scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
         fewer are left.
     """
-    best, items = best_of(score_parts(scores, choice, barred), k)
+    best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()

@@ -70,7 +70,9 @@ def plan_and_folder(
         plan = plan_of_models(dataset, names, args.vary, seeds, base, **changes)
         return plan, StudyFolder.of(plan, args.run_dir)
     if args.vary:
-        raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
+        raise UsageError(
+            "--vary: goes with models (-m); the configurations of a study are in its file"
+        )
     if isinstance(what, dict):
         plan = make_plan(Source("study", what))
     elif Path(what).is_dir():
@@ -110,7 +112,7 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
     for key in ("init_from", "update_from"):
         if config.plain.get(key):
             raise UsageError(
-                f"{key}: a row of a study begins with fresh weights, or with those of another row: "
+                f"{key}: a configuration begins with fresh weights or another's: "
                 "`attach: {to: ROW, schemes: [...]}`"
             )
     return {**config.plain, "data_path": config["data_path"]}
@@ -137,7 +139,7 @@ def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> Non
             if metric not in computed:
                 raise plan.source.error(
                     ("metrics",),
-                    f"metrics: {metric} is not computed for row {row}, whose metrics are "
+                    f"metrics: {metric} is not computed for {row}, whose metrics are "
                     f"{', '.join(names)} at {', '.join(map(str, config['topk']))}; give it in the "
                     "base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
                 )

@@ -16,9 +16,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from recbole_pos.study.rendered_table import count, span
 from recbole_pos.study.result_tables import metric_name
 from recbole_pos.study.results import Comparison, Results
-from recbole_pos.study.shown import count, span
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -83,7 +83,7 @@ def draw_differences(found: Comparison) -> Chart | None:
     panel.set_ylim(len(pairs) - 0.5, -0.5)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     main, reference = metric_name(found.table.metrics[0]), found.table.reference
-    panel.set_xlabel(f"{main} less that of {_short(reference)}")
+    panel.set_xlabel(f"difference in {main} from {_short(reference)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
         for line in pairs.to_dict("records")

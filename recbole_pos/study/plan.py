@@ -176,7 +176,7 @@ class Plan:
         """Rows, each after the one that it is attached to.
 
         Raises:
-            UsageError: if rows are attached to each other in a circle.
+            UsageError: if configurations are attached to each other in a circle.
         """
         needs = {row.name: [row.attach.to] if row.attach else [] for row in self.rows.values()}
         try:
@@ -185,7 +185,7 @@ class Plan:
             circle = error.args[1]
             raise self.source.error(
                 ("rows", circle[0], "attach"),
-                f"rows are attached to each other in a circle: {', '.join(circle)}",
+                f"configurations are attached to each other in a circle: {', '.join(circle)}",
             ) from error
 
     def root(self, row: str) -> str:
@@ -211,6 +211,6 @@ def require_equal_trials(plan: Plan) -> None:
         if mine != budget:
             raise plan.source.error(
                 ("rows", row, "search"),
-                f"row {row} is searched with {mine} trials and row {first} with "
-                f"{budget}; give all rows as many, or those that need none `search: false`",
+                f"{row} is searched with {mine} trials and {first} with "
+                f"{budget}; give all as many, or those that need none `search: false`",
             )

@@ -38,8 +38,8 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
         if name in places:
             raise plan.source.error(
                 places[name],
-                f"row {row.name}: {name} is given here, and its search tries it as well; take it "
-                "out of one of the two (`search: false` for a row that is not searched)",
+                f"{row.name}: {name} is given here, and its search tries it as well; take it "
+                "out of one of the two (`search: false` for a configuration that is not searched)",
             )
 
 
@@ -118,7 +118,7 @@ class RowSearch:
         there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
         if drawn.keys() != there.keys() or not all(_in(there[key], drawn[key]) for key in drawn):
             raise UsageError(
-                f"{name}: row {short(self.row.name)}: {shown(drawn)} cannot be drawn from its space"
+                f"{name}: {short(self.row.name)}: {shown(drawn)} cannot be sampled from its space"
             )
 
     def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
