@@ -87,7 +87,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
-    with _refusing(_FRAME if is_frame(events) else str(events)):
+    with _refusing(str(events) if isinstance(events, (str, os.PathLike)) else _FRAME):
         return make_dataset(events, asked)
 
 
@@ -105,7 +105,7 @@ def _refusing(file: str) -> Iterator[None]:
 
 def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False) -> Report:
     """Do what :func:`convert` does; ``allow_empty``: columns that are named may have no value."""
-    what = Path(_FRAME if is_frame(events) else events)
+    what = Path(events if isinstance(events, (str, os.PathLike)) else _FRAME)
     name = asked.name or (what.name or what.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
@@ -293,7 +293,7 @@ def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
                 raise UsageError(f"{option}: a frame names its columns; leave the option out")
             sources[role] = read_frame(given, _FRAMES[role])
         elif isinstance(given, (str, os.PathLike)):
-            sources[role] = read(given, replace(dialect, names=names, option=option))
+            sources[role] = read(Path(given), replace(dialect, names=names, option=option))
         else:
             raise UsageError(
                 f"{_FRAMES[role]}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), "

@@ -32,7 +32,8 @@ class Callback:
         """After an epoch, with its line of metrics.jsonl; True ends the training."""
 
     def on_end(self, experiment: Any, result: Any) -> None:
-        """After the test: the model has its best weights."""
+        """After the test: the model has its best weights. ``result`` is None of a run that was
+        interrupted or failed."""
 
 
 def call(callbacks: Sequence[Callback], hook: Callable[[Callback], bool | None]) -> bool:

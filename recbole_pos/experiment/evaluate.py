@@ -67,11 +67,9 @@ def evaluate(
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
     functions = [one for one in _listed(metrics) if callable(one)]
-    if functions:
-        names = [one for one in _listed(metrics) if not callable(one)]
-        more = {"topk": topk, "part": part, "mask_history": mask_history}
-        found = evaluate(folder.path, names, **more, dataset=dataset) if names else {}
-        return found | _apply(functions, folder, part, mask_history)
+    own = _apply(functions, folder, part, mask_history) if functions else {}
+    if own and not (metrics := [one for one in _listed(metrics) if not callable(one)]):
+        return own
     kept = load_config(folder)
     options: dict[str, Any] = {
         "metrics": kept["metrics"] if metrics is None else _listed(metrics),
@@ -86,12 +84,12 @@ def evaluate(
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
     if part == "test" and (found := _from_ranks(folder, kept, config)) is not None:
-        return found
+        return found | own
     trained = load(folder.path, options=options, dataset=dataset)
-    found = trained.trainer.evaluate(trained.loaders[part])
-    if found is None:
+    measured = trained.trainer.evaluate(trained.loaders[part])
+    if measured is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return found
+    return measured | own
 
 
 def _listed(given: Any) -> list[Any]:

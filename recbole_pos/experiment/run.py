@@ -142,12 +142,6 @@ def load(
 ) -> Experiment:
     """A trained model with its data; best weights, evaluation mode.
 
-    Examples:
-        >>> trained = recbole_pos.load("mine")
-        >>> trained.dataset.user_num, len(trained.dataset.log)
-        (944, 100000)
-        >>> test = trained.trainer.evaluate(trained.loaders["test"])
-
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
             have trained.

@@ -19,6 +19,7 @@ from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.reporter import Reporter
@@ -56,7 +57,8 @@ def train(
             fresh = folder is None or folder.only_begun
             experiment = prepare(config, fresh=fresh, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.reporter, trainer.callbacks = reporter, callbacks
+        trainer.reporter = reporter
+        trainer.callbacks = [*make_loggers(config), *callbacks] if first else []
         resumed = None if folder is None or fresh else str(folder.checkpoint)
         if not first:
             if resumed:
@@ -89,7 +91,22 @@ def _to_result(
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train, test, write."""
+    """Train, test, write; and call who follows."""
+    followers, result = experiment.trainer.callbacks, None
+    call(followers, lambda one: one.on_start(experiment))
+    try:
+        result = _train_and_test(experiment, folder, reporter, report)
+    finally:
+        call(followers, lambda one: one.on_end(experiment, result))
+    return result
+
+
+def _train_and_test(
+    experiment: Experiment,
+    folder: RunFolder,
+    reporter: Reporter,
+    report: Callable[[Experiment], None] | None,
+) -> Result:
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
@@ -106,7 +123,6 @@ def _to_result(
     if not loaders["test"]:
         reporter.line("no test targets in this split: nothing will be tested")
     shown = config["show_progress"]
-    call(trainer.callbacks, lambda one: one.on_start(experiment))
     if report and trainer.finished:
         report(experiment)
     after = (lambda *_: report(experiment)) if report else None
@@ -122,10 +138,9 @@ def _to_result(
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
-        reporter.line(f"warning: {text}")
+        reporter.warning(text)
     reporter.line(f"{folder.path}/result.json")
     reporter.event("result", asdict(result))
-    call(trainer.callbacks, lambda one: one.on_end(experiment, result))
     return result
 
 

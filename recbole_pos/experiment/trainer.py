@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class PosTrainer(EvaluatingTrainer):
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
         begun = state.next_epoch
-        with self._tensorboard() as board, self._writer(saved) as self.writer:
+        with self._writer(saved) as self.writer:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
@@ -156,7 +156,7 @@ class PosTrainer(EvaluatingTrainer):
                 self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
                     self.writer.flush()  # no line of a run that cannot be resumed
-                self._publish(line, improved, board)
+                self._publish(line, improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
             if state.next_epoch > begun:
@@ -328,21 +328,11 @@ class PosTrainer(EvaluatingTrainer):
             ends = call(self.callbacks, lambda one: one.on_validation(line["epoch"], valid))
         return call(self.callbacks, lambda one: one.on_epoch(line)) or ends
 
-    def _publish(self, line: dict[str, Any], improved: bool, board: Any) -> None:
-        """Tell file, screen and boards about a finished epoch."""
+    def _publish(self, line: dict[str, Any], improved: bool) -> None:
+        """Tell file, reporter and RecBole's log_wandb about a finished epoch."""
         if self.run:
             self.run.add_metrics(line)
         if self.reporter:
             self.reporter.epoch(line, self.valid_metric, improved)
         scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
         self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
-        if board:
-            for name, value in scalars.items():
-                board.add_scalar(name, value, line["epoch"])
-
-    def _tensorboard(self) -> Any:
-        if not (self.run and self.config["tensorboard"]):
-            return nullcontext()
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(self.run.path / "tensorboard")

@@ -64,9 +64,9 @@ def build(
     with reporter.task(f"reading {', '.join(file.name for file in given)}"):
         tables = RECIPES[log.recipe](*given)
     with tempfile.TemporaryDirectory() as temporary:
-        kinds, found = tables.kinds or {}, (tables.events, tables.items, tables.users)
+        kinds, frames = tables.kinds or {}, (tables.events, tables.items, tables.users)
         # not every edition of a log has all columns
-        columns = {column for table in found if table is not None for column in table}
+        columns = {column for frame in frames if frame is not None for column in frame}
         user, item, time = tables.events.columns[:3]
         asked = ConvertArguments(
             name=name,

@@ -22,7 +22,7 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is reported, and nothing of what it finds.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
@@ -32,7 +32,7 @@ _SINCE_1 = {
     **{"rm_copies": False, "request_time": "none"},
 }
 # A study's runs are reported by the study.
-QUIET = {"show_progress": False, "tensorboard": False}
+QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not

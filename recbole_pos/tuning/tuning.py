@@ -57,15 +57,31 @@ from recbole_pos.tuning.trials import (
 REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
 
 
-@dataclass
+@dataclass(repr=False)
 class Found:
-    """What a search found; ``test`` is that of ``best`` only."""
+    """What a search found; ``test`` is that of ``best`` only.
+
+    ``recbole_pos.load(found.run_dir)`` is the model of the best trial. ``source`` is the dataset,
+    whose files may go with this object.
+    """
 
     folder: Path
     trials: list[Trial]
     best: Trial
     test: dict[str, float] | None
     seconds: float
+    source: Any = None
+
+    @property
+    def run_dir(self) -> Path:
+        """The run of the best trial."""
+        return self.folder / "best"
+
+    def __repr__(self) -> str:
+        valid = f"valid {self.best.score:.4f}" if self.best.score is not None else "no validation"
+        test = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
+        best = f"{self.best.number} ({valid}): {show_options(self.best.options)}"
+        return f"best of {len(self.trials)} trials is {best}\ntest: {test or 'none'}\n{self.folder}"
 
 
 def search(
@@ -153,7 +169,8 @@ def search(
             finally:
                 stop(started)
         seconds = time.perf_counter() - began
-        return _finish(search, folder, experiment, record.trials, reporter, seconds)
+        found = _finish(search, folder, experiment, record.trials, reporter, seconds)
+        return replace(found, source=data)
 
 
 def _prepare(settings: Settings) -> Experiment:
@@ -287,7 +304,7 @@ def _headline(
     if split := describe(experiment.dataset.split.summary):
         reporter.line(split)
     for text in warnings_about(experiment.dataset.split.summary):
-        reporter.line(f"warning: {text}")
+        reporter.warning(text)
 
 
 def _finish(
