@@ -206,6 +206,9 @@ class ServeArguments:
     max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
     max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
     allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
+    shares: tuple[str, ...] = _flag(
+        (), "of several models, the parts of all ids that each answers", list, "NAME=PART"
+    )
     data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
     )
@@ -217,7 +220,7 @@ Settings = TypeVar(
 
 
 def arguments(default: Settings, given: dict[str, Any]) -> Settings:
-    """A settings object with some fields given by name, as keywords of a call.
+    """Return a settings object with some fields given by name, as keywords of a call.
 
     Raises:
         TypeError: for another name, as Python raises it of a call.

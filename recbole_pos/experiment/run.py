@@ -140,7 +140,7 @@ def load(
     options: dict[str, Any] | None = None,
     dataset: Any = None,
 ) -> Experiment:
-    """A trained model with its data; best weights, evaluation mode.
+    """Return a trained model with its data; best weights, evaluation mode.
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
@@ -197,7 +197,7 @@ def load_without_data(path: str | Path) -> Experiment:
 
 
 def finds_dataset(path: str | Path) -> bool:
-    """Whether a run's dataset is where the run found it."""
+    """Return whether a run's dataset is where the run found it."""
     return _has_dataset(_opened(path, {})[2])
 
 
@@ -218,7 +218,7 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """The checkpoint, the folder and the configuration of a trained model."""
+    """Return the checkpoint, the folder and the configuration of a trained model."""
     if os.path.isfile(path):
         file = Path(path)
         state = checkpoint.load(file, ("config",))

@@ -112,7 +112,7 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
     """Draw the main metric against what a row costs; None where less than two rows say.
 
     Args:
-        results: of the study.
+        results: results of the study.
         found: numbers of one table.
         column: ``seconds`` or ``parameters``.
     """
@@ -262,7 +262,7 @@ def _new(height: float) -> tuple[Figure, Any]:
 
 
 def _new_of_rows(rows: int) -> tuple[Figure, Any]:
-    """A figure with room for a legend of so many rows below it."""
+    """Return a figure with room for a legend of so many rows below it."""
     return _new(3.1 + 0.2 * math.ceil(rows / 2))
 
 

@@ -353,7 +353,8 @@ class StudyProgress:
 
 
 def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """What reports say about the data, of the order of equal times, of versions and searches."""
+    """Return what reports say about the data, of the order of equal times, of versions and
+    searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if scheduler.datasets.kept:
         dataset = next(iter(scheduler.datasets.kept.values()))
@@ -374,7 +375,8 @@ def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
-    """What searches chose, those of other rows as they did, and which fits cannot be trained."""
+    """Return what searches chose, those of other rows as they did, and which fits cannot be
+    trained."""
     chosen = scheduler.folder.facts().get("chosen") or {}
     by = {row: search.metric for row, search in scheduler.searches.items()}
     by = {**(scheduler.folder.facts().get("chosen_by") or {}), **by}
@@ -386,7 +388,7 @@ def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
-    """What a task returned; a failed run where its process was lost again and again."""
+    """Return what a task returned; a failed run where its process was lost again and again."""
     try:
         found = ray.get(task)
         if mirror is not None and found["status"] == DONE:
