@@ -62,7 +62,7 @@ def test_on_a_terminal_a_bar_that_vanishes() -> None:
         wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
     assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
-    assert set(threading.enumerate()) <= set(before)
+    wait(lambda: set(threading.enumerate()) <= set(before))  # that of the bar ends soon
 
 
 def run(tiny: Path, folder: Path, *more: str) -> int:
