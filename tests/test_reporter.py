@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import SMALL, wait
@@ -63,7 +66,7 @@ def test_on_a_terminal_a_bar_that_vanishes() -> None:
         wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
     assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
-    assert set(threading.enumerate()) <= set(before)
+    wait(lambda: set(threading.enumerate()) <= set(before))  # that of the bar ends soon
 
 
 def run(tiny: Path, folder: Path, *more: str) -> int:
@@ -116,3 +119,45 @@ def test_a_log_that_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> Non
         full = Reporter(False, as_json, "/dev/full")
         with pytest.raises(StorageError, match="/dev/full"):
             full.event("start", {}) if as_json else full.line("start")
+
+
+def test_an_application_decides_where_messages_go(capsys, caplog) -> None:
+    logger, kept = logging.getLogger("recbole_pos"), logging.NullHandler()
+    Reporter().line("one")
+    assert capsys.readouterr().out == "one\n"
+    with caplog.at_level(logging.INFO, "recbole_pos"):
+        Reporter(False).line("two")
+        logger.addHandler(kept)
+        try:
+            Reporter().warning("three")
+        finally:
+            logger.removeHandler(kept)
+    assert capsys.readouterr().out == ""
+    found = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert found == [("INFO", "two"), ("WARNING", "three")]
+
+
+def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=lambda content, raw: shown.append(content["text/plain"]))
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        shown.append("new")
+        return handle
+
+    python = ModuleType("IPython")
+    python.get_ipython = lambda: SimpleNamespace(kernel=True)
+    python.display = ModuleType("IPython.display")
+    python.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    monkeypatch.setitem(sys.modules, "IPython.display", python.display)
+    monkeypatch.setattr("recbole_pos.reporter.SECOND", 0.001)
+    reporter = Reporter()
+    line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
+    reporter.epoch(line, "ndcg@10", False)
+    with reporter.task("epoch 1/9", 40):
+        wait(lambda: len(shown) > 3)
+    reporter.epoch({**line, "epoch": 1}, "ndcg@10", False)
+    assert shown.count("new") == 1 and shown[-1].startswith("epoch   1  loss 1.0000")
+    assert any(text.startswith("epoch 1/9: ") for text in shown)
+    assert capsys.readouterr().out == ""

@@ -39,6 +39,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
+        self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
@@ -74,6 +75,12 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether a run has been here, unless it was stopped before an epoch was kept."""
         return self.checkpoint.exists() or self.metrics.exists()
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of a finished run that are there, the checkpoint first."""
+        own = self.checkpoint, self.config, self.known, self.metrics, self.result, self.ranks
+        return [file for file in own if file.is_file()]
 
     def clear(self) -> None:
         """Remove what a run has left, so that another can begin; can be repeated if killed."""

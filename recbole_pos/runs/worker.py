@@ -40,7 +40,7 @@ from recbole_pos.runs.team import gpu_of_ray, team
 MOST_LOSSES = 3
 DONE, FAILED, LOST = "done", "failed", "lost"  # lost: the infrastructure failed, not the run
 # What a run is not asked about, or cannot do where it runs.
-QUIET = {"show_progress": False, "tensorboard": False}
+QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
