@@ -87,25 +87,6 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("processor\t: 0\nmodel name\t: Some CPU @ 3GHz \nmodel\t: 17\n", "Some CPU @ 3GHz, AVX2"),
-        ("processor\t: 0\nCPU part\t: 0xd40\n", "arm, AVX2"),
-        (None, "arm, AVX2"),
-    ],
-)
-def test_the_processor_is_told_as_the_system_has_it(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu, text, found
-) -> None:
-    if text:
-        (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr("recbole_pos.experiment.device.CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("platform.processor", lambda: "arm")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert describe_device(config(tiny))["processor"] == found
-
-
-@pytest.mark.parametrize(
     ("options", "found"),
     [
         ({}, "tf32"),

@@ -69,7 +69,7 @@ def _processor() -> str:
 
 
 def device_line(described: dict[str, Any]) -> str:
-    """The same in words: ``cpu with 2 threads in float32``."""
+    """Return the same in words: ``cpu with 2 threads in float32``."""
     threads = described["threads"]
     return (
         f"{described['name']} with {threads} thread{'s' if threads > 1 else ''} in "
@@ -177,5 +177,5 @@ def check_precision(config: Options) -> None:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this CPU has AMX; torch says it under a name that may go."""
+    """Return whether this CPU has AMX; torch says it under a name that may go."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())

@@ -21,7 +21,7 @@ import yaml
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -41,10 +41,11 @@ class RunFolder:
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
         self.vectors = self.path / KEPT
+        self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """A new folder; saved/<dataset>/<model>/<time>/ when no path is given.
+        """Return a new folder; saved/<dataset>/<model>/<time>/ when no path is given.
 
         Raises:
             UsageError: if the folder holds another run already.
@@ -77,6 +78,12 @@ class RunFolder:
         """Whether a run has been here, unless it was stopped before an epoch was kept."""
         return self.checkpoint.exists() or self.metrics.exists()
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of a finished run that are there, the checkpoint first."""
+        own = self.checkpoint, self.config, self.known, self.metrics, self.result, self.ranks
+        return [file for file in own if file.is_file()]
+
     def clear(self) -> None:
         """Remove what a run has left, so that another can begin; can be repeated if killed."""
         best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
@@ -95,7 +102,7 @@ class RunFolder:
             yield
 
     def require(self, option: str = "") -> RunFolder:
-        """This folder, which must hold a trained run.
+        """Return this folder, which must hold a trained run.
 
         Args:
             option: that named the folder, for the message.
@@ -143,7 +150,8 @@ class RunFolder:
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
-        """What :meth:`write_config` wrote; its options are checked by who makes a ``PosConfig``.
+        """Return what :meth:`write_config` wrote; its options are checked by who makes a
+        ``PosConfig``.
 
         Raises:
             UsageError: if it cannot be read, or does not say what was trained.
@@ -180,7 +188,7 @@ class RunFolder:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
-        """What :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
+        """Return what :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
 
         Raises:
             CheckpointError: if the file is damaged.
@@ -195,7 +203,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
@@ -218,7 +226,7 @@ def make_folder(path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
+    """Return versions of what decides a result."""
     import numpy
     import pandas
     import recbole
@@ -234,7 +242,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """The most memory this process ever held, in MB; None where the system does not say."""
+    """Return the most memory this process ever held, in MB; None where the system does not say."""
     try:
         import resource
     except ImportError:  # Windows

@@ -65,7 +65,7 @@ class ItemTable(nn.Embedding):
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
-        """[..., d] of ids [...]."""
+        """Return [..., d] of ids [...]."""
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
         if not self.has_ids:
@@ -79,7 +79,7 @@ class ItemTable(nn.Embedding):
         return vectors
 
     def vectors(self) -> Tensor:
-        """[n, d] of all items, in the order of their ids."""
+        """Return [n, d] of all items, in the order of their ids."""
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight

@@ -219,7 +219,7 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
+        """Return the same of RecBole's rows, one target each."""
         with self.shared_items() as vectors:
             return self.loss(
                 self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
@@ -247,7 +247,7 @@ class PosRecommender(SequentialRecommender):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] what predicts the event after each of some histories.
+        """Return [B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
@@ -270,11 +270,11 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """The time field in seconds."""
+        """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row."""
+        """Return [B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
@@ -305,7 +305,7 @@ class PosRecommender(SequentialRecommender):
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = self.item_vectors()[interaction[self.ITEM_ID]]
         return (self.compute_states(interaction) * items).sum(-1)
 
@@ -315,5 +315,5 @@ class PosRecommender(SequentialRecommender):
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
+        """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
         return self.compute_states(interaction) @ self.item_vectors().t()

@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
     Args:
         model: trained, on a CPU.
-        relations: of an AttrFormer that reads any.
+        relations: relations of an AttrFormer that reads any.
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
@@ -49,8 +49,8 @@ class Encoder(nn.Module):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and the
-        times of the requests [B] float64."""
+        """Return [B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and
+        the times of the requests [B] float64."""
         model = self.model
         times, at = model._seconds(times), model._seconds(at)
         ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times, at)
@@ -64,7 +64,7 @@ class Recommend(nn.Module):
     """A history to the k best of the items allowed, the best first.
 
     Args:
-        encoder: of the model.
+        encoder: encoder of the model.
         k: items a history.
     """
 
@@ -84,7 +84,7 @@ class Recommend(nn.Module):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[B, k] items and their scores; 0 and -inf where no more are allowed.
+        """Return [B, k] items and their scores; 0 and -inf where no more are allowed.
 
         Args:
             items, lengths, times, at: as of :class:`Encoder`.
@@ -99,7 +99,7 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """What is exported of a model.
+    """Return what is exported of a model.
 
     Args:
         model: trained.
@@ -145,14 +145,14 @@ def _differs(model: Any, base: type, name: str) -> bool:
 
 
 def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
-    """The inputs of a program, in their order."""
+    """Return the inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
     return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """A program for batches of any size and histories of any length up to the model's.
+    """Return a program for batches of any size and histories of any length up to the model's.
 
     Raises:
         UsageError: if a custom model or scheme does what cannot be traced.

@@ -77,7 +77,7 @@ def fits(plan: Plan) -> list[Fit]:
 
 
 def _trials(plan: Plan, row: Row) -> list[Fit]:
-    """The fits of a row's search; none where it has none."""
+    """Return the fits of a row's search; none where it has none."""
     if row.search is None:
         return []
     options = plan.options(row.name)
@@ -90,7 +90,7 @@ def _trials(plan: Plan, row: Row) -> list[Fit]:
 
 
 def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """All combinations, the last option changing first."""
+    """Return all combinations, the last option changing first."""
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
@@ -113,7 +113,7 @@ def with_unread(plan: Plan, check: Check) -> Plan:
 
 
 def _unread(plan: Plan, row: Row, check: Check) -> str:
-    """An option of the base that a row does not read; empty if it reads all."""
+    """Return an option of the base that a row does not read; empty if it reads all."""
     try:
         check({**first_options(plan, row), "seed": plan.seeds[0]})
     except UnknownKey as error:

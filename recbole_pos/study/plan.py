@@ -82,7 +82,7 @@ class Ties:
 
     Attributes:
         order: ``file``, ``random`` or ``drop`` (users whose test item depends on it are left out).
-        seed: of a random order.
+        seed: seed of a random order.
     """
 
     order: str = "file"
@@ -119,9 +119,9 @@ class Plan:
         dataset: its name.
         title, question, protocol: in words.
         base: options of every row.
-        config_files: of every row.
+        config_files: config files of every row.
         rows: by name, in the order of the tables.
-        seeds: of every row.
+        seeds: seeds of every row.
         search_seeds: of how many of them, the first ones, a search takes the mean of validation.
         reference: row that differences are taken to.
         metrics: in lower case; the first is the main one.
@@ -173,7 +173,7 @@ class Plan:
         return options
 
     def order(self) -> list[str]:
-        """Rows, each after the one that it is attached to.
+        """Return rows, each after the one that it is attached to.
 
         Raises:
             UsageError: if configurations are attached to each other in a circle.
@@ -189,13 +189,13 @@ class Plan:
             ) from error
 
     def root(self, row: str) -> str:
-        """The row that a chain of attachments begins at."""
+        """Return the row that a chain of attachments begins at."""
         while attach := self.rows[row].attach:
             row = attach.to
         return row
 
     def coupled(self, row: str, other: str) -> bool:
-        """Whether two rows share the noise of a seed, since one trained model is in both."""
+        """Return whether two rows share the noise of a seed, since one trained model is in both."""
         return self.root(row) == self.root(other)
 
 

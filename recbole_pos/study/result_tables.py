@@ -136,7 +136,7 @@ def failures_table(results: Results) -> RenderedTable | None:
 
 
 def search_table(results: Results) -> RenderedTable | None:
-    """What each row's search chose; None where nothing was searched."""
+    """Return what each row's search chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
         return None
@@ -217,7 +217,7 @@ def _difference(pairs: pd.DataFrame, row: str) -> Cell:
 
 
 def _seeds(results: Results, row: str) -> Cell:
-    """How many seeds are done, and what has become of the others."""
+    """Return how many seeds are done, and what has become of the others."""
     wanted = len(results.plan.seeds)
     mine = results.runs[results.runs["row"] == row]
     done, failed = ((mine["status"] == word).sum() for word in ("done", "failed"))
@@ -226,7 +226,7 @@ def _seeds(results: Results, row: str) -> Cell:
 
 
 def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Columns of what a row costs: name, and row -> median over seeds."""
+    """Return columns of what a row costs: name, and row -> median over seeds."""
 
     def epochs(value: float) -> str:
         return "" if math.isnan(value) else f"{value:g}"
@@ -258,12 +258,12 @@ def _comparison_notes(found: Comparison, unit: str) -> list[str]:
 
 
 def plural(unit: str) -> str:
-    """Users, sessions; a column of ids is what it numbers."""
+    """Return users, sessions; a column of ids is what it numbers."""
     return f"{unit.removesuffix('_id')}s"
 
 
 def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
-    """How much evidence there is: targets of one unit are not independent."""
+    """Return how much evidence there is: targets of one unit are not independent."""
     if targets == units:
         return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"

@@ -88,7 +88,7 @@ def _ties(value: Any) -> Ties:
 
 
 def _search(value: Any) -> Search | None:
-    """A grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
+    """Return a grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
     if value is None or value is False or value == {}:
         return None
     if not isinstance(value, dict):

@@ -26,11 +26,11 @@ _TEMPLATE = "report.html.jinja"
 
 
 def html(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        results: of the study, finished or not.
-        comparisons: of the plan's tables; the first is what the page begins with.
+        results: results of the study, finished or not.
+        comparisons: comparisons of the plan's tables; the first is what the page begins with.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -53,12 +53,12 @@ def html(results: Results, comparisons: Sequence[Comparison]) -> str:
 
 
 def _bound(text: str) -> str:
-    """A figure whose line does not end before its unit or within its sign."""
+    """Return a figure whose line does not end before its unit or within its sign."""
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _part(results: Results, found: Comparison) -> dict[str, list]:
-    """One table of the plan with all that belongs to it."""
+    """Return one table of the plan with all that belongs to it."""
     tables = [metrics_table(results, found), differences_table(found)]
     tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
     charts = all_charts(results, found)
