@@ -5,8 +5,8 @@
 
 Of each user the last two interactions, which leave-one-out holds out, stay; the items of those
 before them change places. So targets, users, popularity and times are the same, and order has no
-information. With ``--times`` (FOLDER/ml-100k-times) items stay in order, and each user has the times
-of another one: of the next longer history, its newest. Then times have no information.
+information. With ``--times`` (FOLDER/ml-100k-times) items stay in order, and each user has the
+times of another one: of the next longer history, its newest. Then times have no information.
 """
 
 from __future__ import annotations
