@@ -219,6 +219,7 @@ def test_an_item_is_what_the_formula_says(
     ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
     hidden = model.query_states(batch.items, ctx, batch.positions)
     logits = (hidden @ model.item_vectors().T)[:, 1:]
+    logits[:, torch.from_numpy(made.dataset.popularity[1:] == 0)] = -torch.inf
     plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
     torch.testing.assert_close(loss, plain)
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -265,20 +266,24 @@ MODELS = ["PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "Pos
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("model_name", MODELS)
 def test_every_model_learns_from_content(data: Path, file: str, model_name: str, use: str) -> None:
-    """Packed windows give the gradient of what computes each item by itself; so do rows and SCE."""
+    """And of a loss nothing reaches items without a training interaction."""
     options: dict[str, Any] = dict(CROSS_ENTROPY.get(model_name, {}))
     if model_name == "AttrFormer":
         options["relations"] = []
     if model_name in ("PosRec", "FGNN"):
         options["train_windows"] = "prefix"
-    made = build(data, model_name, item_vectors=file, item_vectors_use=use, **options)
+    options |= {"item_vectors": file, "item_vectors_use": use, "item_vectors_train": True}
+    made = build(data, model_name, **options)
     model = made.model.train()
     batch = batch_of(made)
     torch.manual_seed(0)
     loss = model.window_loss(batch)
     loss.backward()
-    table = (model.content_model or model).item_embedding
-    assert table.parts["content"].inner.weight.grad.abs().sum() > 0
+    content = (model.content_model or model).item_embedding.parts["content"]
+    assert content.inner.weight.grad.abs().sum() > 0
+    cold = made.dataset.popularity == 0
+    assert cold.sum() == 1 + len(COLD) and not content.values.grad[cold].any()
+    assert content.values.grad[~cold].any()
     scores = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
     assert 0 <= scores["ndcg@10"] <= 1
 

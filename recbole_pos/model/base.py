@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +73,8 @@ class PosRecommender(SequentialRecommender):
     needs_events = False  # whether batches must have the places of their events in the log
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
+    candidates: Tensor | None
+    places: Tensor
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
@@ -88,6 +90,7 @@ class PosRecommender(SequentialRecommender):
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
+        self.register_buffer("candidates", None, persistent=False)  # ids, see candidates_of
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
@@ -131,6 +134,20 @@ class PosRecommender(SequentialRecommender):
             return own
         return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
 
+    def candidates_of(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the items among which training chooses, padding first, and targets among them.
+
+        All of them, but where content scores items without a training interaction: these would be
+        learned to be wrong answers.
+
+        Args:
+            vectors: [items, d] of all items.
+            targets: ids, of any shape, of items with a training interaction.
+        """
+        if self.candidates is None:
+            return vectors, targets
+        return vectors[self.candidates], self.places[targets]
+
     def add_items(self, vectors: np.ndarray) -> None:
         """Add items by their content [k, c]; their ids come after those that there are.
 
@@ -147,14 +164,17 @@ class PosRecommender(SequentialRecommender):
         if self.content_model is not None:
             self.content_model.add_items(vectors)
 
-    @contextmanager
-    def shared_items(self) -> Iterator[Tensor]:
+    def shared_items(self) -> AbstractContextManager[Tensor]:
         """Within, vectors of items are computed once, for inputs and scores."""
-        if self.content_model is None or self._shared is not None:
-            with self.item_embedding.shared():
-                yield self.item_vectors()
-            return
-        with self.item_embedding.shared(), self.content_model.item_embedding.shared():
+        if self._shared is not None or not (self.item_embedding.parts or self.content_model):
+            return nullcontext(self.item_vectors())
+        return self._sharing()
+
+    @contextmanager
+    def _sharing(self) -> Iterator[Tensor]:
+        content = self.content_model
+        other = nullcontext() if content is None else content.item_embedding.shared()
+        with self.item_embedding.shared(), other:
             self._shared = self.item_vectors()
             try:
                 yield self._shared
@@ -204,7 +224,7 @@ class PosRecommender(SequentialRecommender):
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            return loss(hidden, vectors, batch.targets)
+            return loss(hidden, *self.candidates_of(vectors, batch.targets))
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
@@ -221,9 +241,8 @@ class PosRecommender(SequentialRecommender):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
         with self.shared_items() as vectors:
-            return self.loss(
-                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
-            )
+            states, targets = self.compute_states(interaction), interaction[self.POS_ITEM_ID]
+            return self.loss(states, *self.candidates_of(vectors, targets))
 
     def forward(
         self,
