@@ -22,6 +22,7 @@ from recbole_pos.data.item_vectors import read_new, read_vectors, to_files
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.serve.export import load_program
 
 SIZE = 5
 USES = ("add", "replace", "late")
@@ -369,3 +370,22 @@ def test_the_vectors_of_a_field_are_those_of_a_file(data: Path, tmp_path: Path, 
     assert list(names[0]) == list(names[1])
     parts = [one.model.item_embedding.parts["content"].values for one in made]
     torch.testing.assert_close(*parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["add", "late"])
+def test_content_is_exported(data: Path, file: str, tmp_path: Path, use: str) -> None:
+    """The program needs no vectors of content: those of items are computed once."""
+    options = {"data_path": str(data), "epochs": 1, "show_progress": False, "hidden_size": 16}
+    options |= {"item_vectors": file, "item_vectors_use": use, "MAX_ITEM_LIST_LENGTH": 12}
+    recbole_pos.run("PosSASRec", "tiny", None, options, tmp_path / "run", verbose=False)
+    folder = recbole_pos.export(tmp_path / "run", tmp_path / "out", format="torch_export", k=3)
+    trained = recbole_pos.Recommender.load(tmp_path / "run", histories_only=True)
+    ids = [trained.ids[name] for name in ("i3", "c1")]
+    program = load_program(folder / "recommend.pt2")
+    allowed = torch.ones(1, len(trained.items) + 1, dtype=torch.bool)
+    given = {"items": torch.tensor([ids]), "lengths": torch.tensor([2]), "allowed": allowed}
+    best, scores = program(given)
+    found = trained.recommend(histories=[["i3", "c1"]], k=3, exclude_seen=False)
+    assert [trained.items[i - 1] for i in best[0]] == list(found["item"])
+    np.testing.assert_allclose(scores[0], found["score"], rtol=1e-4)
