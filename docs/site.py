@@ -13,6 +13,7 @@ from posixpath import normpath, relpath
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 from recbole_pos.cli.commands import make_parser
 
@@ -41,6 +42,11 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(page)
     for name, text in (("commands", _commands()), ("options", _options())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        page, more = MarkdownExporter().from_filename(path, {"unique_key": path.stem})
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
+        for name, content in (more["outputs"] or {}).items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 

@@ -186,13 +186,6 @@ class Reporter:
         if self.cell:
             self.cell.show(text)
 
-    def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
-        """Iterate over a loader behind :meth:`task`."""
-        with self.task(title, len(loader), shown) as task:
-            for batch in loader:
-                yield batch
-                task.advance()
-
     def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
         """One line about a finished epoch."""
         score = (line.get("valid") or {}).get(metric)

@@ -5,24 +5,14 @@ from __future__ import annotations
 import html
 import json
 import os
-import shutil
-import tempfile
-import weakref
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.conversion.convert import REPORT, convert
 from recbole_pos.errors import UsageError
+from recbole_pos.files import TemporaryFolder
 
 _NAME = "data"
-
-
-class TemporaryFolder:
-    """A folder that is removed with this object, at the latest with the process."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="recbole-pos-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class Dataset(os.PathLike[str]):

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pyarrow import fs
 from recbole_pos.errors import CheckpointError, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import write_text, writing
 from recbole_pos.runs.storage import filesystem, names_in
 from recbole_pos.runs.worker import FAILED, LOST
@@ -229,15 +229,6 @@ def _fetch_checkpoint(place: str, target: RunFolder) -> None:
             checkpoint.load(source.checkpoint)
             copy_run(source, target)
             return
-
-
-def copy_run(source: RunFolder, target: RunFolder) -> None:
-    """Copy what a training leaves; its best weights become part of its checkpoint."""
-    target.path.mkdir(parents=True, exist_ok=True)
-    for file in (source.config, source.metrics, source.known):
-        if file.is_file():
-            shutil.copy(file, target.path)
-    checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:

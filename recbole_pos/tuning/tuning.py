@@ -25,7 +25,7 @@ from recbole_pos.data.targets import describe, warnings_about
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
-from recbole_pos.experiment.state import load_best
+from recbole_pos.experiment.state import copy_run, load_best
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
 from recbole_pos.runs.progress import live_view
@@ -39,7 +39,6 @@ from recbole_pos.tuning.record import (
     ENDED,
     Record,
     Trial,
-    copy_run,
     find_best_trial,
     write_json,
     write_trials,
