@@ -96,8 +96,14 @@ class Reporter:
     ) -> None:
         self.as_json = as_json
         quiet = not enabled or as_json or bool(LOGGER.handlers)
-        self.console = _Console(quiet=quiet, highlight=False, force_jupyter=False)
-        self.cell = _Cell() if in_notebook() and not quiet else None
+        in_cell = in_notebook()  # where variables may pretend a terminal that there is not
+        self.console = _Console(
+            quiet=quiet,
+            highlight=False,
+            force_jupyter=False,
+            force_terminal=False if in_cell else None,
+        )
+        self.cell = _Cell() if in_cell and not quiet else None
         if not self.console.is_terminal:  # nothing is cut off in a file
             self.console.width = WIDE
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []

@@ -81,6 +81,11 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
+        wrong = {"data_path", "dry_run", *([] if path is None else ["name"])} & set(given)
+        if wrong:
+            raise UsageError(
+                f"{min(wrong)}: not of from_frame; path says where and under which name"
+            )
         home = TemporaryFolder() if path is None else None
         if home is not None:
             path = home.path / given.pop("name", _NAME)
@@ -106,7 +111,8 @@ class Dataset(os.PathLike[str]):
                 "takes both, and files of parts are named by benchmark_filename"
             )
         frame, given = self._source
-        return Dataset.from_frame(frame, **{**given, "valid": valid, "test": test})
+        given = {**given, "valid": valid, "test": test, "name": self.name}
+        return Dataset.from_frame(frame, **given)
 
     @property
     def is_temporary(self) -> bool:

@@ -173,11 +173,3 @@ def folder_of(path: str | Path) -> RunFolder | None:
     """The folder of a run; None of a checkpoint elsewhere."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
-
-
-def unpack_folder(files: dict[str, bytes]) -> TemporaryFolder:
-    """Write what :meth:`FittedModel.pack` returned."""
-    home = TemporaryFolder()
-    for name, content in files.items():
-        (home.path / name).write_bytes(content)
-    return home

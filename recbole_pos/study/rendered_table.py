@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from recbole_pos.conversion.frames import html_table
 
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
@@ -56,6 +59,11 @@ class RenderedTable:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
+
+    def _repr_html_(self) -> str:
+        lines = ((f"{c.text} ({c.detail})" if c.detail else c.text for c in x) for x in self.lines)
+        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
+        return f"<h4>{html.escape(self.title)}</h4>{html_table(self.columns, lines)}{notes}"
 
 
 def _in_a_cell(text: str) -> str:
