@@ -249,8 +249,3 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
         writer.writerow([no_formula(value) for value in (*row, *values, t.host, t.node, t.reason)])
     write_text(file, text.getvalue())
-
-
-def write_json(content: dict[str, Any], file: Path) -> None:
-    """Write all of the file or nothing."""
-    write_text(file, json.dumps(content, indent=2) + "\n")
