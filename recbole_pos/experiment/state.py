@@ -34,7 +34,8 @@ def copy_run(source: RunFolder, target: RunFolder, tested: bool = False) -> None
     """Copy what a training leaves, the checkpoint last; with its test if that is to be kept."""
     make_folder(target.path)
     results = (source.result, source.ranks) if tested else ()
-    for file in (source.config, source.metrics, source.known, source.vectors, *results):
+    vectors = (source.vectors, source.vectors.with_suffix(".txt"))
+    for file in (source.config, source.metrics, source.known, *vectors, *results):
         if file.is_file():
             shutil.copy(file, target.path)
     checkpoint.copy(source.checkpoint, target.checkpoint)
