@@ -94,6 +94,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     def lead(match: re.Match) -> str:
         target = normpath(PurePosixPath(here).parent / match[2])
         target = start.get(target, target.removeprefix("docs/"))
+        if target.endswith(".png"):  # the outputs of notebooks
+            target = target.replace("examples/", "notebooks/")
         return f"{match[1]}{relpath(target, folder)}{match[3] or ''}{match[4]}"
 
     return LINK.sub(lead, markdown)

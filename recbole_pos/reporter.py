@@ -218,7 +218,8 @@ class Reporter:
         for metric in dict.fromkeys(metric for column in filled.values() for metric in column):
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
         self.line(title)
-        self.table(table)
+        if not self.cell:  # where the model shows it
+            self.table(table)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +167,16 @@ def beside(dataset: Any, name: str) -> Path | None:
     return None if home is None else home.path / name
 
 
-def html_table(names: tuple[str, ...], rows: Any) -> str:
-    """Return a table of text, in which nothing is markup."""
+def html_table(
+    names: Iterable[str], rows: Iterable[Iterable[object]], strong: Container = ()
+) -> str:
+    """Return a table of text without markup; ``strong``: (row, column) of what is bold."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for place, row in enumerate(rows):
+        body += "<tr>"
+        for column, cell in enumerate(row):
+            text = html.escape(str(cell))
+            body += f"<td><b>{text}</b></td>" if (place, column) in strong else f"<td>{text}</td>"
+        body += "</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

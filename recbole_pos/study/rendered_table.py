@@ -108,9 +108,10 @@ class RenderedTable:
         return max(min(_longest([title, *texts]), _NAME), _longest(words))
 
     def _repr_html_(self) -> str:
-        lines = ((f"{c.text} ({c.detail})" if c.detail else c.text for c in x) for x in self.lines)
+        cells = [[f"{c.text} ({c.detail})" if c.detail else c.text for c in x] for x in self.lines]
+        best = {(n, m) for n, line in enumerate(self.lines) for m, c in enumerate(line) if c.bold}
         notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
-        return f"<h4>{html.escape(self.title)}</h4>{html_table(self.columns, lines)}{notes}"
+        return f"<h4>{html.escape(self.title)}</h4>{html_table(self.columns, cells, best)}{notes}"
 
 
 def _in_a_cell(text: str) -> str:
