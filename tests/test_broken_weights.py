@@ -25,6 +25,7 @@ COMMANDS = {
     "inspect attention of AttrFormer": (ATTENTION, "AttrFormer"),
     "inspect relations": (RELATIONS, "AttrFormer"),
     "inspect encoding": (ENCODING, "PosSASRec"),
+    "inspect because": (["inspect", "because", "--user", "u1", "--checkpoint"], "PosSASRec"),
 }
 PICTURES = ("*.png", "attention.json", "relations.json")
 

@@ -378,6 +378,35 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 
 
 @_command(
+    "inspect because",
+    "which past interactions carried what is recommended to a user",
+    option("--checkpoint", required=True, metavar="RUN_DIR", help="the folder of a run"),
+    option("--user", group="who", metavar="USER", help="name of a user of the data"),
+    option("--history", group="who", nargs="+", metavar="ITEM", help="items, oldest first"),
+    option("--items", nargs="+", metavar="ITEM", help="items to explain (the k recommended)"),
+    option("-k", type=int, default=10, help="items that are recommended (10)"),
+    option("--at", metavar="TIME", help="time of the request, as of recommend"),
+    option("--out", metavar="FILE", help="picture to write (RUN_DIR/because.png)"),
+    *_READING,
+    description="Leave each past interaction out in turn, and draw by how much the score and "
+    "the rank of each item fall. Prints the three that carried an item most.",
+)
+def _inspect_because(args: argparse.Namespace) -> None:
+    from recbole_pos.inspect.explanation import draw_explanation
+    from recbole_pos.inspect.trained import name_of
+    from recbole_pos.serve.recommend import read_at
+    from recbole_pos.serve.recommender import Recommender
+
+    trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
+    at = read_at(args.at)
+    found = trained.explain(args.history, args.items, args.k, args.user, at=at)
+    print(found.groupby("item", sort=False).head(3).to_string(index=False))
+    whose = f"user {args.user}" if args.user is not None else "a history"
+    title = f"{name_of(trained.experiment)}: why these items, {whose}"
+    print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
+
+
+@_command(
     "evaluate",
     "metrics of a trained run, also other ones than it was tested with",
     _RUN_DIR,
@@ -437,6 +466,14 @@ def _evaluate(args: argparse.Namespace) -> None:
         "number in the unit of the time field (now)",
     ),
     option(
+        "--because",
+        type=int,
+        default=0,
+        metavar="N",
+        help="past interactions that carried an item, with the change of score and rank without "
+        "each; scores a history once more for each of its interactions (0)",
+    ),
+    option(
         "--out",
         metavar="FILE",
         help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
@@ -452,7 +489,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import BulkRequest, write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at".split()
+    names = "run_dir users k exclude_seen items exclude histories data_path at because".split()
     request = BulkRequest(**{name: getattr(args, name) for name in names})
     if args.address is None:
         if args.processes is not None:

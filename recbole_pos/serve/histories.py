@@ -156,6 +156,17 @@ class Histories:
         lengths = np.minimum(self.lengths, most)
         return replace(self, items=self.items[keep], lengths=lengths, times=times)
 
+    def without(self, steps_back: np.ndarray) -> Histories:
+        """Without one interaction of each, counted back from 1, the newest; 0 leaves none out.
+
+        Its time goes with it; the others keep theirs.
+        """
+        age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
+        keep = age != np.repeat(steps_back, self.lengths)
+        times = None if self.times is None else self.times[keep]
+        lengths = self.lengths - (steps_back > 0)
+        return replace(self, items=self.items[keep], lengths=lengths, times=times)
+
 
 def read_histories(
     given: Iterable[Any], ids: Mapping[str, int], needs_time: bool, unit: float | None = 1.0

@@ -25,11 +25,18 @@ from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
 from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.explain import (
+    BATCH,
+    add_reasons,
+    leave_one_out,
+    reason_columns,
+    reasons,
+    require_reasons,
+)
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
 
-BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
@@ -143,6 +150,7 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
         at: float | str | datetime | None = None,
+        because: int = 0,
     ) -> pd.DataFrame:
         """The k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
@@ -162,6 +170,8 @@ class Recommender:
                 or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
             at: when they are asked for, for those whose history does not say so: a time as in
                 ``times``; now if None. For models with ``request_time: target``.
+            because: how many of the past interactions that carried an item are told of it; see
+                :meth:`explain`.
 
         Warns:
             RunWarning: once, if a model that reads the time of the request gets none.
@@ -169,19 +179,22 @@ class Recommender:
         Returns:
             A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity where nothing of a history is
-            known.
+            known. With ``because``, numbered from 1, the strongest first: ``because_1``, the item
+            of a past interaction, ``score_change_1`` and ``rank_change_1``, what is added to the
+            score and to the rank without it; empty where fewer interactions carried the item.
 
         Raises:
-            UsageError: for users without an event, or anything that is no history.
+            UsageError: for users without an event, anything that is no history, or ``because`` of
+                a model that reads none.
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
         choice = self.choice(allowed, excluded, boosts)
         asked = self.of_users(users) if histories is None else self.read(histories)
         asked = self.requested(asked, at)
-        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice)]
+        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice, because)]
         if not parts:
-            return pd.DataFrame(columns=["id", *COLUMNS])
+            return pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(because)])
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
@@ -312,11 +325,17 @@ class Recommender:
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
-        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+        self,
+        asked: Histories,
+        k: int,
+        exclude_seen: bool | None,
+        choice: Choice,
+        because: int = 0,
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
         many of them are in the history already."""
         names = np.array(asked.ids, dtype=object)
+        require_reasons(self.scorer, because, asked)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
             table = pd.DataFrame(
                 {
@@ -327,7 +346,74 @@ class Recommender:
                     "by": np.where(by, MODEL, POPULARITY),
                 }
             )
+            if because:
+                hide = self.hides_seen(exclude_seen)
+                found = reasons(self.scorer, asked, row, item, because, choice, hide)
+                table = add_reasons(table, found, self.items)
             yield table, 0 if exclude_seen else asked.having(row, item)
+
+    @torch.inference_mode()
+    def explain(
+        self,
+        history: Any = None,
+        items: Sequence[str] | None = None,
+        k: int = 10,
+        user: str | None = None,
+        exclude_seen: bool | None = None,
+        at: float | str | datetime | None = None,
+    ) -> pd.DataFrame:
+        """How the score and the rank of items change without each of the past interactions.
+
+        Each interaction is left out in turn, with its time; the others keep theirs, and the time of
+        the request stays. Items are ranked among the same candidates as before.
+        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
+
+        Args:
+            history: one, as in :meth:`recommend`.
+            items: names of those to explain; the k recommended ones if None.
+            k: how many are recommended.
+            user: a name of the data, instead of a history.
+            exclude_seen, at: as in :meth:`recommend`.
+
+        Returns:
+            A row an item and a past interaction the model reads, items as given or the best first,
+            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
+            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
+            ``rank_change``: what is added without it; missing if it is the only one.
+
+        Raises:
+            UsageError: if nothing of the history is known, the model reads none, or an item cannot
+                be recommended.
+        """
+        if (history is None) == (user is None):
+            raise UsageError("give a history or a user, one of the two")
+        asked = self.read([history]) if user is None else self.of_users([user])
+        asked = self.requested(asked, at)
+        require_reasons(self.scorer, 1, asked)
+        if not asked.lengths[0]:
+            raise UsageError(
+                "history: no item of it is known to the model, so it gets the most popular items"
+            )
+        if items is None:
+            item = next(self.ranked(asked, k, exclude_seen, self._every))[2]
+        else:
+            item = np.array([self._id(name) for name in map(str, items)], dtype=np.int64)
+        if not len(item):
+            raise UsageError("items: none to explain")
+        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
+            raise UsageError(
+                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
+                "are excluded; set exclude_seen to false"
+            )
+        row = np.zeros(len(item), dtype=np.int64)
+        hide = self.hides_seen(exclude_seen)
+        (found,) = leave_one_out(self.scorer, asked, row, item, self._every, hide)
+        return found.table(self.items)
+
+    def _id(self, name: str) -> int:
+        if name not in self.ids:
+            raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+        return self.ids[name]
 
     @torch.inference_mode()
     def ranked(
@@ -336,18 +422,21 @@ class Recommender:
         """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
         rank, the id of the item, the score, and whether it is the model's."""
         self.require_k(k)
-        if exclude_seen is None:
-            exclude_seen = masks_history(self.config)
+        hide = self.hides_seen(exclude_seen)
         for begin in range(0, len(asked), BATCH * POOL):
             pool = np.arange(begin, min(begin + BATCH * POOL, len(asked)))
             pool = pool[np.argsort(asked.lengths[pool], kind="stable")]
             found = [
-                self._batch(asked.some(rows), rows, k, exclude_seen, choice)
+                self._batch(asked.some(rows), rows, k, hide, choice)
                 for rows in np.split(pool, np.arange(BATCH, len(pool), BATCH))
             ]
             row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
             order = np.lexsort((rank, row))
             yield row[order], rank[order], item[order], score[order], by[order]
+
+    def hides_seen(self, exclude_seen: bool | None) -> bool:
+        """Whether items of a history are left out, as asked for or else as in evaluation."""
+        return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
@@ -424,8 +513,7 @@ class Recommender:
         one = isinstance(items, str) or not isinstance(items, Iterable)
         names = [str(item) for item in ([items] if one else items)]
         for name in names:
-            if name not in self.ids:
-                raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+            self._id(name)
         row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
         return pd.DataFrame(
             {

@@ -25,12 +25,15 @@ class Scorer:
         vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
+        reach: how many of the newest interactions are read; None for all.
     """
 
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
+        linked = getattr(model, "linked", False)  # reads further back than a window
+        self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
         plain = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
 
@@ -59,8 +62,7 @@ class Scorer:
         """[b, d] what predicts the event after each of some histories, none of them empty."""
         if self.model.needs_events and asked.users is not None:
             return self.model.after_users(asked.users)
-        linked = self.model.linked  # reads further back than a window
-        asked = asked if linked else asked.newest(self.config["MAX_ITEM_LIST_LENGTH"])
+        asked = asked if self.reach is None else asked.newest(self.reach)
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
