@@ -289,6 +289,11 @@ def difsr_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, 
     return bias
 
 
+def semi_local(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
+    near = i - j <= options["semi_local_window"]
+    return 0.0 if near or j < options["semi_local_prefix"] else -1e9
+
+
 BIASES: dict[str, Callable[..., float]] = {
     "alibi": alibi_bias,
     "t5": t5_bias,
@@ -297,6 +302,7 @@ BIASES: dict[str, Callable[..., float]] = {
     "time_decay": decay_bias,
     "cape": cape_bias,
     "difsr": difsr_bias,
+    "semi_local": semi_local,
 }
 
 
@@ -315,6 +321,16 @@ def factor(kind: str, learned: Any, n: int) -> list[list[float]]:
     return out
 
 
+def rote(x: Tensor, times: list[float], options: dict) -> Tensor:
+    """The sum of x turned by years, by months and by days since 1970, each with its weight."""
+    out, planes = torch.zeros_like(x), x.size(1) // 2
+    levels = zip(options["rote_bases"], options["rote_weights"], (365.25, 30.4375, 1), strict=True)
+    for base, weight, days in levels:
+        turns = [[t / DAY / days * base ** (-p / planes) for p in range(planes)] for t in times]
+        out += weight * turn(x, turns)
+    return out
+
+
 def fill_places(
     schemes: dict[str, Any], options: dict, q: Tensor, k: Tensor, v: Tensor, s: Sequence
 ) -> tuple[Tensor, Tensor, Tensor, list[list[float]]]:
@@ -326,6 +342,8 @@ def fill_places(
             turn(x, [given[0](*given[1:], n, at) for n, at in enumerate(times)])
             for x, times in ((q, s.asked), (k, s.times))
         )
+    if "rote" in schemes:
+        q, k = (rote(x, times, options) for x, times in ((q, s.asked), (k, s.times)))
     if "kernel" in schemes:
         up, low = (
             [row[-t:] for row in factor(options[f"kernel_{x.lower()}"], getattr(

@@ -65,7 +65,9 @@ EQUATIONS: list[tuple[list[str], dict[str, Any], int]] = [
     (["time_rope"], {}, 2),
     (["time_rope"], {"learn_frequencies": "free", "time_base": 50.0, "time_scale": 0.7}, 1),
     (["calendar_rope"], {"calendar_parts": ["day", "week"]}, 1),
+    (["rote"], {"rote_bases": [50.0, 20.0, 7.0]}, 2),
     (["siren_rope"], {"siren_width": 3}, 2),
+    (["semi_local"], {"semi_local_window": 2, "semi_local_prefix": 1}, 2),
     (["to_rope"], {"fusion": "early", "gate_value": 0.3, "time_base": 50.0}, 2),
     (["to_rope"], {**GATED, "gate_scope": "global", "learn_frequencies": "ladder"}, 2),
     (["to_rope"], {**GATED, "gate_scope": "plane", "learn_scales": True}, 1),
@@ -99,6 +101,7 @@ STACKS: list[tuple[list[str], str, dict[str, Any]]] = [
     (["time_learned", "hstu", "rope"], "hstu", {"time_from": "previous"}),
     (["to_rope"], "ligr", {**GATED, "learn_frequencies": "ladder"}),
     (["to_rope"], "hstu", {"fusion": "split_layer"}),
+    (["semi_local", "t5"], "hstu", {"semi_local_window": 4, "semi_local_prefix": 1}),
     ([], "hstu", {}),
 ]
 TIMED = [s for s in STACKS if any(SCHEMES[name].needs_time for name in s[0])]
@@ -199,7 +202,7 @@ def test_differences_of_times_count(names: list[str], kind: str, options: dict) 
     torch.set_default_dtype(torch.float32)
     model, x = model.float(), x.float()
     before = model(x, context())
-    if "siren_rope" not in names:  # which reads the calendar
+    if not {"siren_rope", "rote"} & set(names):  # which read the calendar
         after = model(x, context(times=times_of(LENGTHS) + YEARS))
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     found = model(x, context(times=far))
@@ -534,6 +537,7 @@ def test_linear_attention_across_chunks() -> None:
         ("time_decay", {"decay_shortest": 3.0, "decay_longest": 2.0}, "^decay_shortest"),
         ("calendar_rope", {"calendar_parts": ["hour", "day", "week"]}, "^calendar_parts"),
         ("channels", {"channel_share": 0.5}, "^channel_share"),
+        ("rote", {"rote_weights": [1.0, 1.0]}, "^rote_weights"),
     ],
     ids=str,
 )
