@@ -16,8 +16,8 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.values import SECONDS, Options, shown
 
@@ -82,9 +82,7 @@ class PosRecommender(SequentialRecommender):
         self.loss = loss_function(config)
         # whether the loss of a target depends on the others of its batch
         self.targets_meet = config["loss_type"] == "SCE"
-        self.item_embedding: nn.Embedding = ItemTable(
-            self.n_items, config["hidden_size"], padding_idx=0
-        )
+        self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -140,16 +138,17 @@ class PosRecommender(SequentialRecommender):
             batch.width,
             self._seconds(batch.at),
         )
-        hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, batch.targets.numel())
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
         )
-        return loss(hidden, self.item_embedding.weight, batch.targets)
+        with self.item_embedding.shared() as vectors:
+            hidden = self.states(batch.items, ctx, batch.positions)
+            self._require_states(hidden, batch.targets.numel())
+            return loss(hidden, vectors, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
-        expected = count, self.item_embedding.weight.size(1)
+        expected = count, self.item_embedding.embedding_dim
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -157,9 +156,11 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
-        targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
+        """Return the same of RecBole's rows, one target each."""
+        with self.item_embedding.shared() as vectors:
+            return self.loss(
+                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
+            )
 
     def forward(
         self,
@@ -183,7 +184,7 @@ class PosRecommender(SequentialRecommender):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] what predicts the event after each of some histories.
+        """Return [B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
@@ -206,11 +207,11 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """The time field in seconds."""
+        """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
-    def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row."""
+    def compute_states(self, interaction: Interaction) -> Tensor:
+        """Return [B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
@@ -241,9 +242,9 @@ class PosRecommender(SequentialRecommender):
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self.states_of(interaction) * items).sum(-1)
+        return (self.compute_states(interaction) * items).sum(-1)
 
     @property
     def scores_by_products(self) -> bool:
@@ -251,5 +252,5 @@ class PosRecommender(SequentialRecommender):
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.states_of(interaction) @ self.item_embedding.weight.t()
+        """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
+        return self.compute_states(interaction) @ self.item_embedding.vectors().t()

@@ -35,7 +35,7 @@ class Scorer:
         linked = getattr(model, "linked", False)  # reads further back than a window
         self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
         plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
+        self.vectors: Tensor | None = model.item_embedding.vectors().detach() if plain else None
 
     def require_vectors(self) -> Tensor:
         """``vectors``.
@@ -51,7 +51,7 @@ class Scorer:
         return self.vectors
 
     def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
-        """[b, c] scores of c item ids after histories, none of them empty."""
+        """Return [b, c] scores of c item ids after histories, none of them empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
             return lambda items: products(states, vectors, items).cpu()
