@@ -451,6 +451,39 @@ def channels(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
     return torch.stack(out)
 
 
+def fuxi_linear(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+    """Retention of content, products of learned rows, waves of time that fall; term by term."""
+    content, order, columns = position.sizes
+    rate = sum(softplus(x) for x in position.raw_decay.tolist()[: s.head + 1])
+    alpha, beta = position.share.tolist()
+    pairs, out = -(-columns // 2), torch.zeros_like(v)
+    shortest, longest = (math.log(options[f"time_{end}_period"] * DAY) for end in ("min", "max"))
+    step = (longest - shortest) / max(s.heads * pairs - 1, 1)
+    if s.heads * pairs == 1:
+        shortest = (shortest + longest) / 2
+    for i in range(len(q)):
+        for j in range(i + 1):
+            for x in range(v.size(1)):
+                value = v[j, x].item()
+                if x < content:
+                    query, key = ([silu(y) for y in z.tolist()] for z in (q[i], k[j]))
+                    weight = sum(a * b for a, b in zip(query, key, strict=True))
+                    weight *= math.exp(-rate * (i - j)) / math.sqrt(q.size(1))
+                    out[i, x] += weight * silu(value)
+                elif x < content + order:
+                    p = position.positions
+                    out[i, x] += alpha * dot(p[i], p[j]) * 2 / p.size(1) * value
+                    out[i, x] += beta * value if i == j else 0.0
+                else:
+                    phase, pair = divmod(x - content - order, pairs)
+                    period = math.exp(shortest + step * (s.head * pairs + pair))
+                    a = 2 * math.pi * (s.asked[i] - s.times[j]) / period
+                    out[i, x] += (
+                        2.0 ** max(-a, -1e3) * (math.sin(a) if phase else math.cos(a)) * value
+                    )
+    return out
+
+
 REPLACED: dict[str, Callable[..., Tensor]] = {
     "parec": learned_positional,
     "fparec": learned_positional,
@@ -461,6 +494,7 @@ REPLACED: dict[str, Callable[..., Tensor]] = {
     "token_mixing": token_mixing,
     "tisas": tisas,
     "channels": channels,
+    "fuxi_linear": fuxi_linear,
 }
 
 

@@ -41,7 +41,9 @@ TOGETHER = (
     "learned sinusoidal time_learned rope time_rope to_rope calendar_rope rote siren_rope alibi"
 )
 TOGETHER += " semi_local t5 kerple hstu time_decay cape difsr"
-ALONE = "kernel channels tisas parec fparec average linear_annealing exponential_annealing"
+ALONE = (
+    "kernel channels fuxi_linear tisas parec fparec average linear_annealing exponential_annealing"
+)
 EXPORTED = [TOGETHER.split(), *([name] for name in ALONE.split())]
 EXPORTED += [["linear_attention"], ["token_mixing"]]
 

@@ -297,6 +297,7 @@ _TABLE: list[Option] = [
     Option("rote_weights", 0, _WEIGHT),
     Option("siren_omega", 1e-06, 1e6),
     Option("channel_share", 0, 0.5),
+    Option("fuxi_position_size", 2, _SIZE),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),
     Option("time_base", _ABOVE_1, 1e12, example=10000.0),

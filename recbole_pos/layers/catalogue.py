@@ -77,7 +77,7 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
 def scores_and_ranks(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return score, and rank from 1 in the order of :func:`select_best`, of some items of every row.
+    """Return scores, and ranks from 1 in the order of :func:`select_best`, of items of every row.
 
     Args:
         scores, choice, barred: as of :func:`score_parts`.
