@@ -410,7 +410,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 )
 def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.explanation import draw_explanation
-    from recbole_pos.inspect.trained import name_of
+    from recbole_pos.inspect.trained import registered_name
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender
 
@@ -419,7 +419,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     found = trained.explain(args.history, args.items, args.k, args.user, at=at)
     print(found.groupby("item", sort=False).head(3).to_string(index=False))
     whose = f"user {args.user}" if args.user is not None else "a history"
-    title = f"{name_of(trained.experiment)}: why these items, {whose}"
+    title = f"{registered_name(trained.experiment)}: why these items, {whose}"
     print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
 
 
