@@ -16,6 +16,7 @@ from typing import Any
 from recbole_pos.config import effects, option
 from recbole_pos.config.effects import custom, never, trained, under, unused_by
 from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 
@@ -61,6 +62,7 @@ _NO_GRAPH = (custom("knowledge graphs are not read"),)
 _OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
 _OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
 _TRANSFORMER = (under("block", "transformer"),)
+_WITH_FEATURES = effects.either(*map(under, SIDE_FEATURES))
 
 _TABLE: list[Option] = [
     # what is run, and how files are written
@@ -120,6 +122,12 @@ _TABLE: list[Option] = [
     Option("train_fraction", role=DATA, check=option.check_fraction),
     _choice("rm_dup_inter", "first last", example="first", role=DATA),
     Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
+    Option(
+        "target_events",
+        role=DATA,
+        only=(effects.accepted("target_events"),),
+        check=option.check_target_events,
+    ),
     Option("filter_inter_by_user_or_item", role=DATA, only=(effects.tables,)),
     *_rows(
         "user_inter_num_interval item_inter_num_interval",
@@ -241,6 +249,16 @@ _TABLE: list[Option] = [
     _choice("pooling_mode", "mean max sum"),
     _choice("pooling_type", "average max"),
     _choice("dnn_type", "trm ave"),
+    # fields beside the vectors of items
+    *(
+        Option(
+            name, example=["brand"], alone=True, only=(effects.embedding, effects.accepted(name))
+        )
+        for name in SIDE_FEATURES
+    ),
+    _choice("feature_fusion", "sum concat_mlp", only=(_WITH_FEATURES,)),
+    _choice("numeric_embedding", "periodic binned", only=(_WITH_FEATURES,)),
+    Option("numeric_bins", 2, 10**5, only=(_WITH_FEATURES, under("numeric_embedding", "binned"))),
     # losses
     Option("loss_type", empty=True, role=TRAINING),
     Option("n_buckets", 1, 10**4, example=100),

@@ -10,6 +10,8 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
 
+from recbole_pos.layers.features import Features
+
 
 @dataclass(frozen=True)
 class SequenceBatch:
@@ -24,6 +26,7 @@ class SequenceBatch:
         times: [m] float64 time of each input event, or None.
         at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
+        features: of the input events and their users, or None.
         prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
             tuples of tensors, which go where the batch goes.
         real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
@@ -38,6 +41,7 @@ class SequenceBatch:
     times: Tensor | None = None
     at: Tensor | None = None
     events: Tensor | None = None
+    features: Features | None = None
     prepared: Any = None
     real: Tensor | None = None
     count: int | None = None
@@ -85,9 +89,11 @@ class Needs:
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass or tuple with every tensor in it changed, however deep; others as they are."""
+    """A dataclass, tuple or dict with every tensor in it changed, however deep; others as is."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, dict):
+        return {name: each_tensor(part, change) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(each_tensor(part, change) for part in value)
     if not is_dataclass(value) or isinstance(value, type):

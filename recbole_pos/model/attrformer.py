@@ -32,9 +32,10 @@ window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -66,6 +67,10 @@ class AttrFormer(PosSASRec):
 
     needs_events = True
     prepares = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
+        "target_events": "its posterior targets are the next interactions, of every kind",
+    }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         declared = read_relations(config["relations"], dataset)

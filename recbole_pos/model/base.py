@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from recbole.data.interaction import Interaction
@@ -16,9 +16,11 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.model.side_features import build_event_features
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
@@ -71,6 +73,11 @@ class PosRecommender(SequentialRecommender):
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
+    # options that are not for the class, and why
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("event_features", "user_features"),
+        "its encode must call embed(items, ctx), and its class set refuses = {}",
+    )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -85,6 +92,7 @@ class PosRecommender(SequentialRecommender):
         self.item_embedding: nn.Embedding = ItemTable(
             self.n_items, config["hidden_size"], padding_idx=0
         )
+        self.event_features = build_event_features(config, dataset)
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -93,6 +101,11 @@ class PosRecommender(SequentialRecommender):
                 nn.init.normal_(module.weight, std=self.initializer_range)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
+        """[m, d] vectors of a history's items ([m] ids), with what is known of the interactions."""
+        vectors: Tensor = self.item_embedding(items)
+        return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
@@ -118,6 +131,7 @@ class PosRecommender(SequentialRecommender):
         """RecBole's rows on the host as windows with one target each, and prepared."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         real = torch.arange(items.size(1)) < lengths[:, None]
+        features = self._features(rows)
         batch = SequenceBatch(
             items=items[real],
             lengths=lengths,
@@ -126,6 +140,7 @@ class PosRecommender(SequentialRecommender):
             positions=lengths.cumsum(0) - 1,
             times=rows[self.TIME_SEQ][real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
+            features=features and features.map(lambda x: x[real]),
         )
         return self.prepare(batch)
 
@@ -139,6 +154,7 @@ class PosRecommender(SequentialRecommender):
             batch.prepared,
             batch.width,
             self._seconds(batch.at),
+            batch.features,
         )
         hidden = self.states(batch.items, ctx, batch.positions)
         self._require_states(hidden, batch.targets.numel())
@@ -167,14 +183,19 @@ class PosRecommender(SequentialRecommender):
         item_seq_len: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
 
-        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests.
+        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests, ``features``
+        have [B, L] of interactions.
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        return self.after(item_seq[real], item_seq_len, times, *(() if at is None else (at,)))
+        more = {} if at is None else {"at": at}
+        if features is not None:
+            more["features"] = features.map(lambda x: x[real])
+        return self.after(item_seq[real], item_seq_len, times, **more)
 
     def after(
         self,
@@ -182,6 +203,7 @@ class PosRecommender(SequentialRecommender):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[B, d] what predicts the event after each of some histories.
 
@@ -190,9 +212,16 @@ class PosRecommender(SequentialRecommender):
             lengths: [B] how many of them are of each.
             times: [m] in the unit of the time field; for models with ``needs_time``.
             at: [B] times of the requests; for models with ``reads_request``.
+            features: of the interactions and users, for models with ``event_features``; fields that
+                are not there count as missing.
         """
         ctx = SequenceContext.from_lengths(
-            lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
+            lengths,
+            self.max_seq_length,
+            self._seconds(times),
+            items,
+            at=self._seconds(at),
+            features=features,
         )
         return self.states(items, ctx, ctx.last)
 
@@ -201,43 +230,45 @@ class PosRecommender(SequentialRecommender):
 
         Every history by itself, however many rows there are.
         """
-        times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
-        at = (rows[self.TIME],) if self.reads_request else ()
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
+        return self._encode(rows, self.TIME_SEQ in rows)
+
+    def _encode(self, rows: Interaction, timed: bool) -> Tensor:
+        """[B, d] :meth:`forward` of rows, with times if ``timed`` and all else that is read."""
+        more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
+        if self.event_features is not None:
+            more["features"] = self._features(rows)
+        times = rows[self.TIME_SEQ] if timed else None
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
+
+    def _features(self, rows: Interaction) -> Features | None:
+        """Features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
+        if self.event_features is None:
+            return None
+        suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
+        return Features(
+            {name: rows[name + suffix] for name in self.event_features.events},
+            {name: rows[name] for name in self.event_features.users},
+        )
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """The time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row."""
-        times = None
-        if self.needs_time:
-            if self.TIME_SEQ not in interaction:
-                raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
-            times = interaction[self.TIME_SEQ]
-        at = (interaction[self.TIME],) if self.reads_request else ()
-        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)
-        if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
-            return self.forward(*rows)
-        return self._by_length(*rows)
+        """[B, d] what predicts the target of each row.
 
-    def _by_length(
-        self, items: Tensor, lengths: Tensor, times: Tensor | None, *at: Tensor
-    ) -> Tensor:
-        """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
-
-        Most histories of a log are far shorter than its longest, which stand in every batch.
+        On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
+        histories of a log are far shorter than its longest, which stand in every batch.
         """
-        if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
-            return self.forward(items, lengths, times, *at)
+        if self.needs_time and self.TIME_SEQ not in interaction:
+            raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
+        lengths = interaction[self.ITEM_SEQ_LEN]
+        in_parts = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
+        if not in_parts or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
+            return self._encode(interaction, self.needs_time)  # little padding
         order = lengths.argsort(stable=True)
-        found = []
-        for part in order.chunk(_PARTS):
-            width = int(lengths[part[-1]])
-            part_times = None if times is None else times[part, :width]
-            part_at = (moments[part] for moments in at)
-            found.append(self.forward(items[part, :width], lengths[part], part_times, *part_at))
+        parts = (interaction[part] for part in order.chunk(_PARTS))
+        found = [self._encode(part, self.needs_time) for part in parts]
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -25,7 +25,7 @@ from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.histories import Histories, read_histories, read_moment
+from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
 
@@ -152,8 +152,9 @@ class Recommender:
                 are given.
             histories: of each person a list of items, oldest first, or a mapping with ``items``
                 and perhaps ``id``, ``times`` and ``at`` (in the unit of the time field, or as ISO
-                8601 has them, UTC where no zone is given); a Series of lists, by id, or a DataFrame
-                with such columns.
+                8601 has them, UTC where no zone is given), ``events`` and ``user`` (for models with
+                ``event_features`` and ``user_features``: by field a list with one value an item,
+                and a value); a Series of lists, by id, or a DataFrame with such columns.
             k: items a person; fewer rows where fewer are left to recommend.
             exclude_seen: leave out what a history has; None for what the run was evaluated with.
             allowed: names of the items to choose from, such as those in stock; all if None.
@@ -195,7 +196,23 @@ class Recommender:
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        return read_histories(histories, self.ids, self.scorer.needs_time, self._unit)
+        needs_time = self.scorer.needs_time
+        return read_histories(histories, self.ids, needs_time, self._unit, self._fields)
+
+    @cached_property
+    def _fields(self) -> dict[str, dict[str, Field]]:
+        """What histories may say of interactions and users, beside items and times."""
+        names = self.dataset.field2id_token
+        found = {
+            of: {
+                name: ({n: i for i, n in enumerate(names[name])}, bool(embed.is_list))
+                if name in names
+                else None
+                for name, embed in fields.items()
+            }
+            for of, fields in self.scorer.fields.items()
+        }
+        return found
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
         """Histories with the times at which they are asked for, where the model reads these.
@@ -271,7 +288,12 @@ class Recommender:
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()
-        return Histories(wanted, items, lengths, times, np.zeros_like(ids), ids)
+        features = None
+        if any(self.scorer.fields.values()):
+            rows = torch.from_numpy(ids)
+            features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
+        unknown = np.zeros_like(ids)
+        return Histories(wanted, items, lengths, times, unknown, ids, features=features)
 
     def choice(
         self,
