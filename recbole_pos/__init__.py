@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.serve.recommender import Recommender
     from recbole_pos.study.comparing import compare
-    from recbole_pos.tune import search
+    from recbole_pos.tuning import search, tune
 
 __all__ = [
     "AttentionPosition",
@@ -50,6 +50,7 @@ __all__ = [
     "register_scheme",
     "run",
     "search",
+    "tune",
     "update",
 ]
 
@@ -71,7 +72,7 @@ _PLACES = {
     "PosRecommender": "recbole_pos.model.base",
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
-    "search": "recbole_pos.tune",
+    **dict.fromkeys(("search", "tune"), "recbole_pos.tuning"),
     "compare": "recbole_pos.study.comparing",
 }
 

@@ -28,8 +28,8 @@ from pathlib import Path
 import pandas as pd
 
 import recbole_pos
-from recbole_pos.study.collect import results_of
-from recbole_pos.study.shown import span
+from recbole_pos.study.collect import collect_results
+from recbole_pos.study.rendered_table import span
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 
@@ -96,7 +96,7 @@ class Studies:
         folder = StudyFolder(out)
         plan = folder.read_plan()
         facts = json.loads((out / "facts.json").read_text("utf-8"))
-        trials = results_of(plan, folder).searches
+        trials = collect_results(plan, folder).searches
         sections = {
             **tables,
             **({"Trials of the searches": _trials(trials)} if len(trials) else {}),

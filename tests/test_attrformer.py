@@ -376,9 +376,9 @@ def test_long_histories_are_predicted_part_by_part(
     monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
     rows = made.loaders["test"]._dataset[list(range(6))]
     with torch.no_grad():
-        whole = model.states_of(rows)
+        whole = model.compute_states(rows)
         monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
-        parts = model.states_of(rows)
+        parts = model.compute_states(rows)
     asked = [int(r.lengths[r.last].sum()) for r in seen]
     assert len(asked) > 3 and asked[0] == sum(asked[1:])
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
@@ -396,7 +396,7 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
         times, items = torch.from_numpy(lookup.times[events]), lookup.items[events]
         found = model.after(items, torch.from_numpy(lengths), times)
-        same = torch.isclose(found, model.states_of(rows), rtol=1e-9, atol=1e-9).all()
+        same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.lookup import PackedSequences
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -39,7 +39,7 @@ class Draws:
         return shape * float(self.scale)
 
 
-def influence(model, rows: Rows) -> np.ndarray:
+def influence(model, rows: PackedSequences) -> np.ndarray:
     """[m, m] bool: the state at the row has a gradient to the input of the column."""
     leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
     model.item_embedding.forward = lambda items: leaf
@@ -189,12 +189,12 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     """
     items, moved = model.lookup.items, 0
     with torch.inference_mode():
-        want = model.states_of(rows)
+        want = model.compute_states(rows)
         for place in places:
             events = torch.from_numpy(later(int(rows[TARGET_EVENT][place])))
             kept = items.clone()
             items[events] = 1 + items[events] % (model.n_items - 1)
-            got = model.states_of(rows)
+            got = model.compute_states(rows)
             items.copy_(kept)
             assert torch.equal(got[place], want[place])
             moved += int(not torch.equal(got, want))
@@ -228,14 +228,14 @@ def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others
     made = open_shop(folder, inference_relations=inference)
     model, lookup, rows = shaken(made), made.model.lookup, rows_of_phase(made)
     with torch.inference_mode():
-        together = model.states_of(rows)
-        again = model.states_of(rows)
-        alone = torch.cat([model.states_of(rows[i : i + 1]) for i in range(len(rows))])
+        together = model.compute_states(rows)
+        again = model.compute_states(rows)
+        alone = torch.cat([model.compute_states(rows[i : i + 1]) for i in range(len(rows))])
         kept = lookup.items.clone()
         user = int(lookup.users[rows[TARGET_EVENT][0]])
         other = torch.from_numpy(lookup.users != user)
         lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
-        changed = model.states_of(rows[0:1] if inference == "training_bank" else rows)
+        changed = model.compute_states(rows[0:1] if inference == "training_bank" else rows)
         lookup.items.copy_(kept)
     assert torch.equal(together, again)
     assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
@@ -305,7 +305,7 @@ def test_predictions_where_some_users_have_no_training_events(folder: Path) -> N
         user = lookup.users[row[TARGET_EVENT].numpy()]
         alone += int((lookup.train_end[user] == lookup.offsets[user]).all())
         with torch.inference_mode():
-            assert model.states_of(row).isfinite().all()
+            assert model.compute_states(row).isfinite().all()
     assert 0 < alone < len(data)
 
 

@@ -24,7 +24,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.distributed import Share
+from recbole_pos.distributed import Shard
 from recbole_pos.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint, launch
 from recbole_pos.experiment.build import prepare
@@ -402,35 +402,35 @@ def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int
     for rank in range(size):
         part = experiment(model, train_batch_size=16)
         loader = part.trainer.training_loader(part.loaders["train"])
-        share = Share(rank, size)
+        shard = Shard(rank, size)
         if model == "FPARec":
-            loader.share, gatherer = share, loader._gatherer
+            loader.shard, gatherer = shard, loader._gatherer
             gatherer = SimpleNamespace(
                 device=gatherer.device,
-                gather=lambda b, there, g=gatherer, s=share: (_count(seen, b, s), g.gather(b))[1],
+                gather=lambda b, there, g=gatherer, s=shard: (_count(seen, b, s), g.gather(b))[1],
             )
             loader._gatherer = gatherer
         else:
             collate = loader.collate_fn
-            loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]
-            loader.divide(share)
+            loader.collate_fn = lambda i, c=collate, s=shard: (_count(seen, i, s), c(i))[1]
+            loader.divide(shard)
         for batch in loader:
             assert len(batch) >= 1
-            own += share.own
+            own += shard.own
     assert own == expected
     assert set(seen.values()) == {1}
     assert len(seen) == (len(whole.windows.lengths) if model == "FPARec" else expected)
 
 
-def _count(seen: Counter, rows, share: Share) -> None:
-    if share.own:  # a borrowed row has no weight
+def _count(seen: Counter, rows, shard: Shard) -> None:
+    if shard.own:  # a borrowed row has no weight
         seen.update(np.asarray(rows).tolist())
 
 
 def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
     rows = []
     for rank in range(3):
-        monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda r=rank: Share(r, 3))
+        monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda r=rank: Shard(r, 3))
         loader = experiment("FPARec", eval_batch_size=7).loaders["valid"]
         rows += [row for batch in loader for row in batch[0]["target_event"].tolist()]
     monkeypatch.undo()
@@ -439,10 +439,10 @@ def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
 
 
 def test_a_small_batch_has_no_borrowed_weight() -> None:
-    share = Share(2, 3)
-    assert share.of(np.array([5, 9])).tolist() == [5] and share.weight == 0
-    assert share.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and share.weight == 6 / 21
-    assert Share().of([1, 2, 3]) == [1, 2, 3]
+    shard = Shard(2, 3)
+    assert shard.of(np.array([5, 9])).tolist() == [5] and shard.weight == 0
+    assert shard.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
+    assert Shard().of([1, 2, 3]) == [1, 2, 3]
 
 
 @pytest.mark.long
@@ -470,7 +470,7 @@ def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -
 
 def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
     """A process without a row would leave the others waiting for its part of the metrics."""
-    monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda: Share(0, 10**6))
+    monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda: Shard(0, 10**6))
     with pytest.raises(UsageError, match="nproc: 1000000 processes share the valid targets"):
         prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
 

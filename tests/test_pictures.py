@@ -21,8 +21,8 @@ from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, 
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tune.plot import draw
-from recbole_pos.tune.record import Trial
+from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.record import Trial
 
 SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8

@@ -29,7 +29,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
-from recbole_pos.model.models import ADDED, name_of
+from recbole_pos.model.models import ADDED, registered_name
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, adapter
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -106,7 +106,7 @@ def test_names_of_classes(tiny: Path) -> None:
     assert PosConfig("FPARec", "tiny", None, options(tiny))["hidden_size"] == 64
     for model in (FPARec, SASRec, BPR):
         assert PosConfig(model, "tiny", None, {"data_path": str(tiny)})["model"] == model.__name__
-    assert list(ADDED) == ["SmallFPARec"] and name_of(FPARec) == "FPARec"
+    assert list(ADDED) == ["SmallFPARec"] and registered_name(FPARec) == "FPARec"
     assert PosConfig(LightGCN, "tiny", None, options(tiny))["n_layers"] == 2  # not among the listed
 
 
@@ -537,7 +537,7 @@ def test_a_package_brings_them(package: Path, tiny: Path, mine) -> None:
     assert config["recency_slope"] == 2.0 and "plugins" not in config.plain
     from my_package.parts import Markov
 
-    assert name_of(Markov) == "Markov"
+    assert registered_name(Markov) == "Markov"
     recbole_pos.register_model(Markov)  # by hand too
 
 

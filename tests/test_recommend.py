@@ -29,9 +29,9 @@ from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.state import weights_of
+from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve.on_ray import collect, recommend_on_ray, write_part
 from recbole_pos.serve.recommend import BulkRequest, Counts, write_recommendations
 from recbole_pos.serve.recommender import Growth, Recommender
@@ -115,7 +115,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     dataset.build()
     known = prepare(config, dataset=dataset)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
-    weights, target = weights_of(known.model), known.loaders["test"]
+    weights, target = extract_weights(known.model), known.loaders["test"]
     known.model.eval()
     before = prepare(config, dataset=dataset.without_test())
     before.trainer.load_weights(weights)
@@ -374,13 +374,13 @@ def test_what_a_lost_process_has_written_is_left_out(tmp_path: Path) -> None:
     ]
     for n in (1, 2, 7):  # 0 has no rows, and no file; 7 was not delivered
         pq.write_table(pa.table({"id": [str(n)] * n}), tmp_path / f"{n}.tmp")
-    counts = collect(results, tmp_path, 3, Screen(False))
+    counts = collect(results, tmp_path, 3, Reporter(False))
     assert (counts.rows, counts.people, counts.unknown) == (3, 3, 3)
     names = ["part-00000.parquet", "part-00001.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert sorted(pd.read_parquet(tmp_path)["id"]) == ["1", "2", "2"]
     with pytest.raises(StorageError, match="cannot read what a machine wrote"):
-        collect(results, tmp_path, 3, Screen(False))
+        collect(results, tmp_path, 3, Reporter(False))
 
 
 def test_options_that_do_not_fit(run_dir: Path, tmp_path: Path, capsys: Any) -> None:

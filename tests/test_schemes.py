@@ -334,7 +334,7 @@ def test_histories_are_scored_in_parts_of_alike_length(experiment, monkeypatch, 
     expected, widths = model(rows[model.ITEM_SEQ], rows[model.ITEM_SEQ_LEN], times), []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda x, *a: widths.append(x.size(1)) or forward(x, *a))
-    torch.testing.assert_close(model.states_of(rows), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.compute_states(rows), expected, rtol=1e-12, atol=1e-12)
     assert len(widths) > 2 and widths == sorted(widths) and widths[0] < 4 < widths[-1]
 
 

@@ -27,7 +27,7 @@ from server import JSON, Server, same, serving, trained
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
 
@@ -230,7 +230,7 @@ def test_not_now(runs: list[Path]) -> None:
     """While the first model is read, and where too many wait."""
     from recbole_pos.serve.http import Service
 
-    service = Service(runs[0], ServeArguments(max_waiting=1), Screen(False))
+    service = Service(runs[0], ServeArguments(max_waiting=1), Reporter(False))
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b'{"users": ["u1"]}'}

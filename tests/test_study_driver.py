@@ -26,10 +26,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.comparing import Compared, StudyProgress
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.scheduler import Job
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"

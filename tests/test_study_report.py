@@ -17,6 +17,15 @@ from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves,
 from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.rendered_table import (
+    Cell,
+    RenderedTable,
+    count,
+    interval,
+    listed,
+    number,
+    span,
+)
 from recbole_pos.study.result_tables import (
     all_tables,
     bins_table,
@@ -29,7 +38,6 @@ from recbole_pos.study.result_tables import (
     tidy,
 )
 from recbole_pos.study.results import Comparison, Results, compare
-from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_report import findings, html, protocol
 from recbole_pos.study.terminal import Fitted
@@ -57,7 +65,7 @@ def nothing_yet(results: Results) -> Results:
     return dataclasses.replace(without_ranks(results), runs=runs, **empty)
 
 
-def line_of(table: Shown, row: str) -> dict[str, Cell]:
+def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
     line = next(line for line in table.lines if line[0].text == row)
     return dict(zip(table.columns, line, strict=True))
 
@@ -194,7 +202,9 @@ def test_tables_as_text(results, found):
 
 
 def test_text_of_the_users_is_no_markup():
-    table = Shown("[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",))
+    table = RenderedTable(
+        "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
+    )
     console = Console(file=io.StringIO(), width=80)
     console.print(Fitted(table))
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):

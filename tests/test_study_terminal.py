@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 from study_example import example
 
+from recbole_pos.study.rendered_table import Cell, RenderedTable
 from recbole_pos.study.result_tables import all_tables
 from recbole_pos.study.results import compare
-from recbole_pos.study.shown import Cell, Shown
 from recbole_pos.study.terminal import Fitted
 
 FIGURE = re.compile(r"[+-]?\d[\d.,]*\d\*?|\d\*?")
-METRICS = Shown(
+METRICS = RenderedTable(
     "Two models",
     ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs"),
     ((Cell("PosSASRec"), Cell("2"), Cell("0.1080 ± 0.0034"), Cell("0.2025 ± 0.0060"),
@@ -24,7 +24,7 @@ METRICS = Shown(
 )  # fmt: skip
 
 
-def printed(table: Shown, width: int) -> str:
+def printed(table: RenderedTable, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(Fitted(table))
     text = console.file.getvalue()
@@ -68,6 +68,6 @@ def test_columns_go_in_their_order_and_are_named() -> None:
 
 def test_names_of_many_words_are_folded_between_them() -> None:
     name = "AttrFormer from all attributes of behaviour and none of posterior targets"
-    table = Shown("t", ("row", "x"), ((Cell(name), Cell("0.1080 ± 0.0034")),))
+    table = RenderedTable("t", ("row", "x"), ((Cell(name), Cell("0.1080 ± 0.0034")),))
     cells = body(printed(table, 50))
     assert " ".join(cells[2::2]) == name

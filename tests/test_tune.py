@@ -25,8 +25,8 @@ from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
-from recbole_pos.tune import Found, search
-from recbole_pos.tune.record import Record
+from recbole_pos.tuning import Found, search
+from recbole_pos.tuning.record import Record
 
 FAST = {
     "hidden_size": 16,
@@ -127,7 +127,9 @@ def test_test_data_are_read_once_and_never_by_a_trial(found: Any, tiny: Path) ->
 
 
 def test_a_finished_search_is_not_tested_again(found: Any, monkeypatch) -> None:
-    monkeypatch.setattr("recbole_pos.tune.tuning.load_best", lambda *a: pytest.fail("tested twice"))
+    monkeypatch.setattr(
+        "recbole_pos.tuning.tuning.load_best", lambda *a: pytest.fail("tested twice")
+    )
     again = search(resume=found[0].folder, verbose=False)
     assert again.test == found[0].test and again.best.number == found[0].best.number
 

@@ -22,8 +22,8 @@ from conftest import PATIENCE, wait
 from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
-from recbole_pos.tune import search
-from recbole_pos.tune.record import Record
+from recbole_pos.tuning import search
+from recbole_pos.tuning.record import Record
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = {
@@ -305,7 +305,7 @@ def test_a_driver_killed_before_it_wrote_anything(no_ray, tiny: Path, tmp_path: 
     given = {**FAST, "data_path": str(tiny), "epochs": 1}
     options = {"searcher": "random", "num_samples": 2, "run_dir": folder, "verbose": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recbole_pos.tune.tuning._tuner", _die)
+        patch.setattr("recbole_pos.tuning.tuning._tuner", _die)
         with pytest.raises(ZeroDivisionError):
             search("FPARec", "tiny", space, [], given, **options)
     assert sorted(os.listdir(folder)) == ["lock", "runs", "search.json"]

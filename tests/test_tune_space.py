@@ -23,8 +23,8 @@ from recbole_pos.position.time_rotary import _share
 from recbole_pos.runs.searchers import SEARCHERS, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.runs.space_files import parse_space, read_space, space_file
-from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tune.tuning import _prepare
+from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings
+from recbole_pos.tuning.tuning import _prepare
 from recbole_pos.yaml_files import ROOT, parse_scalar
 
 ALL_KINDS = """
@@ -518,6 +518,6 @@ def test_a_grid_ends() -> None:
 @pytest.mark.parametrize("how", [["--seed=5"], ["--seed", "5"]])
 def test_the_seed_of_the_command_is_that_of_the_search(how: list[str], monkeypatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr("recbole_pos.tune.search", lambda *a, **k: called.append((a, k)))
+    monkeypatch.setattr("recbole_pos.tuning.search", lambda *a, **k: called.append((a, k)))
     assert main(["tune", "-m", "FPARec", "-d", "tiny", *how, "--epochs=3"]) == 0
     assert called[0][1]["settings"].seed == 5 and called[0][0][4] == {"epochs": 3}

@@ -177,13 +177,13 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Say what begins, before torch and RecBole are imported, which takes seconds."""
     if settings.as_json or any(rank for _, rank, _ in started_by(os.environ)):
         return
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
 
     what = " on ".join(word for word in (args.model, args.dataset) if word)
     if settings.resume is not None:
         what = f"resumes {settings.resume}"
-    screen = Screen(settings.verbose, log=settings.log)
-    screen.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
+    reporter = Reporter(settings.verbose, log=settings.log)
+    reporter.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
 
 
 @_command(
@@ -199,7 +199,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     "--key=value and is then the same in all trials.",
 )
 def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.tune import search
+    from recbole_pos.tuning import search
 
     if args.resume is not None:  # whose folder has all other options
         from recbole_pos.config.plugins import import_named
@@ -327,7 +327,7 @@ _ADDERS.append(_add_inspect)
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.attention_report import inspect_attention, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
     show(inspect_attention(*given), wide_console())
@@ -347,7 +347,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.relation_use import inspect_relations, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
 
@@ -371,7 +371,7 @@ def _inspect_relations(args: argparse.Namespace) -> None:
 )
 def _inspect_encoding(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
     show(inspect_encoding(*given), max(args.length), wide_console())
@@ -392,7 +392,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 )
 def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.experiment.evaluate import evaluate
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
     def values(words: list[str] | None, name: str) -> list[Any] | None:
@@ -406,7 +406,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Screen().results(f"{args.run_dir}, best epoch", {args.part: scores})
+        Reporter().results(f"{args.run_dir}, best epoch", {args.part: scores})
 
 
 @_command(
@@ -479,14 +479,14 @@ def _recommend(args: argparse.Namespace) -> None:
     option("--exclude", metavar="FILE", help="names to leave out, one a line"),
 )
 def _similar(args: argparse.Namespace) -> None:
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
     files = {"items": args.allowed, "exclude": args.exclude}
     names = {name: None if file is None else read_names(file) for name, file in files.items()}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    report_unknown(trained, Screen(), **names)
+    report_unknown(trained, Reporter(), **names)
     neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])
     print(neighbours.to_string(index=False))
 

@@ -246,11 +246,11 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """
     if config["model"] in ADDED:
         return
-    from recbole_pos.data.attributes import table_of
+    from recbole_pos.data.attributes import find_table
 
     names = [name for name in fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
-    users = any(table_of(name, dataset) == "user" for name in names)
+    users = any(find_table(name, dataset) == "user" for name in names)
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),

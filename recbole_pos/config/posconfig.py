@@ -26,7 +26,7 @@ from recbole_pos.config.defaults import (
 )
 from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import of_role, rule
-from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
+from recbole_pos.config.plugins import find_modules, import_plugins, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
 from recbole_pos.data.location import atomic_file, name_and_folder
@@ -36,8 +36,8 @@ from recbole_pos.model.models import (
     CAUSAL_BUILTINS,
     OURS,
     built_in,
-    name_of,
     on_our_base,
+    registered_name,
     runnable,
     served,
 )
@@ -101,7 +101,7 @@ class PosConfig(Config):
         strict: bool = True,
     ) -> None:
         self.strict = strict
-        self.asked = name_of(model) if isinstance(model, type) else model
+        self.asked = registered_name(model) if isinstance(model, type) else model
         self.public: dict[str, Any] = {}  # what the yaml of a public log says
         self.asked_for: set[str] = set()  # options that were read, and that no one gives
         try:
@@ -219,7 +219,7 @@ class PosConfig(Config):
         schemes = positions(self._options_for(model).get("position"), model)
         self.external_config_dict = self._options_for(model, *schemes)
         known = [name for name in schemes if name in SCHEMES]
-        modules = list(dict.fromkeys([*self.plugins, *modules_of(model, known)]))
+        modules = list(dict.fromkeys([*self.plugins, *find_modules(model, known)]))
         if modules:  # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
 
@@ -345,7 +345,7 @@ class PosConfig(Config):
         check(where, key, value, self.internal_config_dict.get(key))
 
 
-def plain_of(config: Config) -> dict[str, Any]:
+def to_plain_options(config: Config) -> dict[str, Any]:
     """What makes a configuration again: ``plain``, and for one of RecBole's own the same.
 
     RecBole's have other data for ml-100k than its folder in ``data_path``, and take any key.
@@ -358,7 +358,7 @@ def plain_of(config: Config) -> dict[str, Any]:
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = positions(given.get("position"), config["model"])
-    if modules := modules_of(config["model"], [name for name in schemes if name in SCHEMES]):
+    if modules := find_modules(config["model"], [name for name in schemes if name in SCHEMES]):
         plain[PLUGINS] = modules
     return to_plain(plain)
 

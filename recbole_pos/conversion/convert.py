@@ -28,7 +28,7 @@ from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.files import LOCK, replacing, write_text
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed, shown
 
 REPORT = "convert.json"
@@ -110,8 +110,8 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
         _pairs("decimal", asked.decimal),
         _pairs("thousands", asked.thousands),
     )
-    screen = Screen(asked.verbose)
-    with screen.task(f"reading {events}"):
+    reporter = Reporter(asked.verbose)
+    with reporter.task(f"reading {events}"):
         sources = _sources(events, asked)
     overrides.check(list(sources.values()))
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
@@ -119,7 +119,7 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
     guessed = [role for role in roles if role in guessed or named[role] is None]
     if guessed:
-        screen.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
+        reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
     has_time = roles["time"] in source.columns
     if asked.rm_copies:
@@ -150,9 +150,9 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(asked.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={asked.data_path}")
-    report.show(screen)
+    report.show(reporter)
     if asked.dry_run:
-        screen.line("nothing is written (dry_run)")
+        reporter.line("nothing is written (dry_run)")
         return report
 
     separator = sequence_separator(tables)
@@ -166,17 +166,19 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
         small=report.counts["items"] <= _CUTOFF,
         has_time=has_time,
     )
-    with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
+    with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
         write_text(new / f"{name}.yaml", text)
         write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
-            with screen.task(f"writing {folder / name}.{suffix}"):
+            with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new / f"{name}.{suffix}", table, separator)
     files = sorted(folder.iterdir())
-    screen.line(f"wrote {folder}: {listed(one.name for one in files if is_of_dataset(one, name))}")
-    if others := [one.name for one in files if not is_of_dataset(one, name)]:
-        screen.line(f"left as they were: {listed(others)}")
-    screen.line(report.command)
+    reporter.line(
+        f"wrote {folder}: {listed(one.name for one in files if belongs_to_dataset(one, name))}"
+    )
+    if others := [one.name for one in files if not belongs_to_dataset(one, name)]:
+        reporter.line(f"left as they were: {listed(others)}")
+    reporter.line(report.command)
     return report
 
 
@@ -195,7 +197,7 @@ def _describe_copies(counts: dict[str, Any]) -> str:
     )
 
 
-def is_of_dataset(file: Path, name: str) -> bool:
+def belongs_to_dataset(file: Path, name: str) -> bool:
     """Whether a file in the folder of a dataset is replaced with it, or made of what was.
 
     Others are the user's own, and stay.

@@ -25,7 +25,7 @@ def loaded_fields(dataset: Fields) -> list[str]:
     return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
 
 
-def table_of(field: str, dataset: Fields) -> str:
+def find_table(field: str, dataset: Fields) -> str:
     """Which table a loaded field stands in: item, user or inter."""
     for table in TABLES[:2]:
         feat = getattr(dataset, f"{table}_feat")
@@ -63,7 +63,7 @@ def require_values(field: str, dataset: Dataset, where: str = "") -> None:
     """Refuse a loaded field without any value; ``where`` is the option, as ``option: ``."""
     if not is_strict(dataset.config):
         return
-    table, missing = table_of(field, dataset), dataset.missing.get(field)
+    table, missing = find_table(field, dataset), dataset.missing.get(field)
     feat = getattr(dataset, f"{table}_feat") if table != "inter" else dataset.log.fields
     if bool((feat[field] != 0).any()) if missing is None else not missing.all():
         return
@@ -84,7 +84,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     for field in fields:
         if field not in loaded_fields(dataset):
             raise UsageError(f"selected_features: {not_loaded(field, dataset)}")
-        if table_of(field, dataset) != "item" or field == dataset.iid_field:
+        if find_table(field, dataset) != "item" or field == dataset.iid_field:
             raise UsageError(f"selected_features: {shown(field)} is no attribute of items")
         require_values(field, dataset, "selected_features: ")
         ftype = dataset.field2type[field].value
@@ -144,7 +144,7 @@ def _check_feature(dataset: Dataset, option: str, field: str) -> None:
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
-    if (table := table_of(field, dataset)) != SIDE_FEATURES[option]:
+    if (table := find_table(field, dataset)) != SIDE_FEATURES[option]:
         other = next(name for name, of in SIDE_FEATURES.items() if of == table)
         raise UsageError(
             f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}"
@@ -165,7 +165,7 @@ def item_attribute(dataset: Dataset, field: str) -> Tensor:
     if field not in loaded_fields(dataset):
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
-    if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):
+    if find_table(field, dataset) != "item" or ftype not in ("token", "token_seq"):
         raise UsageError(
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )

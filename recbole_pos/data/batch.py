@@ -27,8 +27,8 @@ class SequenceBatch:
         at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
         features: of the input events and their users, or None.
-        prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
-            tuples of tensors, which go where the batch goes.
+        prepared: what the model has made of the batch on the host, see ``BatchRequirements``;
+            dataclasses and tuples of tensors, which go where the batch goes.
         real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
         count: how many of them, None for k.
     """
@@ -60,7 +60,7 @@ class SequenceBatch:
 
 
 @dataclass(frozen=True)
-class Needs:
+class BatchRequirements:
     """What a model declares about the batches it learns from.
 
     Attributes:

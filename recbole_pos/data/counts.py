@@ -15,7 +15,7 @@ FILTERS = (
 )
 
 
-def counts_of(dataset: Any) -> dict[str, int]:
+def count_interactions(dataset: Any) -> dict[str, int]:
     """Users, items and events of a dataset after ``build``."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
@@ -23,7 +23,7 @@ def counts_of(dataset: Any) -> dict[str, int]:
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
     """Refuse other data (after ``build``) under the name of a public dataset."""
-    found = counts_of(dataset)
+    found = count_interactions(dataset)
     if all(found[what] == count for what, count in expected.items()):
         return
     here, there = (

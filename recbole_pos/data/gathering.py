@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.batch import Needs, SequenceBatch
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
@@ -31,13 +31,13 @@ class WindowGatherer:
         self,
         log: EventLog,
         windows: Windows,
-        needs: Needs,
+        requirements: BatchRequirements,
         device: torch.device,
         features: Features | None = None,
     ) -> None:
-        self.windows, self.needs, self.device = windows, needs, device
+        self.windows, self.requirements, self.device = windows, requirements, device
         self.items = log.items.to(device)
-        self.times = log.times.to(device) if needs.times else None
+        self.times = log.times.to(device) if requirements.times else None
         columns = (windows.start, windows.end, windows.first)
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
         self.features = self.users = self.is_target = None
@@ -77,8 +77,8 @@ class WindowGatherer:
             targets=self.items[trained + 1],
             positions=positions,
             times=None if self.times is None else self.times[event],
-            at=self.times[end] if self.times is not None and self.needs.requests else None,
-            events=event if self.needs.events else None,
+            at=self.times[end] if self.times is not None and self.requirements.requests else None,
+            events=event if self.requirements.events else None,
             features=features,
         )
 

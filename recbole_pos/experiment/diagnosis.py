@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.distributed import this_share
+from recbole_pos.distributed import current_shard
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.model.base import PosRecommender
@@ -31,7 +31,7 @@ def tell_notices(model: nn.Module, every_position: bool) -> None:
         every_position: whether it learns to predict what its own input has; then nothing of it may
             look ahead, and what is not the plugin's is asked.
     """
-    if this_share().rank == 0:
+    if current_shard().rank == 0:
         ahead = _look_ahead(model) if every_position else ()
         for notice in (*getattr(model, "notices", ()), *ahead):
             logging.getLogger(__name__).warning(notice)

@@ -19,7 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result, unfinished
-from recbole_pos.experiment.run import config_of, load
+from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
@@ -62,7 +62,7 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    kept = config_of(folder)
+    kept = load_config(folder)
     options: dict[str, Any] = {
         "metrics": kept["metrics"] if metrics is None else _listed(metrics),
         "topk": kept["topk"] if topk is None else _listed(topk),
@@ -74,7 +74,7 @@ def evaluate(
         options["mask_history"] = mask_history
     if data_path is not None:
         options["data_path"] = str(data_path)
-    config = config_of(folder, options)
+    config = load_config(folder, options)
     if part == "test" and (found := _from_ranks(folder, kept, config)) is not None:
         return found
     trained = load(folder.path, options=options)

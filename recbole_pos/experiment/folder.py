@@ -155,7 +155,7 @@ class RunFolder:
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_known(self, known: Known, user_field: str, item_field: str) -> None:
+    def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
         """Names by id, interactions of users and training interactions of items.
 
         So they are found again in data that have grown, and histories are answered without data.
@@ -163,8 +163,8 @@ class RunFolder:
         with whole(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
-    def read_known(self, user_field: str, item_field: str) -> Known | None:
-        """What :meth:`write_known` wrote; None in the folders of earlier versions.
+    def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
+        """What :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
 
         Raises:
             CheckpointError: if the file is damaged.

@@ -94,7 +94,7 @@ def read(path: str | Path) -> dict[str, Any]:
         state = _ours(path)
     else:
         try:
-            state = _theirs(state)
+            state = _read_recbole_state(state)
         except Refused as error:
             raise CheckpointError(f"{path} {error}") from error
         except CheckpointError:
@@ -123,7 +123,7 @@ def _ours(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _theirs(state: Any) -> dict[str, Any]:
+def _read_recbole_state(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"config", "state_dict"} <= state.keys():
         raise Refused(_wants("no config with a state_dict"))
     others = state.get("other_parameter") or {}

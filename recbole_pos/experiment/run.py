@@ -15,7 +15,7 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, fitted
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.build import Experiment, build_model, known_of, prepare
+from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import Precision, check_precision, require_device
 from recbole_pos.experiment.environment import rank_here
@@ -23,8 +23,8 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
-from recbole_pos.experiment.train import dataset_of, train
-from recbole_pos.screen import Screen
+from recbole_pos.experiment.train import load_dataset, train
+from recbole_pos.reporter import Reporter
 
 
 def run(
@@ -86,7 +86,7 @@ def run(
                 "--data_path and --plugins say where its data and modules are"
             )
         folder = RunFolder(resume)
-        config = config_of(folder if folder.only_begun else folder.require(), config_dict)
+        config = load_config(folder if folder.only_begun else folder.require(), config_dict)
         _require_precision(config, folder)
         _require_dataset(config)
     else:
@@ -99,7 +99,9 @@ def run(
     plan = Plan.of(args)
     if plan.world_size > 1:
         return run_in_parallel(args, plan, config, run_dir)
-    return train(config, folder, run_dir, Screen(args.verbose, as_json=args.as_json, log=args.log))
+    return train(
+        config, folder, run_dir, Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    )
 
 
 def _require_patience(args: RunArguments) -> None:
@@ -158,7 +160,7 @@ def load(
     warn_of_unfinished(folder)
     dataset = None
     if view is not None or grown or config["update_from"]:
-        dataset = dataset_of(folder, config, alone=grown)
+        dataset = load_dataset(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
@@ -176,7 +178,7 @@ def load_without_data(path: str | Path) -> Experiment:
         NeedsDataset: if the model, or a run of an earlier version, cannot do without the data.
     """
     file, folder, config = _opened(path, {})
-    known = known_of(folder, config)
+    known = load_vocabulary(folder, config)
     if known is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
     catalogue: Any = Catalogue(config, known)
@@ -216,10 +218,10 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
         state["config"] |= options
         return file, RunFolder(file.parent), config_in(state, file)
     folder = RunFolder(path).require()
-    return folder.checkpoint, folder, config_of(folder, options)
+    return folder.checkpoint, folder, load_config(folder, options)
 
 
-def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
+def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
     given = {**fitted(folder.read_config()), **(config_dict or {})}
     return PosConfig(None, None, [str(folder.config)], given, strict=False)

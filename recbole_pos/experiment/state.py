@@ -17,7 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
+from recbole_pos.config.posconfig import PosConfig, fitted, to_plain_options
 from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -32,10 +32,10 @@ def capture(trainer: Any) -> dict[str, Any]:
     """Return everything a resumed run needs to end with the same bits."""
     generator = getattr(trainer.loader, "generator", None)
     return {
-        "config": plain_of(trainer.config),
+        "config": to_plain_options(trainer.config),
         **trainer.identity,
         "progress": vars(trainer.progress),
-        "weights": weights_of(trainer.model),
+        "weights": extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": trainer.scaler.state_dict(),
@@ -90,7 +90,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         train_data.generator.set_state(state["loader"].cpu())
 
 
-def weights_of(model: Any) -> dict[str, Any]:
+def extract_weights(model: Any) -> dict[str, Any]:
     """Return everything a model predicts with."""
     return {
         "state_dict": dict(model.state_dict()),
@@ -147,7 +147,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
 
     Args:
         model: which gets them.
-        weights: as of :func:`weights_of`.
+        weights: as of :func:`extract_weights`.
         source: where they come from, for the message.
 
     Raises:
@@ -165,7 +165,7 @@ def put_weights(model: Any, weights: dict[str, Any]) -> None:
 
 
 def _weights_schema(model: Any) -> dict[str, Any]:
-    """What :func:`weights_of` gives for such a model, see ``checkpoint.difference``."""
+    """What :func:`extract_weights` gives for such a model, see ``checkpoint.difference``."""
     other = {name: _other_schema(value) for name, value in _other(model).items()}
     return {"state_dict": dict(model.state_dict()), "other": other}
 

@@ -32,10 +32,10 @@ from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
+from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
 
@@ -75,7 +75,7 @@ class PosTrainer(EvaluatingTrainer):
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
         self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
-        self.screen: Screen | None = None  # where a run is reported; one of its own if None
+        self.reporter: Reporter | None = None  # where a run is reported; one of its own if None
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         other = ("init_from", "train_only", "update_from")
@@ -114,7 +114,7 @@ class PosTrainer(EvaluatingTrainer):
         """The loader of training; RecBole's own quick start brings one of rows in any case."""
         if isinstance(train_data, (RowLoader, WindowLoader)):
             return train_data
-        return training_loader(self.config, train_data._dataset, self.adapter.needs())
+        return training_loader(self.config, train_data._dataset, self.adapter.requirements())
 
     def fit(
         self,
@@ -135,7 +135,7 @@ class PosTrainer(EvaluatingTrainer):
         if self.config["train_neg_sample_args"].get("dynamic", False):
             self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
-        self.screen = self.screen or Screen(verbose)
+        self.reporter = self.reporter or Reporter(verbose)
         state = self.progress
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
@@ -173,13 +173,13 @@ class PosTrainer(EvaluatingTrainer):
         self._set_learning_rate(epoch_idx)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
-        screen = self.screen or Screen(False)
+        reporter = self.reporter or Reporter(False)
         watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.steps(),
             self.steps_in_rows(),
-            screen.task(title, len(train_data), show_progress) as task,
+            reporter.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
@@ -272,7 +272,7 @@ class PosTrainer(EvaluatingTrainer):
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
-            self.best_weights = copy.deepcopy(weights_of(self.model))
+            self.best_weights = copy.deepcopy(extract_weights(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False
@@ -288,7 +288,7 @@ class PosTrainer(EvaluatingTrainer):
         )
         if improved:
             state.best_epoch, state.best_result = line["epoch"], result
-            self.best_weights = copy.deepcopy(weights_of(self.model))
+            self.best_weights = copy.deepcopy(extract_weights(self.model))
         state.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in result.items()}
         return improved
@@ -319,8 +319,8 @@ class PosTrainer(EvaluatingTrainer):
         """Tell file, screen and boards about a finished epoch."""
         if self.run:
             self.run.add_metrics(line)
-        if self.screen:
-            self.screen.epoch(line, self.valid_metric, improved)
+        if self.reporter:
+            self.reporter.epoch(line, self.valid_metric, improved)
         scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
         self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
         if board:

@@ -21,6 +21,7 @@ from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_fr
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import rule
 from recbole_pos.data.attributes import item_attribute
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -115,7 +116,7 @@ def require_same_function(
     own = {key for key in own_defaults(earlier["model"]) if rule(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
-    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit"}
+    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
     for key in sorted(own):
         then = earlier.get(key, defaults.get(key))  # runs are older than some options
@@ -225,8 +226,8 @@ def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
     has.data[:] = 1  # a token that an item has twice
     count = np.asarray(has[:known].sum(0)).ravel()
     mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
-    of_known = has[known:].multiply(count > 0).tocsr()
-    shared = np.asarray(of_known.sum(1)).ravel()
-    new = torch.from_numpy(of_known @ mean / shared.clip(1)[:, None]).to(vectors)
+    shares_with_known = has[known:].multiply(count > 0).tocsr()
+    shared = np.asarray(shares_with_known.sum(1)).ravel()
+    new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
     found = torch.from_numpy(shared > 0)
     vectors[known:][found] = new[found]

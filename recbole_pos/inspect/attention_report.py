@@ -31,7 +31,7 @@ from recbole_pos.inspect.pictures import (
     set_title,
     write,
 )
-from recbole_pos.inspect.trained import name_of, open_run, require_finite
+from recbole_pos.inspect.trained import open_run, registered_name, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 
@@ -134,7 +134,7 @@ def inspect_attention(
     file = folder.path / "attention.json"
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     picture = folder.path / "attention_distance.png"
-    fewer, name = len(sample.rows) < users, name_of(experiment)
+    fewer, name = len(sample.rows) < users, registered_name(experiment)
     headline = (
         f"{name}: {'all ' if fewer else ''}{len(sample.rows):,} {phase} users with at least "
         f"{min_events} events, {sample.lengths.mean():.1f} on average"

@@ -143,7 +143,7 @@ def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
     own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
+            own.setdefault(SCHEMES.registered_name(type(module)) or type(module).__name__, module)
     return own
 
 

@@ -33,7 +33,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
-from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.lookup import PackedSequences
 
 LAYERS = (BLUE, VERMILION, GREEN, PINK)
 
@@ -106,9 +106,9 @@ def inspect_relations(
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # what was learned, also where predictions read nothing
     loader = made.loaders["train"]
-    rows_of = model.window_rows if loader.packed else model.prefix_rows
+    select_rows = model.window_rows if loader.packed else model.prefix_rows
     taken = islice(loader, min(batches, len(loader)))
-    rows = [rows_of(batch.to(model.device))[0] for batch in taken]
+    rows = [select_rows(batch.to(model.device))[0] for batch in taken]
     uses, events = measure_relations(model, rows)
     about = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
     about |= {"batches": len(rows), "events": events, "measures": MEANING}
@@ -121,7 +121,9 @@ def inspect_relations(
 
 
 @torch.no_grad()
-def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[RelationUse], int]:
+def measure_relations(
+    model: AttrFormer, batches: Iterable[PackedSequences]
+) -> tuple[list[RelationUse], int]:
     """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
 
     Also how many events were looked at, context of overlapping windows included.

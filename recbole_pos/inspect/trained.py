@@ -48,7 +48,7 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
         )
 
 
-def name_of(experiment: Experiment) -> str:
+def registered_name(experiment: Experiment) -> str:
     """Return ``PosSASRec (rope, kernel) on ml-100k``; without schemes ``Pop on ml-100k``."""
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []

@@ -55,7 +55,7 @@ def score_parts(
         yield items, part
 
 
-def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
+def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     """The k best of every row, best first; of equal scores, the lower id first.
 
     Returns:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemPart
 
 FREQUENCIES = 16  # of a periodic embedding
 
@@ -55,6 +57,7 @@ class TokenField(nn.Module):
         is_list: whether values are lists.
     """
 
+    numeric = False
     is_list: Tensor
 
     def __init__(self, tokens: int, size: int, std: float, is_list: bool = False) -> None:
@@ -72,9 +75,9 @@ class TokenField(nn.Module):
 
 
 class PeriodicField(nn.Module):
-    """A number x as W [sin(2 pi c_l z), cos(2 pi c_l z)] with learned frequencies c_l.
+    """A number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k), with k learned frequencies c_l.
 
-    z is x standardized by the values it was fitted to.
+    z is the number standardized by those that it was fitted to.
 
     Reference:
         Yury Gorishniy, Ivan Rubachev, Artem Babenko. "On Embeddings for Numerical Features in
@@ -85,6 +88,7 @@ class PeriodicField(nn.Module):
         size: d.
     """
 
+    numeric = True
     mean: Tensor
     deviation: Tensor
 
@@ -102,7 +106,8 @@ class PeriodicField(nn.Module):
         missing = values.isnan()
         z = (values.masked_fill(missing, 0).to(self.mean) - self.mean) / self.deviation
         angle = 2 * math.pi * z[:, None] * self.frequency
-        vectors: Tensor = self.linear(torch.cat((angle.sin(), angle.cos()), 1))
+        waves = torch.cat((angle.sin(), angle.cos()), 1) / math.sqrt(FREQUENCIES)
+        vectors: Tensor = self.linear(waves)
         return vectors.masked_fill(missing[:, None], 0)
 
 
@@ -115,6 +120,7 @@ class BinnedField(TokenField):
         size, std: as of :class:`TokenField`.
     """
 
+    numeric = True
     edges: Tensor
 
     def __init__(self, fitted: np.ndarray | None, bins: int, size: int, std: float) -> None:
@@ -171,7 +177,7 @@ class EventFeatures(nn.Module):
         self.fields = nn.ModuleList([*events.values(), *users.values()])
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
-    def by_table(self) -> dict[str, dict[str, nn.Module]]:
+    def by_table(self) -> dict[str, dict[str, Any]]:
         """Return embeddings by name, as a history has them: under ``events`` and ``user``."""
         fields = iter(self.fields)
         names = {"events": self.events, "user": self.users}
@@ -188,3 +194,31 @@ class EventFeatures(nn.Module):
             of_users = value is not None and place >= len(self.events)
             vectors.append(vector[ctx.row] if of_users else vector)
         return self.fusion(x, vectors)
+
+
+class ItemFeatures(ItemPart):
+    """Fields of items in their vectors.
+
+    Args:
+        fields: embedding of each, by its name.
+        columns: of each, the values of all items.
+        size: d.
+        fusion: see :class:`FeatureFusion`.
+    """
+
+    def __init__(
+        self, fields: dict[str, nn.Module], columns: dict[str, Tensor], size: int, fusion: str
+    ) -> None:
+        super().__init__()
+        self.fields = nn.ModuleList(fields.values())
+        self.fusion = FeatureFusion(len(fields), size, fusion)
+        for place, name in enumerate(fields):
+            self.register_buffer(f"values_{place}", columns[name], persistent=False)
+
+    def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
+        added = []
+        for place, embed in enumerate(self.fields):
+            values = getattr(self, f"values_{place}")
+            values = values if items is None else values[items.reshape(-1)]
+            added.append(embed(values).view_as(vectors))
+        return self.fusion(vectors, added)

@@ -17,10 +17,10 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
+from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
-from recbole_pos.model.side_features import build_event_features
+from recbole_pos.model.side_features import build_event_features, build_item_features
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
@@ -89,9 +89,9 @@ class PosRecommender(SequentialRecommender):
         self.loss = loss_function(config)
         # whether the loss of a target depends on the others of its batch
         self.targets_meet = config["loss_type"] == "SCE"
-        self.item_embedding: nn.Embedding = ItemTable(
-            self.n_items, config["hidden_size"], padding_idx=0
-        )
+        self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
+        if (of_items := build_item_features(config, dataset)) is not None:
+            self.item_embedding.parts["features"] = of_items
         self.event_features = build_event_features(config, dataset)
 
     def init_weights(self) -> None:
@@ -156,16 +156,17 @@ class PosRecommender(SequentialRecommender):
             self._seconds(batch.at),
             batch.features,
         )
-        hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, batch.targets.numel())
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
         )
-        return loss(hidden, self.item_embedding.weight, batch.targets)
+        with self.item_embedding.shared() as vectors:
+            hidden = self.states(batch.items, ctx, batch.positions)
+            self._require_states(hidden, batch.targets.numel())
+            return loss(hidden, vectors, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
-        expected = count, self.item_embedding.weight.size(1)
+        expected = count, self.item_embedding.embedding_dim
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -174,8 +175,10 @@ class PosRecommender(SequentialRecommender):
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """The same of RecBole's rows, one target each."""
-        targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
+        with self.item_embedding.shared() as vectors:
+            return self.loss(
+                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
+            )
 
     def forward(
         self,
@@ -254,7 +257,7 @@ class PosRecommender(SequentialRecommender):
         """The time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
-    def states_of(self, interaction: Interaction) -> Tensor:
+    def compute_states(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts the target of each row.
 
         On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
@@ -274,7 +277,7 @@ class PosRecommender(SequentialRecommender):
     def predict(self, interaction: Interaction) -> Tensor:
         """[B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self.states_of(interaction) * items).sum(-1)
+        return (self.compute_states(interaction) * items).sum(-1)
 
     @property
     def scores_by_products(self) -> bool:
@@ -283,4 +286,4 @@ class PosRecommender(SequentialRecommender):
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.states_of(interaction) @ self.item_embedding.weight.t()
+        return self.compute_states(interaction) @ self.item_embedding.vectors().t()

@@ -38,7 +38,7 @@ from recbole_pos.relations.tables import (
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedSequences:
     """Packed sequences of a batch by the places of their events in the log.
 
     Attributes:
@@ -55,11 +55,13 @@ class Rows:
     source: np.ndarray
     last: np.ndarray
 
-    def __add__(self, other: Rows) -> Rows:
+    def __add__(self, other: PackedSequences) -> PackedSequences:
         """Both, one after the other."""
         chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
         both = [np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())]  # noqa: B905
-        return Rows(both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4])
+        return PackedSequences(
+            both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4]
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class TableRelation:
         """[m] values of what events are about; 0 where the log does not have them."""
         if self.by_item:
             return values[lookup.items.numpy()[events]]
-        return take_known(values, events, 0)
+        return take_or_missing(values, events, 0)
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class NumberRelation:
         if self.source == TIME:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
-        return take_known(self.values, events, np.nan)
+        return take_or_missing(self.values, events, np.nan)
 
     def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """[m] bool, whether events (by their places in the log) can be related by the attribute."""
@@ -132,7 +134,7 @@ class NumberRelation:
         return top_differences(values, order.chain, lookup.top_k, self.scales, self.longest, rising)
 
 
-def take_known(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
+def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
     """[m] values at places, ``missing`` for those after the last (``with_histories``)."""
     known = places < len(values)
     if known.all():
@@ -220,7 +222,7 @@ class RelationLookup:
 
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
-    ) -> Rows:
+    ) -> PackedSequences:
         """Rows of a training batch.
 
         Args:
@@ -235,9 +237,9 @@ class RelationLookup:
             begin, before = events[first[1:]], events[first[1:] - 1]
             follows[1:] = (begin == before + 1) & (self.users[begin] == self.users[before])
         chain = np.cumsum(~follows) - 1
-        return Rows(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
+        return PackedSequences(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
 
-    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> Rows:
+    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
         """Events start : end of each chain, cut into windows of L counted from the newest.
 
         Args:
@@ -250,7 +252,7 @@ class RelationLookup:
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
         events = gather_index(start, size)
-        return Rows(
+        return PackedSequences(
             events,
             lengths,
             chain,
@@ -258,7 +260,7 @@ class RelationLookup:
             np.full(len(lengths), not bank),
         )
 
-    def bank(self, users: np.ndarray) -> Rows:
+    def bank(self, users: np.ndarray) -> PackedSequences:
         """The newest window of training events of each user who has any.
 
         Training has all chunks of fewer users, so an early event of a long history finds fewer
@@ -270,7 +272,7 @@ class RelationLookup:
         start = np.maximum(self.offsets[users], end - self.max_length)
         return self.histories(start, end, bank=True)
 
-    def order(self, rows: Rows, rng: np.random.Generator) -> EventOrder:
+    def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Who may read whom. The only place where the rules stand."""
         row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         first = np.cumsum(rows.lengths) - rows.lengths
@@ -308,18 +310,22 @@ class RelationLookup:
         arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
         return arrival[place.reshape(-1)]
 
-    def find(self, rows: Rows, order: EventOrder) -> tuple[list[Edges], Edges | None]:
+    def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Top-K relations of every event, attribute by attribute; and those of its user."""
         across = self.clock != "none"
         heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
         if self.user_table is None:
             return heads, None
-        group = take_known(self.user_table.group, order.user, 0)
+        group = take_or_missing(self.user_table.group, order.user, 0)
         users = top_relations(self.user_table, group, order, self.top_k, across, same_column=True)
         return heads, users
 
     def relations(
-        self, rows: Rows, rng: np.random.Generator, device: torch.device, dtype: torch.dtype
+        self,
+        rows: PackedSequences,
+        rng: np.random.Generator,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> BatchRelations:
         """The normalised relations of a batch, on a device."""
         order = self.order(rows, rng)
@@ -340,7 +346,7 @@ class RelationLookup:
         """
         assert self.user_table is not None
         m, event = len(order), np.arange(len(order))
-        own = take_known(self.user_table.own, order.user, 0)
+        own = take_or_missing(self.user_table.own, order.user, 0)
         own[own == 0] = self.unknown
         kept = edges.reader, edges.source, edges.value
         edges = Edges.from_parts([(event, event, own), kept])

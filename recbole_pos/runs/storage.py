@@ -19,7 +19,7 @@ from recbole_pos.values import shown
 _UNFINISHED = ".part"  # end of the name of a file that is being written
 
 
-def place_of(storage: str, folder: Path, make: bool = True) -> str:
+def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
     """Return the part of a storage that belongs to a folder, so that two of them do not meet.
 
     Args:

@@ -39,7 +39,7 @@ from starlette.requests import ClientDisconnect
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve import bodies
 from recbole_pos.serve.bodies import Refusal, parse, to_json
 from recbole_pos.serve.holder import LoadedModel, ModelHolder
@@ -106,11 +106,11 @@ class Service:
     Args:
         run_dir: the folder of the run whose model is loaded first.
         settings: limits.
-        screen: where loading is reported.
+        reporter: where loading is reported.
     """
 
-    def __init__(self, run_dir: str | Path, settings: ServeArguments, screen: Screen) -> None:
-        self.settings, self.screen = settings, screen
+    def __init__(self, run_dir: str | Path, settings: ServeArguments, reporter: Reporter) -> None:
+        self.settings, self.reporter = settings, reporter
         self.holder, self.metrics = ModelHolder(run_dir, settings.data_path), Metrics()
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
@@ -205,11 +205,11 @@ class Service:
             try:
                 await self.renew()
             except Refusal as error:
-                self.screen.line(str(error))
+                self.reporter.line(str(error))
 
     def _report(self, loaded: LoadedModel) -> None:
         with suppress(PosError):  # the screen may be gone
-            self.screen.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
+            self.reporter.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
 
 
 def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> FastAPI:
@@ -278,20 +278,20 @@ def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
     settings = settings or ServeArguments()
     _check(settings)
     RunFolder(run_dir).require()
-    screen, errors = Screen(), []
+    reporter, errors = Reporter(), []
     with _listening(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         at = f"[{host}]" if listening.family == socket.AF_INET6 else host
-        screen.line(f"http://{at}:{port} (loading {run_dir})")
+        reporter.line(f"http://{at}:{port} (loading {run_dir})")
         if not ipaddress.ip_address(host).is_loopback:
-            screen.line("there is no authentication: all who reach this address are answered")
+            reporter.line("there is no authentication: all who reach this address are answered")
 
         def fail(error: BaseException) -> None:
             errors.append(error)
             server.should_exit = True
 
         config = uvicorn.Config(
-            make_app(Service(run_dir, settings, screen), fail),
+            make_app(Service(run_dir, settings, reporter), fail),
             http="h11",
             ws="none",
             log_config=None,

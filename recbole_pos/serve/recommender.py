@@ -23,7 +23,7 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
@@ -122,7 +122,7 @@ class Recommender:
 
         def with_later(dataset: Any) -> Any:
             nonlocal growth, strangers
-            later = dataset.later
+            later = dataset.held_out
             if later is None:
                 return dataset
             growth = later.growth
@@ -205,9 +205,9 @@ class Recommender:
         names = self.dataset.field2id_token
         found = {
             of: {
-                name: ({n: i for i, n in enumerate(names[name])}, bool(embed.is_list))
-                if name in names
-                else None
+                name: None
+                if embed.numeric
+                else ({n: i for i, n in enumerate(names[name])}, bool(embed.is_list))
                 for name, embed in fields.items()
             }
             for of, fields in self.scorer.fields.items()
@@ -502,5 +502,5 @@ def top_items(
         scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
         fewer are left.
     """
-    best, items = best_of(score_parts(scores, choice, barred), k)
+    best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()

@@ -16,9 +16,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from recbole_pos.study.rendered_table import count, span
 from recbole_pos.study.result_tables import metric_name
 from recbole_pos.study.results import Comparison, Results
-from recbole_pos.study.shown import count, span
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -20,9 +20,9 @@ from recbole_pos.study.configs import QUIET, require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
+from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import all_tables, markdown, tidy
 from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
-from recbole_pos.study.shown import Shown
 from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
@@ -45,12 +45,12 @@ class Written:
         pairs: a line a row and its reference.
     """
 
-    tables: list[Shown]
+    tables: list[RenderedTable]
     files: list[Path]
     pairs: pd.DataFrame
 
 
-def results_of(plan: Plan, folder: StudyFolder) -> Results:
+def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """What the runs of a study have found so far."""
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
@@ -291,7 +291,14 @@ def _names(configs: list[dict[str, Any]]) -> list[str]:
 
 def _require_same(one: tuple, other: tuple) -> None:
     """Two runs must have been tested on the same targets, among the same items."""
-    keys = ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter")
+    keys = (
+        "dataset",
+        "eval_args",
+        "mask_history",
+        "train_fraction",
+        "session_filter",
+        "target_events",
+    )
     differ = [
         f"{key} is {other[1].get(key)} in one and {one[1].get(key)} in the other"
         for key in keys

@@ -196,7 +196,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
     for digest, known in done.items():
-        for name, content in _files_of(known, folder.run(digest)):
+        for name, content in _iterate_files(known, folder.run(digest)):
             files[f"runs/{digest}/{name}"] = content
     if searches := {row: kept for row in plan.rows if (kept := folder.search(row))}:
         files[_SEARCHES] = _bytes(searches)
@@ -209,7 +209,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     return len(done)
 
 
-def _files_of(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
+def _iterate_files(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
     yield _FIT, _bytes({"status": DONE, **{key: known[key] for key in _KEPT if key in known}})
     options = read_yaml(run.config).items()
     plain = {key: value for key, value in options if key not in INDIFFERENT}

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from recbole_pos.study.results import VALIDATION, Comparison, Results
-from recbole_pos.study.shown import (
+from recbole_pos.study.rendered_table import (
     Cell,
-    Shown,
+    RenderedTable,
     count,
     interval,
     listed,
@@ -19,6 +18,7 @@ from recbole_pos.study.shown import (
     span,
     with_deviation,
 )
+from recbole_pos.study.results import VALIDATION, Comparison, Results
 
 STAR = "*"
 # Behind an interval whose noise between seeds is not that of its own two rows.
@@ -36,7 +36,7 @@ _MARKED = {
 }
 
 
-def metrics_table(results: Results, found: Comparison) -> Shown:
+def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     """Return every row: seeds, metrics, the paper's figures, differences to the reference, cost."""
     table, plan = found.table, results.plan
     main, reference = table.metrics[0], table.reference
@@ -66,10 +66,12 @@ def metrics_table(results: Results, found: Comparison) -> Shown:
     notes = [*_comparison_notes(found, plan.unit), *_marks(found.differences)]
     spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
     spare += [*range(len(metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
-    return Shown(table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare))
+    return RenderedTable(
+        table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare)
+    )
 
 
-def differences_table(found: Comparison) -> Shown | None:
+def differences_table(found: Comparison) -> RenderedTable | None:
     """Return each row less the reference, and what could have been seen; None without any."""
     pairs = found.differences
     if pairs.empty:
@@ -94,10 +96,10 @@ def differences_table(found: Comparison) -> Shown | None:
     )
     main = metric_name(found.table.metrics[0])
     title = f"{found.table.title}: {main} less that of {found.table.reference}"
-    return Shown(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
+    return RenderedTable(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
 
 
-def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
+def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
     """Return the main metric of every row in each bin, with the difference to the reference."""
     mean, pairs = found.bins[kind]
     columns, cells = ["row"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
@@ -114,10 +116,12 @@ def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
     of = "of cold and of other items" if kind == "cold" else f"by {kind}"
     title = f"{found.table.title}: {main} {of}"
     note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
-    return Shown(title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs)))
+    return RenderedTable(
+        title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs))
+    )
 
 
-def failures_table(results: Results) -> Shown | None:
+def failures_table(results: Results) -> RenderedTable | None:
     """Return the runs that failed, and why; None where none did."""
     failed = results.failed
     if failed.empty:
@@ -128,10 +132,10 @@ def failures_table(results: Results) -> Shown | None:
         reason = reason if isinstance(reason, str) and reason else "no reason was written down"
         lines.append((Cell(str(line["row"])), Cell(str(line["seed"])), Cell(reason)))
     columns = ("row", "seed", "reason")
-    return Shown("Runs that failed", columns, tuple(lines), words=frozenset({2}))
+    return RenderedTable("Runs that failed", columns, tuple(lines), words=frozenset({2}))
 
 
-def search_table(results: Results) -> Shown | None:
+def search_table(results: Results) -> RenderedTable | None:
     """What each row's search chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
@@ -149,12 +153,12 @@ def search_table(results: Results) -> Shown | None:
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
     note = f"Chosen by {metric} in validation alone{mean}; test figures were looked at afterwards."
     columns = ("row", "trials", "chosen", f"{metric}, validation")
-    return Shown("Search", columns, tuple(lines), (note,), frozenset({2}))
+    return RenderedTable("Search", columns, tuple(lines), (note,), frozenset({2}))
 
 
-def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[Shown]:
+def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
     """Everything there is to show, in the order of the report."""
-    found: list[Shown | None] = []
+    found: list[RenderedTable | None] = []
     for comparison in comparisons:
         found += [metrics_table(results, comparison), differences_table(comparison)]
         found += [bins_table(comparison, kind, results.plan.unit) for kind in comparison.bins]

@@ -372,7 +372,7 @@ def _compare(
     flipped = []
     for row in others:
         together = coupled is not None and coupled(row, reference)
-        mine, baseline = _seeds_of(table, row, reference, together)
+        mine, baseline = _select_seeds(table, row, reference, together)
         found = estimate(values[row][mine], values[reference][baseline], pooled, together)
         flipped.append(totals[row][mine].mean(0) - totals[reference][baseline].mean(0))
         low, high = found.interval(LEVEL)
@@ -393,7 +393,7 @@ def _compare(
     return lines
 
 
-def _seeds_of(
+def _select_seeds(
     table: RankTable, row: str, reference: str, together: bool
 ) -> tuple[list[int], list[int]]:
     """Which runs of two rows are compared: all, but of coupled ones those of seeds both have."""

@@ -221,9 +221,9 @@ def make_plan(source: Source) -> Plan:
         base["eval_args"] = {"split": study.split}
     rows = {name: _row(source, name, given, study, base) for name, given in study.rows.items()}
     reference = next(iter(rows)) if study.reference is None else study.reference
-    source.one_of(("reference",), reference, rows)
+    source.require_choice(("reference",), reference, rows)
     for row in study.paper:
-        source.one_of(("paper", row), row, rows)
+        source.require_choice(("paper", row), row, rows)
     title = study.title or f"{len(rows)} rows on {study.dataset}"
     tables = study.tables or [_Table(title=title)]
     _require_search_seeds(source, study, rows)
@@ -265,10 +265,10 @@ def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, 
     options, attach, search = given.options, None, given.search
     refused: tuple[str, ...] = ()  # keys of a row that is made of another one's models
     if given.attach is not None:
-        to = source.one_of((*path, "attach"), given.attach.to, study.rows)
+        to = source.require_choice((*path, "attach"), given.attach.to, study.rows)
         attach, refused = Attach(to, given.attach.schemes), ("model", "position", "retest")
     elif given.retest is not None:
-        attach = Attach(source.one_of((*path, "retest"), given.retest, study.rows))
+        attach = Attach(source.require_choice((*path, "retest"), given.retest, study.rows))
         refused = tuple(key for key in options if key not in RETESTED)
         if not options:
             problem = f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
@@ -299,9 +299,9 @@ def _table(
     path = ("tables", place)
     chosen = tuple(rows) if given.rows is None else given.rows
     for row in chosen:
-        source.one_of((*path, "rows"), row, rows)
+        source.require_choice((*path, "rows"), row, rows)
     own = given.reference or (reference if reference in chosen else chosen[0])
-    source.one_of((*path, "reference"), own, chosen)
+    source.require_choice((*path, "reference"), own, chosen)
     title = given.title or ", ".join(chosen)
     return TablePlan(title, chosen, given.metrics or study.metrics, own, given.validation)
 

@@ -17,7 +17,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import only_writer, write_text
-from recbole_pos.runs.storage import Mirror, place_of
+from recbole_pos.runs.storage import Mirror, resolve_storage
 from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
@@ -60,10 +60,10 @@ class StudyFolder:
         """Let trainings keep their runs on a storage: the one that is given, or as before.
 
         Raises:
-            UsageError: as :func:`recbole_pos.runs.storage.place_of`.
+            UsageError: as :func:`recbole_pos.runs.storage.resolve_storage`.
         """
         kept = self._plan().get("storage")
-        self.storage = place_of(given, self.path, make) if given else kept
+        self.storage = resolve_storage(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
         """Return a run and its copy on the storage; None where none exists."""

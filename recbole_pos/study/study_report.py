@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recbole_pos.study.charts import all_charts
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.rendered_table import listed, number, span
 from recbole_pos.study.result_tables import (
     bins_table,
     differences_table,
@@ -20,7 +21,6 @@ from recbole_pos.study.result_tables import (
     search_table,
 )
 from recbole_pos.study.results import DONE, FAILED, Comparison, Results
-from recbole_pos.study.shown import listed, number, span
 
 _TEMPLATE = "report.html.jinja"
 

@@ -51,7 +51,7 @@ class Source:
         """A message that begins with file and line."""
         return UsageError(f"{self.where(*path)}: {problem}")
 
-    def one_of(self, path: _Path, name: Any, rows: Collection[str]) -> str:
+    def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> str:
         """The name of a row that there is."""
         if not isinstance(name, str) or name not in rows:
             raise self.error(path, f"there is no row {shown(name)}{nearest(str(name), rows)}")
@@ -96,7 +96,7 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
         found["rows"] = {
-            source.one_of(("rows",), name, inherited): inherited[name] for name in names
+            source.require_choice(("rows",), name, inherited): inherited[name] for name in names
         }
         for key in _OF_ROWS:
             if key not in given and key in found:

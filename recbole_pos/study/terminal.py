@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.study.shown import Cell, Shown, listed
+from recbole_pos.study.rendered_table import Cell, RenderedTable, listed
 
 _NAME = 16  # columns of a terminal that a name of several words has at least
 
@@ -25,7 +25,7 @@ class Fitted:
         whole: where all columns are.
     """
 
-    shown: Shown
+    shown: RenderedTable
     whole: str = "table.md"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

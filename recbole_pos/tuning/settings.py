@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from recbole_pos.config.arguments import SearchArguments, changed, require_shares
-from recbole_pos.config.plugins import modules_of
+from recbole_pos.config.plugins import find_modules
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import parts_by_scheme, positions
 from recbole_pos.errors import PosError, UsageError
@@ -24,8 +24,8 @@ from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.space import MOST_POINTS, Space
 from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
-from recbole_pos.runs.storage import names_in, place_of
-from recbole_pos.tune.record import DAMAGED, Record, adopt, write_json
+from recbole_pos.runs.storage import names_in, resolve_storage
+from recbole_pos.tuning.record import DAMAGED, Record, adopt, write_json
 from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
@@ -200,7 +200,7 @@ def resumed_settings(
     settings.base.update(config)
     if args.storage is not None:
         name = (settings.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
-        settings.storage = place_of(args.storage, Path(name), make=False)
+        settings.storage = resolve_storage(args.storage, Path(name), make=False)
     settings.base["data_path"] = settings.config().plain["data_path"]
     return settings
 
@@ -237,7 +237,7 @@ def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
     schemes = [name for value in values for name in positions(value, None)]
     given = base.get("plugins") or []
     given = [given] if isinstance(given, str) else given
-    return list(dict.fromkeys([*given, *modules_of(model, schemes)]))
+    return list(dict.fromkeys([*given, *find_modules(model, schemes)]))
 
 
 def _is_named(space: Space, key: str) -> bool:
@@ -300,7 +300,7 @@ class SearchFolder:
                 raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
             folders.make_folder(folder.path)
             if settings.storage is not None:
-                settings.storage = place_of(settings.storage, folder.path)
+                settings.storage = resolve_storage(settings.storage, folder.path)
                 if names_in(settings.storage):
                     raise UsageError(
                         f"--storage: {settings.storage} holds a search already, of another folder "

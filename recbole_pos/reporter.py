@@ -67,7 +67,7 @@ class Task:
         return f"{self.title}: {', '.join([*parts, self.speed] if self.speed else parts)}"
 
 
-class Screen:
+class Reporter:
     """Lines about a run; on a terminal a bar for what takes long, elsewhere a line a minute.
 
     Args:

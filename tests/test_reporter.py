@@ -14,13 +14,13 @@ from conftest import SMALL, wait
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.screen import Screen, Task
+from recbole_pos.reporter import Reporter, Task
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute is over at once."""
-    monkeypatch.setattr(Screen, "every", 0.001)
+    monkeypatch.setattr(Reporter, "every", 0.001)
 
 
 def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
@@ -31,17 +31,17 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
         printed += capsys.readouterr().out
         return text in printed
 
-    with Screen().task("epoch 3/9", 40) as task:
+    with Reporter().task("epoch 3/9", 40) as task:
         task.advance(1000)
         wait(lambda: is_printed("targets/s"))
     last = [text for text in printed.splitlines() if "targets/s" in text][-1]
     wanted = r"epoch 3/9: \d+ s, 1 of 40, about [\d,]+ s left, [\d,]+ targets/s"
     assert re.fullmatch(wanted, last), last
-    with Screen().task("reading shop"):  # has no end
+    with Reporter().task("reading shop"):  # has no end
         wait(lambda: is_printed("reading shop: 0 s\n"))
     capsys.readouterr()
     for given in ({"enabled": False}, {"as_json": True}, {}):
-        with Screen(**given).task("epoch 3/9", 40, shown=bool(given)) as task:
+        with Reporter(**given).task("epoch 3/9", 40, shown=bool(given)) as task:
             task.advance()
     assert capsys.readouterr().out == ""
     task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
@@ -50,11 +50,11 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
 
 
 def test_on_a_terminal_a_bar_that_vanishes() -> None:
-    screen = Screen()
-    screen.console = type(screen.console)(file=io.StringIO(), force_terminal=True, width=100)
-    drawn = screen.console.file
+    reporter = Reporter()
+    reporter.console = type(reporter.console)(file=io.StringIO(), force_terminal=True, width=100)
+    drawn = reporter.console.file
     before = threading.enumerate()  # those of other tests may end meanwhile
-    with pytest.raises(ZeroDivisionError), screen.task("epoch 1/2", 7) as task:
+    with pytest.raises(ZeroDivisionError), reporter.task("epoch 1/2", 7) as task:
         task.advance(50)
         wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
@@ -70,13 +70,13 @@ def run(tiny: Path, folder: Path, *more: str) -> int:
 
 def test_json_is_start_epochs_result(tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     """And every part of a run has a task."""
-    seen, task = [], Screen.task
+    seen, task = [], Reporter.task
 
     def watched(self, title: str, total: int | None = None, shown: bool = True):
         seen.append((title, shown))
         return task(self, title, total, shown)
 
-    monkeypatch.setattr(Screen, "task", watched)
+    monkeypatch.setattr(Reporter, "task", watched)
     assert run(tiny, tmp_path / "run", "--json", f"--log={tmp_path / 'log'}") == 0
     epochs = [t for i in range(2) for t in (f"epoch {i}/2", "evaluation (valid)")]
     assert seen == [(title, True) for title in ["reading tiny", *epochs, "evaluation (test)"]]
@@ -107,8 +107,8 @@ def test_a_log_that_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> Non
     assert run(tiny, tmp_path / "run", "--log", str(tmp_path / "none" / "log")) == 2
     assert "log: cannot write" in capsys.readouterr().err and not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="log"):
-        Screen(log=tmp_path)
+        Reporter(log=tmp_path)
     for as_json in (False, True):
-        full = Screen(False, as_json, "/dev/full")
+        full = Reporter(False, as_json, "/dev/full")
         with pytest.raises(StorageError, match="/dev/full"):
             full.event("start", {}) if as_json else full.line("start")

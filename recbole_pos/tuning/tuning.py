@@ -23,26 +23,26 @@ from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
 from recbole_pos.experiment.state import load_best
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
 from recbole_pos.runs.progress import live_view
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
-from recbole_pos.screen import Screen
-from recbole_pos.tune.plot import draw
-from recbole_pos.tune.record import (
+from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.record import (
     BEST,
     ENDED,
     Record,
     Trial,
-    best_of,
     copy_run,
+    find_best_trial,
     write_json,
     write_trials,
 )
-from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tune.trials import (
+from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
+from recbole_pos.tuning.trials import (
     Queue,
     Recorder,
     quiet_tune,
@@ -112,7 +112,7 @@ def search(
     """
     args = arguments(settings or SearchArguments(), given)
     allow((config_dict or {}).get("plugins"))
-    screen, began = Screen(args.verbose), time.perf_counter()
+    reporter, began = Reporter(args.verbose), time.perf_counter()
     with ExitStack() as held:
         folder = record = None
         if args.resume is None:
@@ -137,15 +137,15 @@ def search(
                     record = Record(folder.record)
                 else:
                     folder.write(search)
-                _headline(screen, search, folder, record, experiment, shared)
-                recorder = Recorder(record, search.metric, search.mode, search.total, screen)
+                _headline(reporter, search, folder, record, experiment, shared)
+                recorder = Recorder(record, search.metric, search.mode, search.total, reporter)
                 tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
-                with live_view(screen, recorder.lines):
+                with live_view(reporter, recorder.lines):
                     _fit(tuner, search, folder, record)
             finally:
                 stop(started)
         seconds = time.perf_counter() - began
-        return _finish(search, folder, experiment, record.trials, screen, seconds)
+        return _finish(search, folder, experiment, record.trials, reporter, seconds)
 
 
 def _prepare(settings: Settings) -> Experiment:
@@ -251,35 +251,35 @@ def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Re
 
 
 def _headline(
-    screen: Screen,
+    reporter: Reporter,
     settings: Settings,
     folder: SearchFolder,
     record: Record,
     experiment: Experiment,
     shared: SharedData,
 ) -> None:
-    screen.line(
+    reporter.line(
         f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
         f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
         f"{', '.join(settings.space.names)}; {folder.path}"
     )
-    screen.line(
+    reporter.line(
         f"{describe_cluster(settings.resources)}; data shared by trials: "
         f"{shared.nbytes / 1e6:.1f} MB"
     )
     if record.trials:
-        screen.line(
+        reporter.line(
             f"{len(record.ended)} trials have ended before; {len(record.unfinished)} resume"
         )
     if settings.overruled:
-        screen.line(f"given, so not searched: {', '.join(settings.overruled)}")
+        reporter.line(f"given, so not searched: {', '.join(settings.overruled)}")
     points = settings.space.points()
     if settings.searcher != "grid" and points is not None and points <= settings.total:
-        screen.line(f"the space has {points} combinations; --searcher grid trains each once")
+        reporter.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
-        screen.line(split)
+        reporter.line(split)
     for text in warnings_about(experiment.dataset.split.summary):
-        screen.line(f"warning: {text}")
+        reporter.line(f"warning: {text}")
 
 
 def _finish(
@@ -287,7 +287,7 @@ def _finish(
     folder: SearchFolder,
     experiment: Experiment,
     trials: list[Trial],
-    screen: Screen,
+    reporter: Reporter,
     seconds: float,
 ) -> Found:
     """Write the tables and pictures; test the best trial, unless an earlier call did."""
@@ -299,7 +299,7 @@ def _finish(
             f"trial {lost[0].number}: {lost[0].reason}. Nothing was tested; {folder.trials} has "
             f"the reasons of all; `recbole-pos tune --resume {folder.path}` trains them"
         )
-    best = best_of(trials, settings.mode)
+    best = find_best_trial(trials, settings.mode)
     if best is None:
         first = trials[0]
         raise TrainingError(
@@ -326,14 +326,16 @@ def _finish(
     write_json(content, folder.result)
     what = f"{settings.model} on {settings.dataset}"
     pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
-    screen.results(
+    reporter.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": test["test"]},
     )
     for one in test.get("earlier", []):
-        screen.line(f"trial {one['trial']}, the best before, was tested as well: see {folder.test}")
+        reporter.line(
+            f"trial {one['trial']}, the best before, was tested as well: see {folder.test}"
+        )
     for file in (folder.best_yaml, folder.trials, *pictures):
-        screen.line(str(file))
+        reporter.line(str(file))
     return Found(folder.path, trials, best, test["test"], seconds)
 
 

@@ -39,7 +39,7 @@ class Job:
     begin: str | None = None
 
 
-class Work:
+class Scheduler:
     """Fits of a plan: waiting, ended or failed.
 
     Args:
@@ -58,7 +58,7 @@ class Work:
     ) -> None:
         self.plan, self.folder, self.packed = plan, folder, packed
         for row in rows:
-            plan.source.one_of(("rows",), row, plan.rows)
+            plan.source.require_choice(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
         self.rows = [row for row in plan.rows if row in wanted]
         self.fits = [one for one in fits(plan) if one.row in wanted]
@@ -95,7 +95,7 @@ class Work:
                 job = self._job(one)
                 if job is None:  # failed with what it needs
                     continue
-                known = self._known(job, take=True)
+                known = self._find_finished(job, take=True)
             except UsageError as error:
                 self.end(one, FAILED, str(error))
                 continue
@@ -140,7 +140,7 @@ class Work:
         Raises:
             UsageError: naming file and field of what cannot be right.
         """
-        trial = Work(self.plan, self.folder, tuple(self.rows), self.packed)
+        trial = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
         trial.datasets = self.datasets
         trial.left()
 
@@ -156,7 +156,7 @@ class Work:
         if job is None:
             return OPEN
         self._note(job)
-        known = self._known(job, take=False)
+        known = self._find_finished(job, take=False)
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
             return DONE
@@ -168,7 +168,7 @@ class Work:
         self.digests[job.fit.name] = job.digest
         self.configs[job.digest] = job.config
 
-    def _known(self, job: Job, take: bool) -> dict[str, Any]:
+    def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
         """What is said of a run in the study's folder, or in a packed study.
 
         Args:

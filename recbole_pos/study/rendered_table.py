@@ -25,7 +25,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedTable:
     """A table for people; programs read the tidy frames.
 
     Attributes:
