@@ -118,20 +118,7 @@ class Histories:
         if any(part.at is not None for part in parts):
             at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
         ids = [name for part in parts for name in part.ids]
-        each = [part.features for part in parts if part.features is not None]
-        features = (
-            Features(
-                *(
-                    {
-                        name: _stack([getattr(one, of)[name] for one in each])
-                        for name in getattr(each[0], of)
-                    }
-                    for of in ("events", "users")
-                )
-            )
-            if each
-            else None
-        )
+        features = _join([part.features for part in parts if part.features is not None])
         return cls(
             ids, column("items"), column("lengths"), times, column("unknown"), None, at, features
         )
@@ -198,11 +185,19 @@ class Histories:
         )
 
 
-def _stack(columns: Sequence[Tensor]) -> Tensor:
-    """Concatenate columns, of lists padded to the longest."""
-    width = max(column.shape[-1] for column in columns)
-    wide = [pad(x, (0, width - x.size(1))) if x.dim() > 1 else x for x in columns]
-    return torch.cat(wide)
+def _join(parts: Sequence[Features]) -> Features | None:
+    """Concatenate columns, of lists padded to the longest; None for none."""
+
+    def stacked(columns: list[Tensor]) -> Tensor:
+        width = max(column.shape[-1] for column in columns)
+        return torch.cat([pad(x, (0, width - x.size(1))) if x.dim() > 1 else x for x in columns])
+
+    both = (
+        {name: stacked([getattr(part, of)[name] for part in parts]) for name in getattr(first, of)}
+        for first in parts[:1]
+        for of in ("events", "users")
+    )
+    return Features(*both) if parts else None
 
 
 def read_histories(
@@ -227,13 +222,11 @@ def read_histories(
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
-    if isinstance(given, pa.Table) and fields.keys() & set(given.column_names):
+    if isinstance(given, pa.Table):
+        if not any(fields.values()) and not fields.keys() & set(given.column_names):
+            return _read_table(given, ids, needs_time, unit)
         _require_columns(given.column_names, "histories")
         given = given.to_pylist()
-    elif isinstance(given, pa.Table) and any(fields.values()):
-        given = given.to_pylist()
-    if isinstance(given, pa.Table):
-        return _read_table(given, ids, needs_time, unit)
     if isinstance(given, pd.DataFrame) and "items" in given:
         given = given.to_dict("records")
     elif isinstance(given, pd.DataFrame):
