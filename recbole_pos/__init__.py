@@ -78,7 +78,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What users import, from its place (PEP 562)."""
+    """Return what users import, from its place (PEP 562)."""
     if name not in _PLACES:
         raise AttributeError(f"module 'recbole_pos' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -40,7 +40,7 @@ class Shard:
         return self.part(rows)
 
     def part(self, rows: Any) -> Any:
-        """The same, nothing counted."""
+        """Return the same, nothing counted."""
         own = rows[self.rank :: self.size]
         return own if len(own) else rows[:1]
 
@@ -51,7 +51,7 @@ class Shard:
 
 
 def current_shard() -> Shard:
-    """What is this process's part; everything unless a group was joined."""
+    """Return what is this process's part; everything unless a group was joined."""
     joined = dist.is_available() and dist.is_initialized()
     return Shard(dist.get_rank(), dist.get_world_size()) if joined else Shard()
 
@@ -65,7 +65,7 @@ class SharedLoss:
 
     Args:
         model: which has the parameters; those that are frozen are left alone.
-        loss: of a batch, by the model: a tensor, or several.
+        loss: loss of a batch, by the model: a tensor, or several.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
@@ -109,13 +109,13 @@ class _Loss(nn.Module):
 
 
 def _sum(gradients: Tensor) -> Any:
-    """A future; instead of torch's mean, since losses have their weights already."""
+    """Return a future; instead of torch's mean, since losses have their weights already."""
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
 
 
 def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """A loss in which the targets of a batch meet each other, as that of the whole batch.
+    """Return a loss in which the targets of a batch meet each other, as that of the whole batch.
 
     The states of all processes are gathered, and every process computes the same loss with the same
     draws; gradients are those of its own states.

@@ -38,7 +38,7 @@ class Registration:
     Attributes:
         cls: the class.
         given: the defaults it was registered with; None for those of the class.
-        defaults: of all its options.
+        defaults: defaults of all its options.
         own: those of its options that it shares with nothing of the plugin's or RecBole's.
         module: the module whose import registers it again; None if none does, as of a notebook.
     """
@@ -178,7 +178,7 @@ class Registry(Mapping[str, type]):
         return {name: list(places.values()) for name, places in points.items()}
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a name is the plugin's.
+        """Return whether a name is the plugin's.
 
         Raises:
             UsageError: if several packages bring it.

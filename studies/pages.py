@@ -174,14 +174,15 @@ def shorten(title: str, tables: dict[str, str]) -> str:
 
     Args:
         title: of a table of metrics.
-        tables: all tables of the study; "TITLE: METRIC less that of REFERENCE" has differences.
+        tables: all tables of the study; "TITLE: difference in METRIC from REFERENCE" has
+            differences.
     """
     header, *rows = _cells(tables[title])
     kept = [n for n, name in enumerate(header) if "@" in name and " - " not in name][:3]
     head = ["configuration", "seeds"]
     added: dict[str, list[str]] = {}
     for other, table in tables.items():
-        found = re.fullmatch(rf"{re.escape(title)}: (\S+) less that of (.+)", other)
+        found = re.fullmatch(rf"{re.escape(title)}: difference in (\S+) from (.+)", other)
         if found:
             kept = [header.index(found[1])]
             differences = _cells(table)

@@ -8,10 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,8 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Shard
-from recbole_pos.errors import CheckpointError, Interrupted, TrainingError, UsageError
-from recbole_pos.experiment import checkpoint, launch
+from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.environment import Rank, rank_here
 from recbole_pos.experiment.launch import Plan, free_port, gpu_here, gpus_for
@@ -392,41 +390,6 @@ def test_two_processes_take_the_steps_of_one(
     assert two.valid_targets == one.valid_targets and two.test_targets == one.test_targets
 
 
-@pytest.mark.parametrize(("model", "size"), [("FPARec", 3), ("GRU4Rec", 7), ("BPR", 2)])
-def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int) -> None:
-    """Over all processes, a batch that is smaller than their number included."""
-    made = experiment(model, train_batch_size=16)
-    whole = made.trainer.training_loader(made.loaders["train"])
-    expected = whole.targets if model == "FPARec" else whole.sample_size
-    seen, own = Counter(), 0
-    for rank in range(size):
-        part = experiment(model, train_batch_size=16)
-        loader = part.trainer.training_loader(part.loaders["train"])
-        shard = Shard(rank, size)
-        if model == "FPARec":
-            loader.shard, gatherer = shard, loader._gatherer
-            gatherer = SimpleNamespace(
-                device=gatherer.device,
-                gather=lambda b, there, g=gatherer, s=shard: (_count(seen, b, s), g.gather(b))[1],
-            )
-            loader._gatherer = gatherer
-        else:
-            collate = loader.collate_fn
-            loader.collate_fn = lambda i, c=collate, s=shard: (_count(seen, i, s), c(i))[1]
-            loader.divide(shard)
-        for batch in loader:
-            assert len(batch) >= 1
-            own += shard.own
-    assert own == expected
-    assert set(seen.values()) == {1}
-    assert len(seen) == (len(whole.windows.lengths) if model == "FPARec" else expected)
-
-
-def _count(seen: Counter, rows, shard: Shard) -> None:
-    if shard.own:  # a borrowed row has no weight
-        seen.update(np.asarray(rows).tolist())
-
-
 def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
     rows = []
     for rank in range(3):
@@ -473,18 +436,6 @@ def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
     monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda: Shard(0, 10**6))
     with pytest.raises(UsageError, match="nproc: 1000000 processes share the valid targets"):
         prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
-
-
-def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """There is nothing to resume yet, so nothing is said of it."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launch, "_run_processes", interrupt)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        run(tiny, tmp_path / "run", 2)
-    assert not isinstance(caught.value, Interrupted)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL, small, wait
+from conftest import CROSS_ENTROPY, SMALL, small
 from recbole.data.interaction import Interaction
 from test_recommender import sample_histories
 
@@ -276,77 +272,6 @@ def test_ray_recommends_as_one_process(
         recommend_on_ray(request, tmp_path / "no")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"users", "given", "people", "people.parquet"}
-
-
-def slow(log: Path) -> Callable[[], None]:
-    """A function that makes a worker take its time for a part, and note where it is done."""
-    file = str(log)
-
-    def hook() -> None:
-        import os
-        import time
-
-        import ray
-
-        from recbole_pos.serve import on_ray
-
-        write = on_ray.write_part
-
-        def write_part(unit, asked):
-            result = write(unit, asked)
-            with open(file, "a") as stream:
-                stream.write(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}\n")
-            time.sleep(0.4)
-            return result
-
-        on_ray.write_part = write_part
-
-    return hook
-
-
-@pytest.fixture
-def raylets(no_ray: None) -> Iterator[Any]:
-    """Two raylets on loopback, one CPU each."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-@pytest.mark.long
-def test_a_node_is_killed_in_the_middle(raylets: Any, run_dir: Path, tmp_path: Path) -> None:
-    import ray
-
-    log = tmp_path / "log"
-    rows = pa.Table.from_pylist(sample_histories(0, 8000))
-    pq.write_table(rows, tmp_path / "h.parquet", row_group_size=200)
-    hook = {"worker_process_setup_hook": slow(log)}
-    ray.init(raylets.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(raylets.worker_nodes))
-
-    def there() -> list[str]:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [line.split()[1] for line in lines if line.split()[0] == other.node_id]
-
-    def kill() -> None:
-        """When two parts were done on the other machine."""
-        wait(lambda: len(there()) >= 2)
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        for pid in set(there()):
-            os.kill(int(pid), signal.SIGKILL)  # a machine takes its processes along
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    request = BulkRequest(run_dir, histories=tmp_path / "h.parquet", k=4)
-    recommend_on_ray(request, tmp_path / "out")
-    killer.join()
-    assert log.read_text().splitlines()[-1].split()[0] != other.node_id
-    same(tmp_path / "out", pd.read_csv(write_recommendations(request, tmp_path / "one.csv")))
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_machine_does_not_find_the_run(run_dir: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> N
 def test_metrics_that_nothing_computes(tiny: Path) -> None:
     configs = {"NoPE": {"metrics": ["NDCG"], "topk": [10]}}
     require_metrics(plan(tiny, metrics=["ndcg@10", "hit@3"]), configs)  # of the ranks
-    with pytest.raises(UsageError, match="foo@10 is not computed for row NoPE"):
+    with pytest.raises(UsageError, match="foo@10 is not computed for NoPE"):
         require_metrics(plan(tiny, metrics=["ndcg@10", "foo@10"]), configs)
     tables = [{"title": "T", "validation": True}]
     with pytest.raises(UsageError, match="ndcg@15 is not computed"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -332,24 +331,6 @@ def test_a_split_without_validation(sessions: str, tmp_path: Path, capsys) -> No
     assert result.split["events"]["valid"] == 0 and len(result.split["boundaries"]) == 1
     printed = capsys.readouterr().out
     assert "no validation" in printed and "of 20 sessions (60 older ones left out)" in printed
-
-
-def test_the_yaml_in_the_guide(tmp_path: Path) -> None:
-    """As it stands, and with each of its commented lines instead."""
-    guide = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    (block,) = (b for b in re.findall(r"```yaml\n(.*?)```", guide, re.S) if "session_id" in b)
-    seen = []
-    for line in re.findall(r"# (split: .*?})|# (train_fraction: \S+)", block):
-        changed = re.sub(r"  # split.*\n", "", block)
-        if line[0]:
-            changed = re.sub(r"  split: .*", f"  {line[0]}", changed)
-        else:
-            changed = changed.replace("# train_fraction", "train_fraction")
-        file = tmp_path / "shop.yaml"
-        file.write_text(changed)
-        config = PosConfig("SPop", "ml-100k", [str(file)])
-        seen.append((config["eval_args"]["split"]["ST"], config["train_fraction"]))
-    assert seen == [(0.9, None), (186670, None), ([176670, 186670], None), ([0.9, 0.95], "1/64")]
 
 
 # c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone

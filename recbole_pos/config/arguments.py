@@ -103,11 +103,13 @@ class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
     vary: tuple[str, ...] = _flag(
-        (), "a row for each value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
+        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
     )
-    seeds: int | None = _flag(None, "seeds of every row (1, or as the study says)", int, "N")
-    reference: str | None = _flag(None, "row that differences are taken to (the first)")
-    rows: tuple[str, ...] = _flag((), "train these rows alone; all are shown", list, "ROW")
+    seeds: int | None = _flag(None, "seeds per configuration (1, or as the study says)", int, "N")
+    reference: str | None = _flag(None, "configuration to compare with (the first)")
+    rows: tuple[str, ...] = _flag(
+        (), "train only these configurations; all are shown", list, "NAME"
+    )
     run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _flag(False, "list what would be trained, and train nothing", bool)
     report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)
@@ -201,6 +203,9 @@ class ServeArguments:
     max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
     max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
     allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
+    shares: tuple[str, ...] = _flag(
+        (), "of several models, the parts of all ids that each answers", list, "NAME=PART"
+    )
     data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
     )
@@ -212,7 +217,7 @@ Settings = TypeVar(
 
 
 def arguments(default: Settings, given: dict[str, Any]) -> Settings:
-    """A settings object with some fields given by name, as keywords of a call.
+    """Return a settings object with some fields given by name, as keywords of a call.
 
     Raises:
         TypeError: for another name, as Python raises it of a call.

@@ -190,7 +190,7 @@ def of_tables(config: Options, value: Any) -> str | None:
 
 
 def fields_read(config: Options) -> set[str]:
-    """Fields that a model of the plugin's or RecBole's reads, beside ids and times."""
+    """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         given = config[key] if key in config else None
@@ -237,7 +237,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """Refuse options that change nothing for the types of the fields that a model reads.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         default: values that may be given where they are not read.
         dataset: after ``build``.
 

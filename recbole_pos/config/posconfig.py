@@ -58,7 +58,7 @@ _DEFAULTS = "the attribute `defaults`, or recbole_pos.register_model(..., defaul
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Options of two sources, the higher one winning; ``eval_args`` key by key."""
+    """Return options of two sources, the higher one winning; ``eval_args`` key by key."""
     both = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
     merged = {**low, **high}
     if len(both) == 2 and all(isinstance(value, dict) for value in both):
@@ -152,7 +152,7 @@ class PosConfig(Config):
         names = [name for value in given for name in positions(value, None)]
 
         def known() -> bool:
-            """Whether what modules would bring is here, registered in another way."""
+            """Return whether what modules would bring is here, registered in another way."""
             foreign = [name in ADDED for name in models if name and name not in built_in()]
             foreign += [name in SCHEMES for name in names if name not in SCHEMES.places]
             return bool(foreign) and all(foreign)
@@ -167,7 +167,8 @@ class PosConfig(Config):
                 require_spelling(content, str(file))
 
     def _options_for(self, *names: str) -> dict[str, Any]:
-        """What is given for a run of a model and schemes: config files in order, config_dict."""
+        """Return what is given for a run of a model and schemes: config files in order,
+        config_dict."""
         merged: dict[str, Any] = {}
         self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
         for file, content in self.files:
@@ -346,7 +347,7 @@ class PosConfig(Config):
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
-    """What makes a configuration again: ``plain``, and for one of RecBole's own the same.
+    """Return what makes a configuration again: ``plain``, and for one of RecBole's own the same.
 
     RecBole's have other data for ml-100k than its folder in ``data_path``, and take any key.
     """
@@ -368,6 +369,6 @@ def _left_out() -> set[str]:
 
 
 def fitted(plain: dict[str, Any]) -> dict[str, Any]:
-    """What must change of a configuration from a machine with more cores."""
+    """Return what must change of a configuration from a machine with more cores."""
     worker, most = plain.get("worker", 0), rule("worker").high
     return {"worker": most} if is_whole(worker) and most is not None and worker > most else {}

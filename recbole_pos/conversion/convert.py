@@ -198,7 +198,7 @@ def _describe_copies(counts: dict[str, Any]) -> str:
 
 
 def belongs_to_dataset(file: Path, name: str) -> bool:
-    """Whether a file in the folder of a dataset is replaced with it, or made of what was.
+    """Return whether a file in the folder of a dataset is replaced with it, or made of what was.
 
     Others are the user's own, and stay.
     """
@@ -209,7 +209,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
 
 def parquet_files(folder: Path, name: str) -> list[Path]:
-    """The tables of a dataset that are there in parquet."""
+    """Return the tables of a dataset that are there in parquet."""
     files = [folder / f"{name}.{suffix}.parquet" for suffix in TABLES]
     return [file for file in files if file.exists()]
 
@@ -246,7 +246,7 @@ def _pairs(option: str, given: Any) -> dict[str, str]:
 
 
 def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
-    """What is read, by what it is of: events, item, user."""
+    """Return what is read, by what it is of: events, item, user."""
     for option in ("min_user", "min_item", "core"):
         if getattr(asked, option) < 1:
             raise UsageError(f"{option}: expected a number of events, at least 1")
@@ -275,7 +275,7 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
 
 
 def _day(seconds: float) -> str:
-    """A time for people."""
+    """Return a time for people."""
     try:
         return str(datetime(1970, 1, 1) + timedelta(seconds=float(np.floor(seconds))))
     except OverflowError:

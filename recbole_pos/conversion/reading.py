@@ -56,7 +56,7 @@ class Dialect:
         separator: between cells; None to see it in the first line.
         quotes: whether cells may stand in quotation marks.
         encoding: as Python names it.
-        names: of the columns of a file that does not have them.
+        names: names of the columns of a file that does not have them.
         header: whether the first line names the columns, whatever it looks like.
         option: with which ``names`` are given.
     """

@@ -77,7 +77,7 @@ class Report:
     """All there is to tell; ``asdict`` of it is convert.json.
 
     Attributes:
-        name: of the dataset.
+        name: name of the dataset.
         lines: of events, and of items and users where there are such files.
         columns: in the order of the files.
         times: how many events have which form of time.

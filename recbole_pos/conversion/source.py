@@ -33,7 +33,7 @@ class Part:
     """One file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         columns: its cells as read.
         rows: how many.
         broken: what is no row, in the order of the file.
@@ -122,7 +122,7 @@ def open_unpacked(file: Path) -> IO[bytes]:
 
 
 def is_packed(file: Path) -> bool:
-    """Whether a file is gzip's, by its name, in letters of either case."""
+    """Return whether a file is gzip's, by its name, in letters of either case."""
     return file.suffix.lower() == ".gz"
 
 
@@ -162,7 +162,7 @@ def union(tables: list[tuple[Columns, int]]) -> Columns:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of lists."""
+    """Return whether an Arrow type is one of lists."""
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 

@@ -104,7 +104,7 @@ def shop_yaml(
     """Return the yaml that is read for every run on a dataset.
 
     Args:
-        name: of the dataset.
+        name: name of the dataset.
         fields: of user, item and time.
         origin: the columns that these were.
         loaded: fields by table.

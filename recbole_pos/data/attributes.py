@@ -26,7 +26,7 @@ def loaded_fields(dataset: Fields) -> list[str]:
 
 
 def find_table(field: str, dataset: Fields) -> str:
-    """Which table a loaded field stands in: item, user or inter."""
+    """Return which table a loaded field stands in: item, user or inter."""
     for table in TABLES[:2]:
         feat = getattr(dataset, f"{table}_feat")
         if feat is not None and field in list(feat.columns):
@@ -55,7 +55,7 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
 
 
 def is_strict(config: Options) -> bool:
-    """Whether what has no effect is refused; not for a run that exists."""
+    """Return whether what has no effect is refused; not for a run that exists."""
     return bool(getattr(config, "strict", True))
 
 

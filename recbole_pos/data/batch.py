@@ -47,15 +47,15 @@ class SequenceBatch:
     count: int | None = None
 
     def __len__(self) -> int:
-        """The number of targets that are real."""
+        """Return the number of targets that are real."""
         return self.targets.numel() if self.count is None else self.count
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """The same batch on a device; of pinned memory, without waiting for the copy."""
+        """Return the same batch on a device; of pinned memory, without waiting for the copy."""
         return each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> SequenceBatch:
-        """The same batch where a GPU can copy it from by itself."""
+        """Return the same batch where a GPU can copy it from by itself."""
         return each_tensor(self, Tensor.pin_memory)
 
 
@@ -103,7 +103,7 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
-    """A batch of the host on a device, which copies it by itself."""
+    """Return a batch of the host on a device, which copies it by itself."""
     if isinstance(made, SequenceBatch):
         return (made.pin_memory() if device.type == "cuda" else made).to(device)
     columns = made.interaction

@@ -16,7 +16,7 @@ FILTERS = (
 
 
 def count_interactions(dataset: Any) -> dict[str, int]:
-    """Users, items and events of a dataset after ``build``."""
+    """Return users, items and events of a dataset after ``build``."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
 

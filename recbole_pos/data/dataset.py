@@ -217,7 +217,7 @@ class _ExactTimeMixin(FilteredTables):
         return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
 
     def build(self: Kind) -> list[Kind]:
-        """[train, valid, test] datasets over the same log."""
+        """Return [train, valid, test] datasets over the same log."""
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
@@ -237,7 +237,7 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def without_test(self: Kind) -> Kind:
-        """A copy, after ``build``, whose log ends before the test events of every user.
+        """Return a copy, after ``build``, whose log ends before the test events of every user.
 
         Training and validation stay as they are: histories never reach into a later part.
         """
@@ -283,7 +283,7 @@ class PosDataset(_ExactTimeMixin, Dataset):
         return events if kind is None else events[kind[events]]
 
     def _rows(self, phase: str) -> Interaction:
-        """All training events, or a row for each held-out target."""
+        """Return all training events, or a row for each held-out target."""
         chosen = self._select_events(phase) if phase == "train" else self._select_targets(phase)
         events = torch.from_numpy(chosen)
         columns = {name: column[events] for name, column in self.log.fields.items()}
@@ -347,7 +347,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         return self._prefix_rows(targets)
 
     def training_windows(self) -> Windows:
-        """Windows over the training events, for models that learn from all positions."""
+        """Return windows over the training events, for models that learn from all positions."""
         start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
         some = self.log.lengths > 0  # of nothing, reduceat makes a sum of what follows
         train[some] = np.add.reduceat(self.part == TRAIN, start[some], dtype=np.int64)
@@ -362,7 +362,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         return windows.with_targets(self.split.is_target) if some else windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Users by items: the events of this phase (all events before the split)."""
+        """Return users by items: the events of this phase (all events before the split)."""
         events = slice(None) if self.phase is None else self._select_events(self.phase)
         users, items = self.log.users[events].numpy(), self.log.items[events].numpy()
         data = np.ones(len(users)) if value_field is None else self.log.fields[value_field][events]

@@ -84,7 +84,7 @@ class WindowGatherer:
 
 
 def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """[total] start[w] .. start[w] + lengths[w] - 1 of all w, one after the other."""
+    """Return [total] start[w] .. start[w] + lengths[w] - 1 of all w, one after the other."""
     shift = start - (lengths.cumsum(0) - lengths)
     steps = torch.arange(total, device=start.device)
     return steps + shift.repeat_interleave(lengths, output_size=total)
@@ -116,7 +116,7 @@ def lies_on(
 
 
 def one_ahead(made: Iterable[T]) -> Iterator[T]:
-    """The same, each made by a thread while the one before is worked on."""
+    """Yield the same, each made by a thread while the one before is worked on."""
     iterator = iter(made)
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, iterator, None)

@@ -36,8 +36,8 @@ class WindowLoader:
         dataset: the training part.
         batch_size: windows per batch on average.
         pool: batches sorted together; 1 for none.
-        seed: of the order.
-        requirements: of the model.
+        seed: seed of the order.
+        requirements: requirements of the model.
         fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
         most_events: input events of a batch; one that has more is cut into batches with about equal
             numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
@@ -86,7 +86,7 @@ class WindowLoader:
         return len(self._batches())
 
     def _batches(self) -> list[np.ndarray]:
-        """The windows of each batch of this epoch, in order."""
+        """Return the windows of each batch of this epoch, in order."""
         if self._made is None or self._made[0] != self.epoch:
             self._made = self.epoch, self._make_batches()
         return self._made[1]
@@ -151,7 +151,7 @@ class WindowLoader:
             yield made if grid is None else filled(made, grid)
 
     def _grid(self) -> Grid | None:
-        """The sizes of this process's parts of batches, where these are to be few."""
+        """Return the sizes of this process's parts of batches, where these are to be few."""
         parts = len(self.windows.start) / self.batch_size * self.shard.size
         return None if self.fill_to is None else Grid.of(self.windows, parts, self.fill_to)
 
@@ -159,7 +159,7 @@ class WindowLoader:
         """Yield the batches of an epoch where the model is.
 
         Args:
-            device: of the model.
+            device: device of the model.
             wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always`` in
                 any case, ``never`` copies batch by batch, each made one ahead.
         """
@@ -181,7 +181,7 @@ class WindowLoader:
             yield batch.to(device)
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
-        """The given windows as one packed batch."""
+        """Return the given windows as one packed batch."""
         return self._gatherer.gather(batch)
 
     def _gatherer_on(self, device: torch.device) -> WindowGatherer:
@@ -202,7 +202,7 @@ class RowLoader(TrainDataLoader):
         return self.sample_size
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
-        """The batches of an epoch where the model is; rows are made on the host alone."""
+        """Yield the batches of an epoch where the model is; rows are made on the host alone."""
         for batch in self:
             if device.type == "cpu":
                 yield batch.to(device)

@@ -78,10 +78,10 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
     """Refuse a dataset that is not there.
 
     Args:
-        name: of the dataset, as given.
+        name: name of the dataset, as given.
         folder: where it was looked for: data_path / name.
-        suffixes: of the files besides interactions that would be read if they are there.
-        config: of the run, for benchmark_filename.
+        suffixes: suffixes of the files besides interactions that would be read if they are there.
+        config: configuration of the run, for benchmark_filename.
 
     Raises:
         UsageError: if name is not a name or ``folder/name.inter`` does not exist; what to type; if

@@ -106,10 +106,10 @@ def prepare(
 def read_dataset(
     config: PosConfig, known: Known | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``.
+    """Return the events from their files, before ``build``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         known: what a run knew: names keep their ids. That of ``update_from`` when None.
         alone: whether to read those events alone, and to put later ones aside.
     """
@@ -120,7 +120,7 @@ def read_dataset(
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
-    """What a run knew; None in the folders of earlier versions."""
+    """Return what a run knew; None in the folders of earlier versions."""
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
@@ -146,10 +146,10 @@ def require_request(config: PosConfig, model: Any) -> None:
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
-    """The model on its device.
+    """Return the model on its device.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         dataset: before the split.
         train: its training part.
 

@@ -33,7 +33,7 @@ def evaluate(
     mask_history: bool | None = None,
     data_path: str | Path | None = None,
 ) -> dict[str, float]:
-    """Metrics of a trained run, of its own kind or others, without training it again.
+    """Return metrics of a trained run, of its own kind or others, without training it again.
 
     They follow from the ranks that the run has kept where these suffice: metrics of the test
     targets' ranks, up to the largest cutoff of the run, with the same items left out. Otherwise the

@@ -124,11 +124,11 @@ class StreamedScores:
         )
 
     def best(self, k: int) -> Tensor:
-        """[b, k] ids of the items with the highest scores."""
+        """Return [b, k] ids of the items with the highest scores."""
         return select_best(self.parts(), k)[1]
 
     def higher(self, target: Tensor) -> Tensor:
-        """[b] how many items have a higher score than the target ([b] ids).
+        """Return [b] how many items have a higher score than the target ([b] ids).
 
         In two passes, so that both sides of a comparison come out of the same product.
         """
@@ -204,7 +204,7 @@ class TargetCollector(Collector):
 
 
 def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
-    """[rows] the target of each row, of which each has one."""
+    """Return [rows] the target of each row, of which each has one."""
     return positive_i[positive_u.argsort()]
 
 
@@ -212,7 +212,7 @@ def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
-    """[B] int64 rank of each target, 0 for the first.
+    """Return [B] int64 rank of each target, 0 for the first.
 
     Args:
         scores: [B, items], -inf for what is left out.
@@ -232,7 +232,8 @@ def placed(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
 
 
 def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | None:
-    """What a collector kept of the last test, as :func:`rank_table`; None if it kept nothing."""
+    """Return what a collector kept of the last test, as :func:`rank_table`; None if it kept
+    nothing."""
     if collector.last is None or RANK not in collector.last:
         return None
     event, rank = (collector.last.get(name).cpu().numpy() for name in (EVENT, RANK))
@@ -246,7 +247,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
         part: the dataset of the phase.
         event: [targets] their places in its log.
         rank: [targets] 0 for the first.
-        time_unit: of the time field.
+        time_unit: seconds per unit of the time field.
 
     Returns:
         Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, how many events the

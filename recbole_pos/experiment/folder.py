@@ -42,7 +42,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """A new folder; saved/<dataset>/<model>/<time>/ when no path is given.
+        """Return a new folder; saved/<dataset>/<model>/<time>/ when no path is given.
 
         Raises:
             UsageError: if the folder holds another run already.
@@ -93,7 +93,7 @@ class RunFolder:
             yield
 
     def require(self, option: str = "") -> RunFolder:
-        """This folder, which must hold a trained run.
+        """Return this folder, which must hold a trained run.
 
         Args:
             option: that named the folder, for the message.
@@ -127,7 +127,8 @@ class RunFolder:
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
-        """What :meth:`write_config` wrote; its options are checked by who makes a ``PosConfig``.
+        """Return what :meth:`write_config` wrote; its options are checked by who makes a
+        ``PosConfig``.
 
         Raises:
             UsageError: if it cannot be read, or does not say what was trained.
@@ -164,7 +165,7 @@ class RunFolder:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
-        """What :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
+        """Return what :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
 
         Raises:
             CheckpointError: if the file is damaged.
@@ -202,7 +203,7 @@ def make_folder(path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
+    """Return versions of what decides a result."""
     import numpy
     import pandas
     import recbole
@@ -218,7 +219,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """The most memory this process ever held, in MB; None where the system does not say."""
+    """Return the most memory this process ever held, in MB; None where the system does not say."""
     try:
         import resource
     except ImportError:  # Windows

@@ -89,14 +89,14 @@ class Plan:
 
 
 def free_port() -> int:
-    """A port of this machine that no one uses."""
+    """Return a port of this machine that no one uses."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
-    """A GPU for every process here; empty where there are none to use.
+    """Return a GPU for every process here; empty where there are none to use.
 
     Raises:
         UsageError: if there are some, but too few.
@@ -113,7 +113,7 @@ def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
 
 
 def gpu_here(gpu_id: Any, rank: Rank) -> str:
-    """The GPU of a process that another program has started; empty for none.
+    """Return the GPU of a process that another program has started; empty for none.
 
     Those that ``gpu_id`` names are shared out; by default those that are visible, of which a
     scheduler may show each process its own.
@@ -137,9 +137,9 @@ def run_in_parallel(
     """Start the processes of this machine, again when one is lost.
 
     Args:
-        args: of the run.
+        args: args of the run.
         plan: made of them.
-        config: of the run.
+        config: configuration of the run.
         run_dir: where a new one writes.
 
     Raises:

@@ -130,7 +130,7 @@ def load(
     data_path: str | Path | None = None,
     options: dict[str, Any] | None = None,
 ) -> Experiment:
-    """A trained model with its data; best weights, evaluation mode.
+    """Return a trained model with its data; best weights, evaluation mode.
 
     Examples:
         >>> trained = recbole_pos.load("mine")
@@ -190,7 +190,7 @@ def load_without_data(path: str | Path) -> Experiment:
 
 
 def finds_dataset(path: str | Path) -> bool:
-    """Whether a run's dataset is where the run found it."""
+    """Return whether a run's dataset is where the run found it."""
     return _has_dataset(_opened(path, {})[2])
 
 
@@ -211,7 +211,7 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """The checkpoint, the folder and the configuration of a trained model."""
+    """Return the checkpoint, the folder and the configuration of a trained model."""
     if os.path.isfile(path):
         file = Path(path)
         state = checkpoint.load(file, ("config",))

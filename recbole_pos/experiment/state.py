@@ -125,7 +125,7 @@ def load_best(
     Args:
         model: which gets them.
         file: the checkpoint.
-        identity: of the data at hand, which must be those it was trained on; any if None.
+        identity: identity of the data at hand, which must be those it was trained on; any if None.
         changeable: whether their fields may have other values now.
 
     Returns:
@@ -165,13 +165,14 @@ def put_weights(model: Any, weights: dict[str, Any]) -> None:
 
 
 def _weights_schema(model: Any) -> dict[str, Any]:
-    """What :func:`extract_weights` gives for such a model, see ``checkpoint.difference``."""
+    """Return what :func:`extract_weights` gives for such a model, see ``checkpoint.difference``."""
     other = {name: _other_schema(value) for name, value in _other(model).items()}
     return {"state_dict": dict(model.state_dict()), "other": other}
 
 
 def _other(model: Any) -> dict[str, Any]:
-    """What RecBole's models keep beside their state_dict; some list sub-modules, which it has."""
+    """Return what RecBole's models keep beside their state_dict; some list sub-modules, which it
+    has."""
     other = model.other_parameter() or {}
     return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
 
@@ -197,7 +198,7 @@ def _other_schema(own: Any) -> Any:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
-    """Parameters by the numbers that they have in its state."""
+    """Return parameters by the numbers that they have in its state."""
     numbers = (n for group in optimizer.state_dict()["param_groups"] for n in group["params"])
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return dict(zip(numbers, parameters, strict=True))
@@ -206,7 +207,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
 def _optimizer_schema(
     optimizer: torch.optim.Optimizer, parameters: dict[int, Tensor | None]
 ) -> dict[int, Any]:
-    """What such an optimiser keeps of these parameters.
+    """Return what such an optimiser keeps of these parameters.
 
     That is seen by a step of another one of this kind. A gradient of -1 makes negative what has a
     sign: of the rest roots are taken.

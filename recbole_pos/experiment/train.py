@@ -31,11 +31,11 @@ def train(
     dataset: Any = None,
     report: Callable[[Experiment], None] | None = None,
 ) -> Result | None:
-    """One experiment in this process.
+    """Return one experiment in this process.
 
     Args:
-        config: of the run.
-        folder: of an interrupted run, which goes on; None for a new one.
+        config: configuration of the run.
+        folder: folder of an interrupted run, which goes on; None for a new one.
         run_dir: where a new one writes.
         reporter: where it is reported.
         dataset: prepared before, for this configuration; read from files when None.
@@ -135,5 +135,5 @@ def _what_is_left(folder: RunFolder) -> str:
 
 
 def load_dataset(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """The data of a run that exists, names with the ids that they have there."""
+    """Return the data of a run that exists, names with the ids that they have there."""
     return read_dataset(config, load_vocabulary(folder, config), alone)

@@ -302,7 +302,7 @@ class PosTrainer(EvaluatingTrainer):
         load_weights(self.model, weights)
 
     def _writer(self, saved: bool) -> CheckpointWriter:
-        """What writes checkpoints, if any are to be."""
+        """Return what writes checkpoints, if any are to be."""
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder; that of a run is there, or was removed
             file.parent.mkdir(parents=True, exist_ok=True)

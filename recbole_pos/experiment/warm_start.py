@@ -127,7 +127,7 @@ def require_same_function(
 
 
 def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """A single input encoding stands bare in a model, several stand under their names."""
+    """Return a single input encoding stands bare in a model, several stand under their names."""
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
     if len(inputs) != 1 or not places:
@@ -147,7 +147,7 @@ def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict
 
 
 def updated_run(path: str | Path) -> RunFolder:
-    """The folder of ``update_from``.
+    """Return the folder of ``update_from``.
 
     Raises:
         UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
@@ -168,7 +168,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
     Args:
         model: built for the grown data.
-        config: of the run.
+        config: configuration of the run.
         dataset: the grown data, in which names have the ids that they had.
 
     Raises:

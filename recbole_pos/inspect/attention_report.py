@@ -73,7 +73,7 @@ def inspect_attention(
         path: a run folder, or a checkpoint in one.
         users: how many to draw from the test targets (else those of validation).
         min_events: how long their histories must be at least.
-        seed: of the draw.
+        seed: seed of the draw.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
@@ -230,7 +230,7 @@ def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
 
     Args:
         periods: of :func:`learned_periods`; those without any period have no row.
-        title: of the picture.
+        title: title of the picture.
         file: to write.
     """
     periods = [group for group in periods if group.hours]
@@ -288,7 +288,7 @@ def show(report: AttentionReport, console: Console) -> None:
 
 
 def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """[2, measures] by name."""
+    """Return [2, measures] by name."""
     return {
         queries: dict(zip(MEASURES, row.tolist(), strict=False))
         for queries, row in zip(QUERIES, values, strict=True)
@@ -296,7 +296,7 @@ def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def _cells(values: np.ndarray) -> list[str]:
-    """[2, measures] as text; hours can be many."""
+    """Return [2, measures] as text; hours can be many."""
     return [
         f"{value:,.1f}" if name == "hours" else f"{value:.3f}"
         for row in values

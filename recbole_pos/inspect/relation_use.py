@@ -53,7 +53,7 @@ class RelationUse:
     """What one attribute does in the batches looked at; see ``MEANING``.
 
     Attributes:
-        field: of the relation; for users all their fields, which act as one.
+        field: field of the relation; for users all their fields, which act as one.
         source: item, behaviour or user.
         known, read, others: as in ``MEANING``; others is NaN where nothing is read.
         adds: one number a layer; of users, NaN in layers that do not aggregate.
@@ -89,7 +89,7 @@ def inspect_relations(
 
     Args:
         path: a run folder, or a checkpoint in one.
-        batches: of the first epoch to look at.
+        batches: batches of the first epoch to look at.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
@@ -201,7 +201,7 @@ class _Sums:
 
 
 def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:
-    """[M, 2] how many events are read, and how many of other users, by relation."""
+    """Return [M, 2] how many events are read, and how many of other users, by relation."""
     source = product.index.cpu().numpy()
     size = np.diff(product.offset.cpu().numpy(), append=len(source))
     row = np.repeat(np.arange(len(size)), size)

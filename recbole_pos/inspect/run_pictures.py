@@ -244,7 +244,7 @@ def best_epoch(scores: Iterable[tuple[int, float]], bigger: bool) -> int | None:
     """Return the epoch that training keeps, by the rule it stops by (of equal ones the latest).
 
     Args:
-        scores: of the validated epochs in their order.
+        scores: scores of the validated epochs in their order.
         bigger: whether more is better, ``valid_metric_bigger`` of the configuration.
     """
     kept, best = None, -inf if bigger else inf

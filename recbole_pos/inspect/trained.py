@@ -16,7 +16,7 @@ from recbole_pos.position.schemes import scheme_names
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
-    """A trained model from its run folder, or from a checkpoint in such a folder.
+    """Return a trained model from its run folder, or from a checkpoint in such a folder.
 
     Raises:
         UsageError: if that is something else.

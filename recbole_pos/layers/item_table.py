@@ -42,7 +42,7 @@ class ItemTable(nn.Embedding):
         self._shared: Tensor | None = None
 
     def forward(self, items: Tensor) -> Tensor:
-        """[..., d] of ids [...]."""
+        """Return [..., d] of ids [...]."""
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
         if torch.compiler.is_compiling() or not takes_rows(self.weight):
@@ -54,7 +54,7 @@ class ItemTable(nn.Embedding):
         return vectors
 
     def vectors(self) -> Tensor:
-        """[n, d] of all items, in the order of their ids."""
+        """Return [n, d] of all items, in the order of their ids."""
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight

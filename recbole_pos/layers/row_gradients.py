@@ -75,7 +75,7 @@ def takes_rows(weight: Tensor) -> bool:
 
 
 def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """The sparse gradient of a table.
+    """Return the sparse gradient of a table.
 
     Args:
         rows: [n] int64, ascending and each once.

@@ -179,7 +179,7 @@ class AttrFormer(PosSASRec):
         return self.prepare(batch)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
+        """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
         with self.item_embedding.shared():
             hidden = self.row_states(*self.prefix_rows(interaction))
@@ -241,7 +241,7 @@ class AttrFormer(PosSASRec):
     def _looked_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """The relations of rows, None where they are off, and the times of their events."""
+        """Return the relations of rows, None where they are off, and the times of their events."""
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
@@ -269,7 +269,7 @@ class AttrFormer(PosSASRec):
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """[B, d] from the rows as they are, the newest L events, unless relations are off.
+        """Return [B, d] from the rows as they are, the newest L events, unless relations are off.
 
         Related within each row only, so that what is seen does not depend on the batch.
         """

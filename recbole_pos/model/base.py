@@ -103,7 +103,7 @@ class PosRecommender(SequentialRecommender):
                     nn.init.zeros_(module.bias)
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] vectors of a history's items ([m] ids), with what is known of the interactions."""
+        """Return [m, d] vectors of a history's items ([m] ids), with what is known of the interactions."""
         vectors: Tensor = self.item_embedding(items)
         return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
@@ -174,7 +174,7 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
+        """Return the same of RecBole's rows, one target each."""
         with self.item_embedding.shared() as vectors:
             return self.loss(
                 self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
@@ -208,7 +208,7 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """[B, d] what predicts the event after each of some histories.
+        """Return [B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
@@ -236,7 +236,7 @@ class PosRecommender(SequentialRecommender):
         return self._encode(rows, self.TIME_SEQ in rows)
 
     def _encode(self, rows: Interaction, timed: bool) -> Tensor:
-        """[B, d] :meth:`forward` of rows, with times if ``timed`` and all else that is read."""
+        """Return [B, d] :meth:`forward` of rows, with times if ``timed`` and all else that is read."""
         more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
             more["features"] = self._features(rows)
@@ -244,7 +244,7 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
 
     def _features(self, rows: Interaction) -> Features | None:
-        """Features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
+        """Return features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
         if self.event_features is None:
             return None
         suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
@@ -254,11 +254,11 @@ class PosRecommender(SequentialRecommender):
         )
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """The time field in seconds."""
+        """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row.
+        """Return [B, d] what predicts the target of each row.
 
         On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
         histories of a log are far shorter than its longest, which stand in every batch.
@@ -275,7 +275,7 @@ class PosRecommender(SequentialRecommender):
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
         return (self.compute_states(interaction) * items).sum(-1)
 
@@ -285,5 +285,5 @@ class PosRecommender(SequentialRecommender):
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
+        """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
         return self.compute_states(interaction) @ self.item_embedding.vectors().t()

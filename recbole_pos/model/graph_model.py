@@ -38,7 +38,7 @@ class GraphRecommender(PosRecommender):
         return self.embed(graph.items, replace(graph.nodes, features=ctx.features))
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """A batch on the host with its graphs."""
+        """Return a batch on the host with its graphs."""
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, items=batch.items, width=batch.width
         )

@@ -69,7 +69,7 @@ def _adopt(name: str, model: type, module: str | None) -> None:
 
 
 def _taken(name: str) -> str | None:
-    """Who has a name that no other model may have."""
+    """Return who has a name that no other model may have."""
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
@@ -84,24 +84,25 @@ OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]
 
 
 def built_in() -> list[str]:
-    """The names of the plugin's models and of RecBole's."""
+    """Return the names of the plugin's models and of RecBole's."""
     return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 
 
 def runnable() -> list[str]:
-    """The names of all models that can be run."""
+    """Return the names of all models that can be run."""
     return [*built_in(), *ADDED]
 
 
 def on_our_base(model: str) -> bool:
-    """Whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
+    """Return whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
 def served(model: str) -> bool:
-    """Whether RecBole itself is given the plugin's data and trainer for a model (``plug.py``)."""
+    """Return whether RecBole itself is given the plugin's data and trainer for a model
+    (``plug.py``)."""
     return model in MODELS or model in BASELINES or on_our_base(model)
 
 
@@ -143,7 +144,7 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
 
 def registered_name(model: type) -> str:
-    """The name under which a class runs; one that has none yet is registered under its own.
+    """Return the name under which a class runs; one that has none yet is registered under its own.
 
     Raises:
         UsageError: as of :func:`register_model`.
@@ -212,7 +213,7 @@ def _require_recommender(model: Any) -> None:
 
 
 def _shipped(model: type) -> dict[str, Any]:
-    """The yaml of a class of the plugin's or of RecBole's; of any other none exists."""
+    """Return the yaml of a class of the plugin's or of RecBole's; of any other none exists."""
     place = import_path(model)
     if place == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
@@ -232,5 +233,5 @@ def _recbole() -> Path:
 
 @functools.cache
 def _names_in_recbole() -> frozenset[str]:
-    """All of RecBole's models, in lower case: it has a module of that name for each."""
+    """Return all of RecBole's models, in lower case: it has a module of that name for each."""
     return frozenset(file.stem for file in (_recbole() / "model").glob("*_recommender/*.py"))

@@ -44,15 +44,16 @@ class RecBoleAdapter:
             )
 
     def compiles(self) -> bool:
-        """Whether a step is one graph: nothing in it depends on what the values of a batch are."""
+        """Return whether a step is one graph: nothing in it depends on what the values of a batch
+        are."""
         return False
 
     def requirements(self) -> BatchRequirements:
-        """What batches must be like."""
+        """Return what batches must be like."""
         return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
-        """The loss as a function of a batch of rows or, if ``packed``, of windows."""
+        """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
         return self.model.calculate_loss
 
     def table(self) -> nn.Parameter | None:
@@ -77,8 +78,8 @@ class NativeAdapter(RecBoleAdapter):
         )
 
     def _packs(self) -> bool:
-        """Whether the loss of rows is that of windows made of them: no class of another package
-        overrides it."""
+        """Return whether the loss of rows is that of windows made of them: no class of another
+        package overrides it."""
         methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)

@@ -122,7 +122,7 @@ FACTS: dict[str, Facts] = {
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """The value of the option ``key`` as a list of registered scheme names.
+    """Return the value of the option ``key`` as a list of registered scheme names.
 
     Raises:
         UsageError: for an unknown name, or anything but names.
@@ -214,7 +214,7 @@ def _shipped(options: tuple[str, ...]) -> Any:
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """The class; refuse what has no place in a model."""
+    """Return the class; refuse what has no place in a model."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition

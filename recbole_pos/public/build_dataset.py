@@ -32,7 +32,7 @@ def build(
     """Make a dataset of raw files; the same files make the same bytes.
 
     Args:
-        name: of the public dataset.
+        name: name of the public dataset.
         files: the raw ones, in the order in which :func:`public_log` names them.
         data_path: folder that gets the dataset.
         overwrite: replace one that is there.

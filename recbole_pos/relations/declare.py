@@ -121,7 +121,7 @@ def _table(field: str, dataset: Dataset) -> str:
 
 
 def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """The kind of a field, and why it is of that kind and what would make it another."""
+    """Return the kind of a field, and why it is of that kind and what would make it another."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value

@@ -90,7 +90,7 @@ class TableRelation:
         return top_relations(self.table, group, order, lookup.top_k, across and self.across)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] values of what events are about; 0 where the log does not have them."""
+        """Return [m] values of what events are about; 0 where the log does not have them."""
         if self.by_item:
             return values[lookup.items.numpy()[events]]
         return take_or_missing(values, events, 0)
@@ -113,7 +113,7 @@ class NumberRelation:
     values: np.ndarray | None = None
 
     def numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] float64 numbers of events, NaN where missing; times in seconds."""
+        """Return [m] float64 numbers of events, NaN where missing; times in seconds."""
         if self.source == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.source == TIME:
@@ -135,7 +135,7 @@ class NumberRelation:
 
 
 def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
-    """[m] values at places, ``missing`` for those after the last (``with_histories``)."""
+    """Return [m] values at places, ``missing`` for those after the last (``with_histories``)."""
     known = places < len(values)
     if known.all():
         return values[places]
@@ -185,7 +185,7 @@ class RelationLookup:
         self.user_table = build_user_table(users, dataset, self.notices)
 
     def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
-        """A relation of source item or behaviour, ready to be looked up."""
+        """Return a relation of source item or behaviour, ready to be looked up."""
         source, scales, longest = relation.table, relation.scales, self.max_length
         if source in (POSITION, TIME):
             return NumberRelation(source, scales, longest)
@@ -200,7 +200,7 @@ class RelationLookup:
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """A copy that knows more users: their events stand after all others.
+        """Return a copy that knows more users: their events stand after all others.
 
         Other fields of these events, and attributes of these users, are missing.
 
@@ -223,7 +223,7 @@ class RelationLookup:
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Rows of a training batch.
+        """Return rows of a training batch.
 
         Args:
             events: [m] places in the log of the packed events.
@@ -240,7 +240,7 @@ class RelationLookup:
         return PackedSequences(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
 
     def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
-        """Events start : end of each chain, cut into windows of L counted from the newest.
+        """Return events start : end of each chain, cut into windows of L counted from the newest.
 
         Args:
             start, end: [chains] places in the log, start < end.
@@ -261,7 +261,7 @@ class RelationLookup:
         )
 
     def bank(self, users: np.ndarray) -> PackedSequences:
-        """The newest window of training events of each user who has any.
+        """Return the newest window of training events of each user who has any.
 
         Training has all chunks of fewer users, so an early event of a long history finds fewer
         neighbours here. Whole histories, tried on models trained on ml-100k, were not better, for
@@ -273,7 +273,7 @@ class RelationLookup:
         return self.histories(start, end, bank=True)
 
     def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Who may read whom. The only place where the rules stand."""
+        """Return who may read whom. The only place where the rules stand."""
         row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         first = np.cumsum(rows.lengths) - rows.lengths
         events = rows.events
@@ -294,7 +294,7 @@ class RelationLookup:
         )
 
     def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """[m] times of a Poisson process for each user, one arrival an event.
+        """Return [m] times of a Poisson process for each user, one arrival an event.
 
         Early events of a user come before most of the others', late ones after. The draw of an
         event does not depend on how many events of its user follow: a clock that spread the events
@@ -311,7 +311,7 @@ class RelationLookup:
         return arrival[place.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Top-K relations of every event, attribute by attribute; and those of its user."""
+        """Return top-K relations of every event, attribute by attribute; and those of its user."""
         across = self.clock != "none"
         heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
         if self.user_table is None:
@@ -327,7 +327,7 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """The normalised relations of a batch, on a device."""
+        """Return the normalised relations of a batch, on a device."""
         order = self.order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
@@ -367,7 +367,7 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """[M * m, m] the matrices of all attributes, each normalised, one below the other."""
+    """Return [M * m, m] the matrices of all attributes, each normalised, one below the other."""
     reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     scaled = np.concatenate([_normalise(edges, m) for edges in heads])

@@ -24,7 +24,7 @@ def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
 
     Args:
         storage: as given: a path or a URI.
-        folder: of a search or a study.
+        folder: folder of a search or a study.
         make: whether to see that it can be written to.
 
     Raises:
@@ -81,7 +81,7 @@ class Mirror:
         self.lock = threading.Lock()
 
     def has(self, file: Path) -> bool:
-        """Whether the copy has a file of the run."""
+        """Return whether the copy has a file of the run."""
         return file.name in names_in(self.place)
 
     def fetch(self) -> None:

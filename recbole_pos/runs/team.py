@@ -45,7 +45,7 @@ def team(
     """Let this process be the first of those that train one model.
 
     Args:
-        resources: of a run, see ``worker.py``; nothing happens for a run of one process.
+        resources: resources of a run, see ``worker.py``; nothing happens for a run of one process.
         options: the configuration, plain.
         packed: what others do not know of its model, see ``config/plugins.py``.
         data: a list with the reference of the shared data.

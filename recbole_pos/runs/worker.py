@@ -64,7 +64,7 @@ def train_run(
         plain: the configuration.
         path: folder of the run; with a checkpoint it resumes from that.
         data: a :class:`SharedData`, or a list with the reference of one.
-        resources: of this process.
+        resources: resources of this process.
         packed: models and schemes that only the process of the command has made.
         begin: folder of a run whose weights are tested: the trial that was chosen, which had no
             test events, or a run of another row that is tested with other options.

@@ -128,7 +128,7 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
 
 
 def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
-    """A row per item, padding left out."""
+    """Return a row per item, padding left out."""
     flat = pa.array(vectors[1:].reshape(-1))
     columns = {
         "id": pa.array(range(1, len(names)), pa.int64()),
@@ -139,7 +139,7 @@ def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
 
 
 def load_program(path: Path) -> Program:
-    """A written program: from inputs by name to outputs."""
+    """Return a written program: from inputs by name to outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
         return lambda given: _list(module(*given.values()))

@@ -47,7 +47,7 @@ def recommend_on_ray(
     Args:
         request: what to recommend; histories in parquet.
         out: a folder that takes its place once all of it is there; parquet files, in no order.
-        address: of the cluster, or auto; ``local`` or None starts Ray on this machine.
+        address: address of the cluster, or auto; ``local`` or None starts Ray on this machine.
         processes: how many at most; as many as there are CPUs if None.
 
     Raises:

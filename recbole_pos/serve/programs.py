@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
     Args:
         model: trained, on a CPU.
-        relations: of an AttrFormer that reads any.
+        relations: relations of an AttrFormer that reads any.
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.inputs += self.fields
 
     def forward(self, items: Tensor, lengths: Tensor, *inputs: Tensor) -> Tensor:
-        """[B, d] of items [B, L] padded on the right, lengths [B], and the ``inputs`` of the model:
+        """Return [B, d] of items [B, L] padded on the right, lengths [B], and the model's ``inputs``:
         times [B, L] float64, those of the requests [B] float64, features of interactions [B, L] or
         [B, L, s] and of users [B] or [B, s]."""
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
@@ -82,7 +82,7 @@ class Recommend(nn.Module):
     """A history to the k best of the items allowed, the best first.
 
     Args:
-        encoder: of the model.
+        encoder: encoder of the model.
         k: items a history.
     """
 
@@ -97,7 +97,7 @@ class Recommend(nn.Module):
     def forward(
         self, items: Tensor, lengths: Tensor, allowed: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[B, k] items and their scores; 0 and -inf where no more are allowed.
+        """Return [B, k] items and their scores; 0 and -inf where no more are allowed.
 
         Args:
             items, lengths, inputs: as of :class:`Encoder`.
@@ -112,7 +112,7 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """What is exported of a model.
+    """Return what is exported of a model.
 
     Args:
         model: trained.
@@ -158,14 +158,14 @@ def _differs(model: Any, base: type, name: str) -> bool:
 
 
 def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
-    """The inputs of a program, in their order."""
+    """Return the inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
     return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """A program for batches of any size and histories of any length up to the model's.
+    """Return a program for batches of any size and histories of any length up to the model's.
 
     Raises:
         UsageError: if a custom model or scheme does what cannot be traced.

@@ -41,7 +41,7 @@ def recommend(
     mask_history: bool | None = None,
     data_path: str | Path | None = None,
 ) -> pd.DataFrame:
-    """The k items with the highest scores after everything a user has done, best first.
+    """Return the k items with the highest scores after everything a user has done, best first.
 
     Histories are whole: what was held out from training is read too, and so is what the data have
     beyond what the model was trained on. ``Recommender`` can do more.
@@ -261,7 +261,7 @@ def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] 
 
 
 def read_names(file: str | Path) -> list[str]:
-    """Names of a file, one a line, letter by letter: names may begin or end with a space."""
+    """Return names of a file, one a line, letter by letter: names may begin or end with a space."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
     except (OSError, UnicodeDecodeError) as error:

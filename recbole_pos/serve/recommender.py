@@ -144,7 +144,7 @@ class Recommender:
         boosts: Mapping[str, float] | None = None,
         at: float | str | datetime | None = None,
     ) -> pd.DataFrame:
-        """The k items most likely to come next, best first; of equal scores, in the order of
+        """Return the k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
 
         Args:
@@ -186,7 +186,7 @@ class Recommender:
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Histories as people give them, or a table of them, with ids of items.
+        """Return histories as people give them, or a table of them, with ids of items.
 
         Raises:
             UsageError: if the model does not score by histories, or one is not one.
@@ -215,7 +215,7 @@ class Recommender:
         return found
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
-        """Histories with the times at which they are asked for, where the model reads these.
+        """Return histories with the times at which they are asked for, where the model reads these.
 
         Args:
             asked: the histories.
@@ -261,7 +261,7 @@ class Recommender:
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
-        """Histories of users in the data, each once; of all with an event if None.
+        """Return histories of users in the data, each once; of all with an event if None.
 
         Raises:
             UsageError: if some have none.
@@ -301,7 +301,7 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
-        """Which items may be recommended; see :meth:`recommend`. Unknown names are left out.
+        """Return which items may be recommended; see :meth:`recommend`. Unknown names are left out.
 
         Raises:
             UsageError: if none is left, or a boost is no finite number.
@@ -336,8 +336,8 @@ class Recommender:
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
-        many of them are in the history already."""
+        """Yield recommendations as :meth:`recommend` gives them, pool by pool in the order asked;
+        and how many of them are in the history already."""
         names = np.array(asked.ids, dtype=object)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
             table = pd.DataFrame(
@@ -355,8 +355,8 @@ class Recommender:
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
-        rank, the id of the item, the score, and whether it is the model's."""
+        """Yield what :meth:`parts` has, as arrays: of each recommendation the number of its
+        history, the rank, the id of the item, the score, and whether it is the model's."""
         self.require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
@@ -374,7 +374,7 @@ class Recommender:
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
+        """Return rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
         found = []
         for by_model in (True, False):
             which = np.flatnonzero((asked.lengths > 0) == by_model)
@@ -399,7 +399,7 @@ class Recommender:
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """[b, d] a vector a history: an item's score is its product with that of the item.
+        """Return [b, d] a vector a history: an item's score is its product with that of the item.
 
         A history of which nothing is known has the vector 0.
 
@@ -415,7 +415,7 @@ class Recommender:
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Names [items] and vectors [items, d] of the catalogue.
+        """Return names [items] and vectors [items, d] of the catalogue.
 
         Raises:
             UsageError: if the model has none.
@@ -429,7 +429,7 @@ class Recommender:
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """The items whose vectors point most nearly the same way.
+        """Return the items whose vectors point most nearly the same way.
 
         Args:
             items: names, or one.
@@ -459,8 +459,8 @@ class Recommender:
         )
 
     def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
-        the id, and the cosine."""
+        """Return what :meth:`similar` has, as arrays: of each neighbour the number of its item, the
+        rank, the id, and the cosine."""
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)

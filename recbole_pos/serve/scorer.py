@@ -53,7 +53,7 @@ class Scorer:
         return self.vectors
 
     def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
-        """[b, c] scores of c item ids after histories, none of them empty."""
+        """Return [b, c] scores of c item ids after histories, none of them empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
             return lambda items: products(states, vectors, items).cpu()

@@ -83,7 +83,7 @@ def draw_differences(found: Comparison) -> Chart | None:
     panel.set_ylim(len(pairs) - 0.5, -0.5)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     main, reference = metric_name(found.table.metrics[0]), found.table.reference
-    panel.set_xlabel(f"{main} less that of {_short(reference)}")
+    panel.set_xlabel(f"difference in {main} from {_short(reference)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
         for line in pairs.to_dict("records")
@@ -99,7 +99,7 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
     """Draw the main metric against what a row costs; None where less than two rows say.
 
     Args:
-        results: of the study.
+        results: results of the study.
         found: numbers of one table.
         column: ``seconds`` or ``parameters``.
     """
@@ -227,7 +227,7 @@ def _new(height: float) -> tuple[Figure, Any]:
 
 
 def _new_of_rows(rows: int) -> tuple[Figure, Any]:
-    """A figure with room for a legend of so many rows below it."""
+    """Return a figure with room for a legend of so many rows below it."""
     return _new(3.1 + 0.2 * math.ceil(rows / 2))
 
 

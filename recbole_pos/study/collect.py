@@ -51,7 +51,7 @@ class Written:
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
-    """What the runs of a study have found so far."""
+    """Return what the runs of a study have found so far."""
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
     current, chosen, unmade = folder.current(plan), facts.get("chosen", {}), facts.get("unmade", {})
@@ -95,7 +95,8 @@ def _all_versions(runs: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _command(plan: Plan, folder: StudyFolder) -> str:
-    """How the study is run again: by its file, if that still says the same of all but the place."""
+    """Return how the study is run again: by its file, if that still says the same of all but the
+    place."""
     try:
         written = read_source(plan.source.name).content
     except UsageError:
@@ -112,7 +113,7 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
 
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
-    """A run as a line of a table, with its best ``metric`` in validation."""
+    """Return a run as a line of a table, with its best ``metric`` in validation."""
     path, device, text = run.path, known.get("device") or {}, ""
     if device:  # ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor
         processor = f" ({device['processor']})" if device.get("processor") else ""
@@ -169,7 +170,7 @@ def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str,
 
 
 def _searches(trials: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
-    """A line a trial, with the mean over its seeds; no value while one of them has none."""
+    """Return a line a trial, with the mean over its seeds; no value while one of them has none."""
     values: dict[tuple[str, int], list[float | None]] = {}
     lines = {(one["row"], one["trial"]): one for one in trials}
     for one in trials:
@@ -275,7 +276,7 @@ def _require_comparable(path: Path) -> dict[str, Any]:
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
-    """Names that tell runs apart: the model, and the options in which runs of it differ."""
+    """Return names that tell runs apart: the model, and the options in which runs of it differ."""
     indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
     names = []
     for config in configs:
@@ -327,5 +328,5 @@ def write_results(results: Results, folder: Path) -> Written:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """A table as text for spreadsheets: no cell begins as a formula does."""
+    """Return a table as text for spreadsheets: no cell begins as a formula does."""
     return frame.apply(lambda column: column.map(no_formula)).to_csv(index=False)

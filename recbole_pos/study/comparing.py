@@ -86,7 +86,7 @@ def compare(
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
-        dataset: of a list of models; of a study, in the place of the one it names.
+        dataset: dataset of a list of models; of a study, in the place of the one it names.
         config_file_list: configuration of all rows of a list of models, over the base of a study.
         config_dict: options over these files.
         settings: the other arguments together.
@@ -287,7 +287,7 @@ class StudyProgress:
         count, left = len(self.scheduler.fits), self.scheduler.pending()
         running = list(self.running.values())
         failed = sum(status == FAILED for status in self.scheduler.status.values())
-        parts = [f"{count - left - failed} of {count} fits done", f"{len(running)} running"]
+        parts = [f"{count - left - failed} of {count} runs done", f"{len(running)} running"]
         parts += [f"{failed} failed"] if failed else []
         if self.seconds and left:
             each = statistics.mean(self.seconds)
@@ -306,7 +306,8 @@ class StudyProgress:
 
 
 def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """What reports say about the data, of the order of equal times, of versions and searches."""
+    """Return what reports say about the data, of the order of equal times, of versions and
+    searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if scheduler.datasets.kept:
         dataset = next(iter(scheduler.datasets.kept.values()))
@@ -327,7 +328,8 @@ def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
-    """What searches chose, those of other rows as they did, and which fits cannot be trained."""
+    """Return what searches chose, those of other rows as they did, and which fits cannot be
+    trained."""
     chosen = scheduler.folder.facts().get("chosen") or {}
     by = {row: search.metric for row, search in scheduler.searches.items()}
     by = {**(scheduler.folder.facts().get("chosen_by") or {}), **by}
@@ -339,7 +341,7 @@ def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
-    """What a task returned; a failed run where its process was lost again and again."""
+    """Return what a task returned; a failed run where its process was lost again and again."""
     try:
         found = ray.get(task)
         if mirror is not None and found["status"] == DONE:

@@ -44,7 +44,7 @@ _OF_MODEL = ("model", "init_from")  # stand with the data in the table of option
 def row_config(
     options: Mapping[str, Any], more: Mapping[str, Any] | None = None, strict: bool = False
 ) -> PosConfig:
-    """The configuration of a row.
+    """Return the configuration of a row.
 
     Args:
         options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
@@ -67,17 +67,17 @@ def row_config(
 
 
 def attached(position: Any, schemes: list[str]) -> list[str]:
-    """The schemes of a model that others are added to."""
+    """Return the schemes of a model that others are added to."""
     kept = [name for name in scheme_names(position) if name != "nope"]
     return [*kept, *scheme_names(list(schemes), "attach")]
 
 
 def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
-    """The name of a run.
+    """Return the name of a run.
 
     Args:
-        config: of the run.
-        identity: of its data and split.
+        config: configuration of the run.
+        identity: identity of its data and split.
         others: what else decides it: whether it is tested, the run that it is attached to.
     """
     plain = {
@@ -173,7 +173,7 @@ class Datasets:
         self.kept: dict[str, Any] = {}
 
     def of(self, config: PosConfig) -> Any:
-        """The dataset of a configuration, after ``build``."""
+        """Return the dataset of a configuration, after ``build``."""
         key = data_key(config)
         if key not in self.kept:
             dataset = read_dataset(config)

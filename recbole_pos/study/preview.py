@@ -1,4 +1,4 @@
-"""What a study would train, said before anything is trained."""
+"""Preview of what a study would train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.terminal import Fitted
 
-_WORDS = ("row", "model", "options", "search", "after")
+_WORDS = ("configuration", "model", "options", "search", "after")
 _SPARE = ("after", "trials", "seeds", "search", "model")
 _STATES = {
     DONE: "{} finished",
@@ -21,7 +21,7 @@ _STATES = {
 
 
 def preview(scheduler: Scheduler) -> tuple[list[str], Fitted]:
-    """Sentences and a table of the rows that would be trained.
+    """Return sentences and a table of the configurations that would be trained.
 
     Data are read only where the study has begun: which runs are its own depends on them.
     """
@@ -39,8 +39,8 @@ def preview(scheduler: Scheduler) -> tuple[list[str], Fitted]:
         parts = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]
         sentences.append(f"In {folder.path}: {', '.join(parts)}")
         for place, state in enumerate((DONE, CONTINUED)):
-            values = [by_row[row, state] for row in frame["row"]]
-            frame.insert(list(frame.columns).index("fits") + 1 + place, state, values)
+            values = [by_row[row, state] for row in frame["configuration"]]
+            frame.insert(list(frame.columns).index("runs") + 1 + place, state, values)
     frame = frame.loc[:, (frame != "").any()]  # no column for what no row has
     columns = tuple(frame.columns)
     lines = tuple(tuple(Cell(str(value)) for value in line) for line in frame.to_numpy())

@@ -30,8 +30,8 @@ _MARKED = {
         "configurations, and is too narrow where its own is larger; no star."
     ),
     "unknown": (
-        "‡ one seed, and no row has several: the noise between seeds is unknown, the interval is "
-        "that of these very models and too narrow for the methods; no star."
+        "‡ one seed, and no configuration has several: the noise between seeds is unknown, so "
+        "the interval compares these trained models and is too narrow for the methods; no star."
     ),
 }
 
@@ -43,7 +43,7 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     metrics = {metric: metric_name(metric) for metric in table.metrics}
     if table.validation:
         metrics[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
-    columns = ["row", "seeds", *metrics.values()]
+    columns = ["configuration", "seeds", *metrics.values()]
     if not found.differences.empty:
         columns.append(f"{metric_name(main)} - {reference}")
     cost = _cost(results, table.rows)
@@ -72,7 +72,7 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
 
 
 def differences_table(found: Comparison) -> RenderedTable | None:
-    """Return each row less the reference, and what could have been seen; None without any."""
+    """Return differences to the reference with their intervals; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
@@ -84,25 +84,25 @@ def differences_table(found: Comparison) -> RenderedTable | None:
         texts += [_p(line["p_holm"]), number(line["detectable"])]
         lines.append(tuple(map(Cell, texts)))
     columns = (
-        *("row", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
+        *("configuration", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
         "minimum detectable difference",
     )
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
-        "flips of units. Holm's correction is for all lines of this table; * is below 0.05.",
+        "flips of units. Holm's correction is over this table; * is below 0.05.",
         "Minimum detectable difference: the true difference that 80% of such studies would find "
         "different from 0. Smaller ones may exist where none is significant.",
         *_marks(pairs),
     )
     main = metric_name(found.table.metrics[0])
-    title = f"{found.table.title}: {main} less that of {found.table.reference}"
+    title = f"{found.table.title}: difference in {main} from {found.table.reference}"
     return RenderedTable(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
 
 
 def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
     """Return the main metric of every row in each bin, with the difference to the reference."""
     mean, pairs = found.bins[kind]
-    columns, cells = ["row"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
+    columns, cells = ["configuration"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
     for name, part in mean.groupby("bin", sort=False):
         targets, units = part[["targets", "units"]].iloc[0]
         columns.append(f"{name} ({_amount(targets, units, unit, False)})")
@@ -131,12 +131,12 @@ def failures_table(results: Results) -> RenderedTable | None:
         reason = line.get("reason")
         reason = reason if isinstance(reason, str) and reason else "no reason was written down"
         lines.append((Cell(str(line["row"])), Cell(str(line["seed"])), Cell(reason)))
-    columns = ("row", "seed", "reason")
+    columns = ("configuration", "seed", "reason")
     return RenderedTable("Runs that failed", columns, tuple(lines), words=frozenset({2}))
 
 
 def search_table(results: Results) -> RenderedTable | None:
-    """What each row's search chose; None where nothing was searched."""
+    """Return what each row's search chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
         return None
@@ -151,8 +151,8 @@ def search_table(results: Results) -> RenderedTable | None:
     metric = listed(map(metric_name, metrics))
     seeds = results.plan.search_seeds
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
-    note = f"Chosen by {metric} in validation alone{mean}; test figures were looked at afterwards."
-    columns = ("row", "trials", "chosen", f"{metric}, validation")
+    note = f"Chosen by {metric} on validation only{mean}, before testing."
+    columns = ("configuration", "trials", "chosen", f"{metric}, validation")
     return RenderedTable("Search", columns, tuple(lines), (note,), frozenset({2}))
 
 
@@ -217,7 +217,7 @@ def _difference(pairs: pd.DataFrame, row: str) -> Cell:
 
 
 def _seeds(results: Results, row: str) -> Cell:
-    """How many seeds are done, and what has become of the others."""
+    """Return how many seeds are done, and what has become of the others."""
     wanted = len(results.plan.seeds)
     mine = results.runs[results.runs["row"] == row]
     done, failed = ((mine["status"] == word).sum() for word in ("done", "failed"))
@@ -226,7 +226,7 @@ def _seeds(results: Results, row: str) -> Cell:
 
 
 def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Columns of what a row costs: name, and row -> median over seeds."""
+    """Return columns of what a row costs: name, and row -> median over seeds."""
 
     def epochs(value: float) -> str:
         return "" if math.isnan(value) else f"{value:g}"
@@ -258,12 +258,12 @@ def _comparison_notes(found: Comparison, unit: str) -> list[str]:
 
 
 def plural(unit: str) -> str:
-    """Users, sessions; a column of ids is what it numbers."""
+    """Return users, sessions; a column of ids is what it numbers."""
     return f"{unit.removesuffix('_id')}s"
 
 
 def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
-    """How much evidence there is: targets of one unit are not independent."""
+    """Return how much evidence there is: targets of one unit are not independent."""
     if targets == units:
         return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"

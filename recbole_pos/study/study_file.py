@@ -88,7 +88,7 @@ def _ties(value: Any) -> Ties:
 
 
 def _search(value: Any) -> Search | None:
-    """A grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
+    """Return a grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
     if value is None or value is False or value == {}:
         return None
     if not isinstance(value, dict):
@@ -271,16 +271,16 @@ def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, 
         attach = Attach(source.require_choice((*path, "retest"), given.retest, study.rows))
         refused = tuple(key for key in options if key not in RETESTED)
         if not options:
-            problem = f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
+            problem = f"{name} is {attach.to} again: give it one of {', '.join(RETESTED)}"
             raise source.error(path, problem)
     elif "model" not in options and "model" not in base:
         hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
-        raise source.error(path, f"row {name} has no model{hint}")
+        raise source.error(path, f"configuration {name} has no model{hint}")
     if attach:
         given_here = {*options, *given.model_fields_set}
         for key in (*refused, "config_files", "search"):
             if key in given_here:
-                problem = f"row {name}: {key}: the row is made of the models of row {attach.to}"
+                problem = f"{name}: {key}: it is made of the models of {attach.to}"
                 raise source.error((*path, key), f"{problem}; leave it out")
         search = None
     elif search is True:

@@ -34,7 +34,7 @@ class StudyFolder:
     """The folder of one study.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Attributes:
         storage: path or URI where trainings keep their runs while they last; None where all
@@ -70,7 +70,7 @@ class StudyFolder:
         return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
 
     def is_begun(self, digest: str) -> bool:
-        """Whether a run has a checkpoint to resume from."""
+        """Return whether a run has a checkpoint to resume from."""
         mirror, file = self.mirror(digest), self.run(digest).checkpoint
         return file.is_file() or (mirror is not None and mirror.has(file))
 
@@ -130,7 +130,7 @@ class StudyFolder:
         return (_facts(self.runs / digest) or None) if digest else None
 
     def has_weights(self, digest: str) -> bool:
-        """Whether the weights of a finished run are here, and not only what it found."""
+        """Return whether the weights of a finished run are here, and not only what it found."""
         known = self.fit(digest) or {}
         return known.get("status") == DONE and not known.get(KNOWN_FROM) and self.is_begun(digest)
 

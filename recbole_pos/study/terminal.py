@@ -57,7 +57,7 @@ class Fitted:
         return table
 
     def _width(self, column: int, fold: bool) -> int:
-        """What a column needs so that no word of it is broken."""
+        """Return what a column needs so that no word of it is broken."""
         title, lines = self.shown.columns[column], self.shown.lines
         texts = [text for line in lines for text in (line[column].text, line[column].detail)]
         if not self.shown.is_text(column):
@@ -68,7 +68,7 @@ class Fitted:
 
 
 def _folded(text: str, fold: bool) -> str:
-    """A deviation and an interval in a line of their own."""
+    """Return a deviation and an interval in a line of their own."""
     return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
 
 

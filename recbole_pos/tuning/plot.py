@@ -42,7 +42,7 @@ def draw(
     """Write curves.png, parallel.png and, from four scored trials on, importance.png.
 
     Args:
-        trials: of a search.
+        trials: trials of a search.
         space: what was searched.
         metric: name of the validation metric.
         mode: max or min.

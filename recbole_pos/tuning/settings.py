@@ -50,7 +50,7 @@ class Settings:
         total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
-        identity: of the data, once prepared; empty before.
+        identity: identity of the data, once prepared; empty before.
     """
 
     model: str
@@ -95,7 +95,7 @@ def read_settings(
     config_dict: dict[str, Any] | None,
     args: SearchArguments,
 ) -> Settings:
-    """Settings of what a user gave.
+    """Return settings of what a user gave.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
@@ -166,10 +166,10 @@ def read_settings(
 def resumed_settings(
     folder: SearchFolder, args: SearchArguments, config: dict[str, Any], **others: Any
 ) -> Settings:
-    """Settings of the search in a folder, with what may change when it is resumed.
+    """Return settings of the search in a folder, with what may change when it is resumed.
 
     Args:
-        folder: of the search.
+        folder: folder of the search.
         args: as given.
         config: options of the configuration, as given.
         others: what else was given by name; empty if it was not.
@@ -231,7 +231,7 @@ def _set_total(settings: Settings, num_samples: int | None) -> None:
 
 
 def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
-    """Modules that must be imported to know the model and any scheme of any trial."""
+    """Return modules that must be imported to know the model and any scheme of any trial."""
     searched = [p.values for p in space.parameters if p.name == "position"]
     values = [base.get("position"), *itertools.chain(*searched)]
     schemes = [name for value in values for name in positions(value, None)]
@@ -280,7 +280,7 @@ class SearchFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
-        """A new folder with the settings in it.
+        """Return a new folder with the settings in it.
 
         Raises:
             UsageError: if it holds a search already.
@@ -325,7 +325,7 @@ class SearchFolder:
             yield
 
     def read(self) -> Settings:
-        """The settings of the search in this folder.
+        """Return the settings of the search in this folder.
 
         Raises:
             UsageError: if there are none.
@@ -346,7 +346,7 @@ class SearchFolder:
         return settings
 
     def read_record(self, settings: Settings) -> Record:
-        """What happened to the trials so far.
+        """Return what happened to the trials so far.
 
         Raises:
             UsageError: if it cannot be read, there are more trials than there are to be, or their
@@ -370,7 +370,7 @@ class SearchFolder:
         return record
 
     def tested(self) -> dict[str, Any] | None:
-        """What an earlier call found on test data; of the same trial it is not read twice.
+        """Return what an earlier call found on test data; of the same trial it is not read twice.
 
         Raises:
             UsageError: if the file is damaged.

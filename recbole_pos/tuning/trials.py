@@ -154,7 +154,7 @@ class Recorder(tune.Callback):
     """Writes what happens to the record, and shows it; Ray pickles it, of which nothing is read.
 
     Args:
-        record: of the trials.
+        record: record of the trials.
         metric: its name.
         mode: max or min.
         total: how many trials there will be.
