@@ -142,21 +142,21 @@ def _check_feature(dataset: Dataset, option: str, field: str) -> None:
     config, where = dataset.config, f"{option}: {shown(field)}"
     if field not in loaded_fields(dataset):
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
-    if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
-        raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
-    if (table := find_table(field, dataset)) != SIDE_FEATURES[option]:
-        other = next(name for name, of in SIDE_FEATURES.items() if of == table)
-        raise UsageError(
-            f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}"
-        )
-    kind = dataset.field2type[field].value
-    if kind == "float_seq":
-        raise UsageError(f"{where} holds vectors; give each number a column of type float")
-    scaled = ("normalize_field", "discretization")
-    by = [key for key in scaled if field in (config[key] or ())]
-    by += ["normalize_all"] if config["normalize_all"] and kind == "float" else []
-    if by:
-        raise UsageError(f"{by[0]}: {shown(field)} is standardized where it is embedded; drop it")
+    table, kind = find_table(field, dataset), dataset.field2type[field].value
+    other = next(name for name, of in SIDE_FEATURES.items() if of == table)
+    scaled = ["normalize_all"] if config["normalize_all"] else []
+    scaled += [key for key in ("normalize_field", "discretization") if field in (config[key] or ())]
+    wrong = {
+        f"{where}: ids and times are read anyhow; leave it out": field
+        in (dataset.uid_field, dataset.iid_field, dataset.time_field),
+        f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}": option
+        != other,
+        f"{where} holds vectors; give each number a column of type float": kind == "float_seq",
+        f"{option}: {shown(field)} is standardized where it is embedded; leave out "
+        f"{' and '.join(scaled)}": scaled and kind == "float",
+    }
+    for message in (message for message, is_wrong in wrong.items() if is_wrong):
+        raise UsageError(message)
     require_values(field, dataset, f"{option}: ")
 
 

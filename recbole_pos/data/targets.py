@@ -111,28 +111,28 @@ def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
     if not wanted:
         return None
     kind = np.ones(len(next(iter(fields.values()))), dtype=bool)
-    ids_and_times = {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    known = fields.keys() - {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    known = {field for field in known if fields[field].dim() == 1}
     for field, given in wanted.items():
-        if field not in fields.keys() - ids_and_times or fields[field].dim() > 1:
+        if field not in known:
             raise UsageError(
-                f"target_events: {shown(field)} must be a token or float field of interactions in "
-                f"load_col; loaded are {listed(fields.keys() - ids_and_times)}"
+                f"target_events: {shown(field)} is no token or float field of interactions that "
+                f"load_col names; it names {listed(known) or 'none'}"
             )
         column, names = fields[field].numpy(), dataset.field2id_token.get(field)
-        has = ~dataset.missing[field] if field in dataset.missing else column == column
-        values = pd.unique(column[has]).tolist()
-        known = {value if names is None else str(names[value]): value for value in values}
-        known.pop("[PAD]", None)
-        chosen = []
-        for value in given if isinstance(given, (list, tuple)) else [given]:
-            key = str(value) if names is not None else is_number(value) and float(np.float32(value))
-            if key not in known:
+        has = ~dataset.missing.get(field, np.zeros(len(kind), dtype=bool))
+        codes = {str(v if names is None else names[v]): v for v in pd.unique(column[has])}
+        codes.pop("[PAD]", None)
+        values = given if isinstance(given, (list, tuple)) else [given]
+        if names is None:  # as the data have them, in float32
+            values = [np.float32(value) if is_number(value) else value for value in values]
+        for value in map(str, values):
+            if value not in codes:
                 raise UsageError(
                     f"target_events: no interaction has {field}: {shown(value)}"
-                    f"{suggest(str(value), map(str, known))}; they have {listed(known)}"
+                    f"{suggest(value, codes)}; they have {listed(codes)}"
                 )
-            chosen.append(known[key])
-        kind &= has & np.isin(column, chosen)
+        kind &= has & np.isin(column, [codes[str(value)] for value in values])
     return kind
 
 

@@ -1,20 +1,20 @@
 """Fields of items, users and interactions as vectors that join those of items.
 
 m is a number of items or interactions, s the length of the longest list of tokens among them, d the
-size of vectors. A value that is missing has the vector zero.
+size of vectors. What is missing has the vector zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding, embedding_bag
 
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.item_table import ItemPart
@@ -51,10 +51,10 @@ class TokenField(nn.Module):
     """A vector for each token; of a list the mean.
 
     Args:
-        tokens: how many there are, padding included.
+        tokens: number of tokens, padding included.
         size: d.
         std: of fresh vectors.
-        is_list: whether values are lists.
+        is_list: whether values are lists; a model that is loaded says it again.
     """
 
     numeric = False
@@ -62,49 +62,47 @@ class TokenField(nn.Module):
 
     def __init__(self, tokens: int, size: int, std: float, is_list: bool = False) -> None:
         super().__init__()
-        self.register_buffer("is_list", torch.tensor(is_list))  # who loads a model asks for it
+        self.register_buffer("is_list", torch.tensor(is_list))
         self.table = nn.Parameter(torch.randn(tokens, size) * std)
         with torch.no_grad():
             self.table[0] = 0
 
     def forward(self, values: Tensor) -> Tensor:
-        """[m, d] of tokens [m] or [m, s]."""
+        """Return [m, d] of tokens [m] or [m, s]."""
         if values.dim() == 1:
-            return nn.functional.embedding(values, self.table, padding_idx=0)
+            return embedding(values, self.table, padding_idx=0)
         return embedding_bag(values, self.table, mode="mean", padding_idx=0)
 
 
 class PeriodicField(nn.Module):
     """A number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k), with k learned frequencies c_l.
 
-    z is the number standardized by those that it was fitted to.
+    z is the number standardized by ``fitted``.
 
     Reference:
         Yury Gorishniy, Ivan Rubachev, Artem Babenko. "On Embeddings for Numerical Features in
-        Tabular Deep Learning." NeurIPS 2022, section 3.2 (Periodic, L).
+        Tabular Deep Learning." NeurIPS 2022, section 3.2.
 
     Args:
-        fitted: [n] numbers, NaN for none; None where mean and deviation are loaded afterwards.
+        fitted: [n] finite numbers; none where their mean and deviation are loaded.
         size: d.
     """
 
     numeric = True
-    mean: Tensor
-    deviation: Tensor
+    scale: Tensor
 
-    def __init__(self, fitted: np.ndarray | None, size: int) -> None:
+    def __init__(self, fitted: np.ndarray, size: int) -> None:
         super().__init__()
-        known = np.zeros(0) if fitted is None else fitted[np.isfinite(fitted)]
-        mean, deviation = (known.mean(), known.std() or 1.0) if len(known) else (0.0, 1.0)
-        for name, value in (("mean", mean), ("deviation", deviation)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.get_default_dtype()))
+        scale = [fitted.mean(), fitted.std() or 1.0] if len(fitted) else [0.0, 1.0]
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
         self.frequency = nn.Parameter(torch.randn(FREQUENCIES))
         self.linear = nn.Linear(2 * FREQUENCIES, size)
 
     def forward(self, values: Tensor) -> Tensor:
-        """[m, d] of numbers [m]."""
+        """Return [m, d] of numbers [m]."""
         missing = values.isnan()
-        z = (values.masked_fill(missing, 0).to(self.mean) - self.mean) / self.deviation
+        mean, deviation = self.scale.unbind()
+        z = (values.masked_fill(missing, 0).to(mean) - mean) / deviation
         angle = 2 * math.pi * z[:, None] * self.frequency
         waves = torch.cat((angle.sin(), angle.cos()), 1) / math.sqrt(FREQUENCIES)
         vectors: Tensor = self.linear(waves)
@@ -112,39 +110,26 @@ class PeriodicField(nn.Module):
 
 
 class BinnedField(TokenField):
-    """A vector for each quantile of a number.
-
-    Args:
-        fitted: as of :class:`PeriodicField`.
-        bins: number of quantiles.
-        size, std: as of :class:`TokenField`.
-    """
+    """A vector for each quantile of ``fitted`` numbers, see :class:`PeriodicField`."""
 
     numeric = True
     edges: Tensor
 
-    def __init__(self, fitted: np.ndarray | None, bins: int, size: int, std: float) -> None:
+    def __init__(self, fitted: np.ndarray, bins: int, size: int, std: float) -> None:
         super().__init__(bins + 1, size, std)
-        known = np.zeros(0) if fitted is None else fitted[np.isfinite(fitted)]
-        known = known if len(known) else np.zeros(1)
-        edges = torch.from_numpy(np.quantile(known, np.arange(1, bins) / bins))
-        self.register_buffer("edges", edges.to(torch.get_default_dtype()))
+        edges = np.quantile(fitted if len(fitted) else [0.0], np.arange(1, bins) / bins)
+        self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """[m, d] of numbers [m]; one that equals an edge is above it."""
+        """Return [m, d] of numbers [m]; one that equals an edge is above it."""
         place = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
         return super().forward(place.masked_fill(values.isnan(), 0))
 
 
 class FeatureFusion(nn.Module):
-    """Vectors of fields F_1 to F_k added to a vector x: x + sum_f F_f, or with an MLP.
+    """Vectors F_1 to F_k joined with a vector x.
 
-    ``concat_mlp`` is x + W_2 gelu(W_1 [x, F_1, ..., F_k] + b_1) + b_2.
-
-    Args:
-        fields: k.
-        size: d.
-        fusion: ``sum`` or ``concat_mlp``.
+    ``sum`` is x + F_1 + ... + F_k, ``concat_mlp`` x + W_2 gelu(W_1 [x, F_1, ..., F_k] + b_1) + b_2.
     """
 
     def __init__(self, fields: int, size: int, fusion: str) -> None:
@@ -153,24 +138,27 @@ class FeatureFusion(nn.Module):
         self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
 
     def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        """[m, d] of x [m, d] and k vectors [m, d] in order."""
+        """Return [m, d] of x [m, d] and k vectors [m, d] in order."""
         if self.mlp is not None:
             return x + self.mlp(torch.cat((x, *vectors), -1))
         return sum(vectors, x)
 
 
 class EventFeatures(nn.Module):
-    """Fields of interactions and their users in the vectors of a history's items.
+    """Fields of interactions and of their users in the vectors of a history's items.
 
     Args:
-        events: embedding of each field of interactions, by its name.
-        users: the same of users.
+        events, users: embedding of each field, by its name.
         size: d.
         fusion: see :class:`FeatureFusion`.
     """
 
     def __init__(
-        self, events: dict[str, nn.Module], users: dict[str, nn.Module], size: int, fusion: str
+        self,
+        events: Mapping[str, nn.Module],
+        users: Mapping[str, nn.Module],
+        size: int,
+        fusion: str,
     ) -> None:
         super().__init__()
         self.events, self.users = list(events), list(users)
@@ -184,7 +172,7 @@ class EventFeatures(nn.Module):
         return {of: {name: next(fields) for name in some} for of, some in names.items()}
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] of items [m, d], with the fields that ``ctx`` has; others count as missing."""
+        """Return [m, d] of items [m, d], with the fields that ``ctx`` has; others are missing."""
         known = Features() if ctx.features is None else ctx.features
         values = [known.events.get(name) for name in self.events]
         values += [known.users.get(name) for name in self.users]
@@ -207,7 +195,7 @@ class ItemFeatures(ItemPart):
     """
 
     def __init__(
-        self, fields: dict[str, nn.Module], columns: dict[str, Tensor], size: int, fusion: str
+        self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
     ) -> None:
         super().__init__()
         self.fields = nn.ModuleList(fields.values())
@@ -216,9 +204,8 @@ class ItemFeatures(ItemPart):
             self.register_buffer(f"values_{place}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        added = []
-        for place, embed in enumerate(self.fields):
-            values = getattr(self, f"values_{place}")
-            values = values if items is None else values[items.reshape(-1)]
-            added.append(embed(values).view_as(vectors))
-        return self.fusion(vectors, added)
+        columns = [getattr(self, f"values_{place}") for place in range(len(self.fields))]
+        if items is not None:
+            columns = [column[items.reshape(-1)] for column in columns]
+        embedded = zip(self.fields, columns, strict=True)
+        return self.fusion(vectors, [embed(column).view_as(vectors) for embed, column in embedded])

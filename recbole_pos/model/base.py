@@ -103,7 +103,7 @@ class PosRecommender(SequentialRecommender):
                     nn.init.zeros_(module.bias)
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] vectors of a history's items ([m] ids), with what is known of the interactions."""
+        """Return [m, d] vectors of items [m] in histories, with fields of interactions and users."""
         vectors: Tensor = self.item_embedding(items)
         return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
@@ -236,7 +236,7 @@ class PosRecommender(SequentialRecommender):
         return self._encode(rows, self.TIME_SEQ in rows)
 
     def _encode(self, rows: Interaction, timed: bool) -> Tensor:
-        """Return [B, d] :meth:`forward` of rows, with times if ``timed`` and all else that is read."""
+        """Return :meth:`forward` of rows, [B, d], with times if ``timed``."""
         more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
             more["features"] = self._features(rows)

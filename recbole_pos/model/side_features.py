@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from recbole_pos.data.attributes import feature_columns, feature_names
@@ -22,33 +24,34 @@ from recbole_pos.values import Options
 def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | None:
     """Return what adds fields of items to their vectors; None where none is named."""
     columns = feature_columns(dataset, "item_features")
-    if not columns:
-        return None
-    fields = _embed_fields(config, dataset, "item_features", columns)
-    return ItemFeatures(fields, columns, config["hidden_size"], config["feature_fusion"])
+    fields = _embed(config, dataset, columns)
+    size, fusion = config["hidden_size"], config["feature_fusion"]
+    return ItemFeatures(fields, columns, size, fusion) if fields else None
 
 
 def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
     """Return what adds fields of interactions and users to the input; None where none is named.
 
-    Without the dataset, numbers are scaled by what is in the weights that are loaded.
+    Numbers of interactions are scaled by those of training; without the dataset, by what is in the
+    weights that are loaded.
     """
-    has_data = getattr(type(dataset), "has_log", True)
-    tables = []
+    both = []
     for option in ("event_features", "user_features"):
-        names = feature_names(config, option)
-        columns = feature_columns(dataset, option) if has_data else dict.fromkeys(names)
-        tables.append(_embed_fields(config, dataset, option, columns))
-    events, users = tables
-    if not (events or users):
-        return None
-    return EventFeatures(events, users, config["hidden_size"], config["feature_fusion"])
+        columns: Mapping[str, Tensor | None] = dict.fromkeys(feature_names(config, option))
+        if columns and getattr(type(dataset), "has_log", True):
+            columns = feature_columns(dataset, option)
+            if option == "event_features":
+                trained = torch.from_numpy(dataset.part == TRAIN)
+                columns = {name: column[trained] for name, column in columns.items()}
+        both.append(_embed(config, dataset, columns))
+    size, fusion = config["hidden_size"], config["feature_fusion"]
+    return EventFeatures(*both, size, fusion) if any(both) else None
 
 
-def _embed_fields(
-    config: Options, dataset: Dataset, option: str, columns: Mapping[str, Tensor | None]
+def _embed(
+    config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """An embedding of each column; of numbers of interactions, fitted to those of training."""
+    """Return an embedding of each column, numbers fitted to it."""
     size, std = config["hidden_size"], config["initializer_range"]
     fields: dict[str, nn.Module] = {}
     for name, column in columns.items():
@@ -56,9 +59,8 @@ def _embed_fields(
             is_list = column is not None and column.dim() > 1
             fields[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)
             continue
-        numbers = None if column is None else column.double().numpy()
-        if numbers is not None and option == "event_features":
-            numbers = numbers[dataset.part == TRAIN]
+        numbers = np.empty(0) if column is None else column.double().numpy()
+        numbers = numbers[np.isfinite(numbers)]
         if config["numeric_embedding"] == "binned":
             fields[name] = BinnedField(numbers, config["numeric_bins"], size, std)
         else:

@@ -48,8 +48,8 @@ class Encoder(nn.Module):
         self.inputs += self.fields
 
     def forward(self, items: Tensor, lengths: Tensor, *inputs: Tensor) -> Tensor:
-        """Return [B, d] of items [B, L] padded on the right, lengths [B], and the model's ``inputs``:
-        times [B, L] float64, those of the requests [B] float64, features of interactions [B, L] or
+        """Return [B, d] of items [B, L] padded on the right, lengths [B], and ``inputs``: times
+        [B, L] float64, those of the requests [B] float64, features of interactions [B, L] or
         [B, L, s] and of users [B] or [B, s]."""
         model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
         times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
