@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,17 +33,16 @@ class WindowGatherer:
         windows: Windows,
         requirements: BatchRequirements,
         device: torch.device,
-        features: Features | None = None,
+        features: Features,
     ) -> None:
         self.windows, self.requirements, self.device = windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
         columns = (windows.start, windows.end, windows.first)
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
-        self.features = self.users = self.is_target = None
-        if features and (features.events or features.users):
-            self.features = features.map(*[lambda column: column.to(device)] * 2)
-            self.users = log.users[torch.from_numpy(windows.start)].to(device)
+        self.features = features.map(*[lambda column: column.to(device)] * 2)
+        self.users = log.users[torch.from_numpy(windows.start)].to(device)
+        self.is_target = None
         if windows.is_target is not None:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
 
@@ -65,11 +64,6 @@ class WindowGatherer:
                 other = ~self.is_target[event[positions] + 1]
                 positions = positions[other.argsort(stable=True)[:k]]
             trained = event[positions]
-        features = None
-        if self.features is not None:
-            assert self.users is not None
-            users = self.users[index]
-            features = self.features.map(lambda x: x[event], lambda x: x[users])
         return SequenceBatch(
             items=self.items[event],
             lengths=lengths,
@@ -79,7 +73,7 @@ class WindowGatherer:
             times=None if self.times is None else self.times[event],
             at=self.times[end] if self.times is not None and self.requirements.requests else None,
             events=event if self.requirements.events else None,
-            features=features,
+            features=self.features.map(lambda x: x[event], lambda x: x[self.users[index]]),
         )
 
 
@@ -95,7 +89,7 @@ def lies_on(
     wanted: str,
     log: EventLog,
     windows: Windows,
-    features: Features | None = None,
+    features: Features,
 ) -> bool:
     """Return whether items and times of a log should be copied to the device of a model.
 
@@ -104,8 +98,8 @@ def lies_on(
     """
     if device.type != "cuda" or wanted == "never":
         return device.type != "cpu" and wanted != "never"
-    columns = [log.items, log.times, windows.start, windows.end, windows.first]
-    columns += [] if features is None else [*features.events.values(), *features.users.values()]
+    columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
+    columns += [*features.events.values(), *features.users.values()]
     size, free = sum(column.nbytes for column in columns), torch.cuda.mem_get_info(device)[0]
     if wanted == "always" and size > free:
         raise UsageError(

@@ -101,20 +101,14 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
     shape, device = Shape.of(batch, grid), batch.items.device
     more, rows = shape.events - m, torch.arange(shape.sequences - b, device=device)
     each, left = divmod(more, len(rows))
-    positions, times, at, features = batch.positions, batch.times, batch.at, batch.features
+    positions, times, at = batch.positions, batch.times, batch.at
     if positions is not None:
         positions = F.pad(positions, (0, shape.targets - k), value=shape.events - 1)
     if times is not None:  # no gap that a user could not have had
         times = torch.cat((times, times[-1:].expand(more)))
     if at is not None:
         at = torch.cat((at, at[-1:].expand(len(rows))))
-    if features is not None:
-        features = features.map(
-            *(
-                lambda x, n=n: torch.cat((x, x.new_zeros(n, *x.shape[1:])))
-                for n in (more, len(rows))
-            )
-        )
+    wider = (lambda x, n=n: torch.cat((x, x.new_zeros(n, *x.shape[1:]))) for n in (more, len(rows)))
     return replace(
         batch,
         items=F.pad(batch.items, (0, more)),
@@ -124,7 +118,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         positions=positions,
         times=times,
         at=at,
-        features=features,
+        features=batch.features.map(*wider),
         real=torch.arange(shape.targets, device=device) < k,
         count=k,
     )

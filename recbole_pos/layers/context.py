@@ -57,7 +57,7 @@ class SequenceContext:
     # what the host computes of a batch, for models that read it: BatchRelations, graphs
     relations: Any = None
     at: Tensor | None = None  # [b] float64, time of the request after the newest event
-    features: Any = None  # Features of interactions and users, for models that read them
+    features: Any = None  # Features, of interactions and users, for models that read them
 
     either: ClassVar[Alignment] = "start"  # for layers to which both are the same
 

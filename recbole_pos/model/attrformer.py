@@ -49,6 +49,7 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
@@ -307,6 +308,7 @@ class AttrFormer(PosSASRec):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
         moments = None if times is None else times.cpu().numpy()

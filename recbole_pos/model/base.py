@@ -103,7 +103,7 @@ class PosRecommender(SequentialRecommender):
                     nn.init.zeros_(module.bias)
 
     def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return [m, d] vectors of items [m] in histories, with fields of interactions and users."""
+        """Return [m, d] vectors of items [m] of histories, with those of ``event_features``."""
         vectors: Tensor = self.item_embedding(items)
         return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
@@ -131,7 +131,6 @@ class PosRecommender(SequentialRecommender):
         """RecBole's rows on the host as windows with one target each, and prepared."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         real = torch.arange(items.size(1)) < lengths[:, None]
-        features = self._features(rows)
         batch = SequenceBatch(
             items=items[real],
             lengths=lengths,
@@ -140,7 +139,7 @@ class PosRecommender(SequentialRecommender):
             positions=lengths.cumsum(0) - 1,
             times=rows[self.TIME_SEQ][real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
-            features=features and features.map(lambda x: x[real]),
+            features=self._features(rows).map(lambda x: x[real]),
         )
         return self.prepare(batch)
 
@@ -195,7 +194,7 @@ class PosRecommender(SequentialRecommender):
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        more = {} if at is None else {"at": at}
+        more: dict[str, Any] = {} if at is None else {"at": at}
         if features is not None:
             more["features"] = features.map(lambda x: x[real])
         return self.after(item_seq[real], item_seq_len, times, **more)
@@ -243,10 +242,10 @@ class PosRecommender(SequentialRecommender):
         times = rows[self.TIME_SEQ] if timed else None
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
 
-    def _features(self, rows: Interaction) -> Features | None:
+    def _features(self, rows: Interaction) -> Features:
         """Return features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
         if self.event_features is None:
-            return None
+            return Features()
         suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
         return Features(
             {name: rows[name + suffix] for name in self.event_features.events},

@@ -45,7 +45,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
                 columns = {name: column[trained] for name, column in columns.items()}
         both.append(_embed(config, dataset, columns))
     size, fusion = config["hidden_size"], config["feature_fusion"]
-    return EventFeatures(*both, size, fusion) if any(both) else None
+    return EventFeatures(both[0], both[1], size, fusion) if any(both) else None
 
 
 def _embed(

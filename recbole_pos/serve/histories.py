@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Histories:
         unknown: [b] int64 how many items of each were not known.
         users: [b] int64 user ids, where the histories are those of users in the data.
         at: [b] float64 times of the requests, NaN where one is not given; None for none.
-        features: of the interactions and users; None for models that read none.
+        features: of the interactions and users.
     """
 
     ids: list[Any]
@@ -61,7 +61,7 @@ class Histories:
     unknown: np.ndarray
     users: np.ndarray | None = None
     at: np.ndarray | None = None
-    features: Features | None = None
+    features: Features = field(default_factory=Features)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -94,9 +94,8 @@ class Histories:
             order = np.lexsort((times, row))
             items, times = items[order], times[order]
         is_known = items > 0
-        if features is not None:
-            kept_events = torch.from_numpy(order[is_known])
-            features = features.map(lambda x: x[kept_events])
+        order = torch.from_numpy(order[is_known])
+        features = Features() if features is None else features.map(lambda x: x[order])
         kept = np.bincount(row[is_known], minlength=len(ids))
         if times is not None:
             has_all = kept.any() and (timed is None or timed[kept > 0].all())
@@ -118,10 +117,9 @@ class Histories:
         if any(part.at is not None for part in parts):
             at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
         ids = [name for part in parts for name in part.ids]
-        features = _join([part.features for part in parts if part.features is not None])
-        return cls(
-            ids, column("items"), column("lengths"), times, column("unknown"), None, at, features
-        )
+        features = _join([part.features for part in parts])
+        unknown = column("unknown")
+        return cls(ids, column("items"), column("lengths"), times, unknown, None, at, features)
 
     def asked_at(self, default: float) -> Histories:
         """Return them with ``default`` as the time of each request that gives none.
@@ -158,9 +156,7 @@ class Histories:
             self._features(index, rows),
         )
 
-    def _features(self, events: np.ndarray, rows: np.ndarray) -> Features | None:
-        if self.features is None:
-            return None
+    def _features(self, events: np.ndarray, rows: np.ndarray) -> Features:
         both = map(torch.from_numpy, (events, rows))
         return self.features.map(*(lambda x, index=index: x[index] for index in both))
 
@@ -185,19 +181,18 @@ class Histories:
         )
 
 
-def _join(parts: Sequence[Features]) -> Features | None:
-    """Concatenate columns, of lists padded to the longest; None for none."""
+def _join(parts: Sequence[Features]) -> Features:
+    """Concatenate columns, of lists padded to the longest."""
 
     def stacked(columns: list[Tensor]) -> Tensor:
         width = max(column.shape[-1] for column in columns)
         return torch.cat([pad(x, (0, width - x.size(1))) if x.dim() > 1 else x for x in columns])
 
-    both = (
-        {name: stacked([getattr(part, of)[name] for part in parts]) for name in getattr(first, of)}
-        for first in parts[:1]
-        for of in ("events", "users")
+    first = parts[0] if parts else Features()
+    return Features(
+        {name: stacked([part.events[name] for part in parts]) for name in first.events},
+        {name: stacked([part.users[name] for part in parts]) for name in first.users},
     )
-    return Features(*both) if parts else None
 
 
 def read_histories(
@@ -260,7 +255,6 @@ def read_histories(
         more = one if isinstance(one, Mapping) else {}
         _take_fields(more, fields, len(items), f"histories[{number}]", values)
     columns = {of: {n: _column(values[of, n], fields[of][n]) for n in fields[of]} for of in fields}
-    features = Features(columns["events"], columns["user"]) if values else None
     return Histories.packed(
         names,
         np.array(events, np.int64),
@@ -268,7 +262,7 @@ def read_histories(
         np.array(moments) if any(timed) else None,
         np.array(timed),
         np.array(requests),
-        features,
+        Features(columns["events"], columns["user"]),
     )
 
 

@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         """Random values of the inputs in ``fields``, for histories of a size [B, L]."""
         found = {}
         for name, embed in self.fields.items():
-            shape = size if name.startswith("events_") else size[:1]
+            shape = tuple(size if name.startswith("events_") else size[:1])
             if embed.numeric:
                 found[name] = torch.randn(shape, generator=draw)
             else:

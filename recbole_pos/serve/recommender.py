@@ -203,16 +203,17 @@ class Recommender:
     def _fields(self) -> dict[str, dict[str, Field]]:
         """What histories may say of interactions and users, beside items and times."""
         names = self.dataset.field2id_token
-        found = {
-            of: {
-                name: None
-                if embed.numeric
-                else ({n: i for i, n in enumerate(names[name])}, bool(embed.is_list))
-                for name, embed in fields.items()
-            }
+
+        def describe(name: str, embed: Any) -> Field:
+            ids: dict[str, int] = (
+                {} if embed.numeric else {one: i for i, one in enumerate(names[name])}
+            )
+            return None if embed.numeric else (ids, bool(embed.is_list))
+
+        return {
+            of: {name: describe(name, embed) for name, embed in fields.items()}
             for of, fields in self.scorer.fields.items()
         }
-        return found
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
         """Return histories with the times at which they are asked for, where the model reads these.
@@ -288,11 +289,8 @@ class Recommender:
             )
         events = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         items, times = log.items[events].numpy(), log.times[events].numpy()
-        features = None
-        if any(self.scorer.fields.values()):
-            rows = torch.from_numpy(ids)
-            features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
-        unknown = np.zeros_like(ids)
+        rows, unknown = torch.from_numpy(ids), np.zeros_like(ids)
+        features = dataset.features().map(lambda x: x[events], lambda x: x[rows])
         return Histories(wanted, items, lengths, times, unknown, ids, features=features)
 
     def choice(

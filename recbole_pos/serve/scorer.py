@@ -14,7 +14,6 @@ from torch import Tensor
 from recbole_pos.data.batch import each_tensor
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import products
-from recbole_pos.layers.features import Features
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Histories
 from recbole_pos.values import Options
@@ -69,8 +68,9 @@ class Scorer:
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
-        features = asked.features
-        more = {} if features is None else {"features": each_tensor(features, self._send)}
+        more = {}
+        if any(self.fields.values()):
+            more["features"] = each_tensor(asked.features, self._send)
         return self.model.after(
             *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **more
         )
@@ -87,8 +87,8 @@ class Scorer:
             asked = asked.newest(length)
             lengths = torch.from_numpy(asked.lengths)
             real = torch.arange(length) < lengths[:, None]
-            features = asked.features or Features()
-            lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(asked.items), **features.events}
+            items, features = torch.from_numpy(asked.items), asked.features
+            lists = {config["ITEM_ID_FIELD"]: items, **features.events}
             if asked.times is not None:
                 lists[config["TIME_FIELD"]] = torch.from_numpy(asked.times)
             for field, values in lists.items():
