@@ -30,20 +30,31 @@ from recbole_pos.layers.padded import PaddedContext
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
     "user_features": ["country", "age"],
-    "event_features": ["channel", "stars"],
+    "event_features": ["channel", "stars", "words"],
 }
 SIZES = {
     key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
 }
 
 
+LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
+
+
+def tables() -> dict[str, pd.DataFrame]:
+    made, rng = shop.tables(), np.random.default_rng(1)
+    made["inter"]["words:token_seq"] = [
+        " ".join(rng.choice(list("abc"), rng.integers(0, 3))) for _ in range(len(made["inter"]))
+    ]
+    return made
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
+    return shop.write(tmp_path_factory.mktemp("shop"), tables())
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
-    base = {"data_path": str(folder), "load_col": shop.LOAD, "filter_inter_by_user_or_item": False}
+    base = {"data_path": str(folder), "load_col": LOAD, "filter_inter_by_user_or_item": False}
     return {**SIZES, **base, **FEATURES, **more}
 
 
@@ -112,7 +123,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
     bins = {"numeric_bins": 3} if numbers == "binned" else {}
     experiment = made(feature_fusion=fusion, numeric_embedding=numbers, **bins)
     model, dataset = experiment.model, experiment.dataset
-    cells, ids = shop.Cells(dataset, shop.tables()), dataset.field2token_id
+    cells, ids = shop.Cells(dataset, tables()), dataset.field2token_id
 
     def fitted(table: str, field: str) -> np.ndarray:
         count = {"inter": len(dataset.log), "item": dataset.item_num, "user": dataset.user_num}
@@ -148,8 +159,8 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
         for w in np.concatenate(loader._batches())
         for e in range(loader.windows.start[w], loader.windows.end[w])
     ]
-    tables = [("inter", name) for name in FEATURES["event_features"]]
-    tables += [("user", name) for name in FEATURES["user_features"]]
+    named = [("inter", name) for name in FEATURES["event_features"]]
+    named += [("user", name) for name in FEATURES["user_features"]]
     for place, event in enumerate(events):
         user = int(dataset.log.users[event])
         vectors = [
@@ -159,7 +170,7 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
                 ids.get(name),
                 fitted(of, name),
             )
-            for (of, name), embed in zip(tables, model.event_features.fields, strict=True)
+            for (of, name), embed in zip(named, model.event_features.fields, strict=True)
         ]
         want = fuse(model.event_features.fusion, table[batch.items[place]], vectors)
         torch.testing.assert_close(found[place], want, rtol=1e-6, atol=1e-6)
@@ -203,8 +214,9 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
         )
         torch.testing.assert_close(model.states(wide.items, ctx, wide.positions), known)
         suffix = "_list"
+        behind = rows["item_id" + suffix] == 0
         features = model._features(rows).map(
-            lambda x: x.masked_fill(rows["item_id" + suffix] == 0, 1)
+            lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
         )
         padded = PaddedContext.from_rows(
             rows["item_id" + suffix], rows["item_length"], 5, features=features
@@ -319,6 +331,7 @@ def test_histories_say_what_happened(run: Any) -> None:
         assert named in str(error.value)
 
 
+@pytest.mark.long
 def test_an_exported_model_reads_them(made: Callable, folder: Path, tmp_path: Path) -> None:
     given = options(folder, epochs=1)
     found = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
@@ -326,7 +339,7 @@ def test_an_exported_model_reads_them(made: Callable, folder: Path, tmp_path: Pa
         found.run_dir, tmp_path / "out", format="torch_export", k=3
     )  # compared there
     names = json.loads((out / "features.json").read_text())
-    assert set(names) == {"events_channel", "events_stars", "user_country", "user_age"}
+    assert [*names] == "events_channel events_stars events_words user_country user_age".split()
     assert names["user_age"] is None and set(names["events_channel"][1:]) == {"web", "app"}
 
 

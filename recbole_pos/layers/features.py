@@ -71,7 +71,10 @@ class TokenField(nn.Module):
         """Return [m, d] of tokens [m] or [m, s]."""
         if values.dim() == 1:
             return embedding(values, self.table, padding_idx=0)
-        return embedding_bag(values, self.table, mode="mean", padding_idx=0)
+        if not torch.compiler.is_compiling():  # of symbolic sizes
+            return embedding_bag(values, self.table, mode="mean", padding_idx=0)
+        total = embedding(values, self.table, padding_idx=0).sum(1)
+        return total / (values > 0).sum(1, keepdim=True).clamp(min=1)
 
 
 class PeriodicField(nn.Module):

@@ -49,6 +49,10 @@ class PaddedContext(SequenceContext):
         row = torch.arange(b, device=items.device)[:, None].expand(b, t).reshape(b * t)
         index = torch.arange(t, device=items.device).expand(b, t).reshape(b * t)
         if features is not None:
+            for column in (*features.events.values(), *features.users.values()):
+                torch._check(column.size(0) == b)
+            for column in features.events.values():
+                torch._check(column.size(1) == t)
             features = features.map(lambda x: x.reshape(b * t, *x.shape[2:]))
         items = items.reshape(b * t)
         return cls(lengths, row, index, t, max_length, times, items, None, at, features)

@@ -94,8 +94,8 @@ class Histories:
             order = np.lexsort((times, row))
             items, times = items[order], times[order]
         is_known = items > 0
-        order = torch.from_numpy(order[is_known])
-        features = Features() if features is None else features.map(lambda x: x[order])
+        places = torch.from_numpy(order[is_known])
+        features = Features() if features is None else features.map(lambda x: x[places])
         kept = np.bincount(row[is_known], minlength=len(ids))
         if times is not None:
             has_all = kept.any() and (timed is None or timed[kept > 0].all())
