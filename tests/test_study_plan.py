@@ -199,7 +199,9 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
-    for path, value in itertools.product(_places(yaml.safe_load(STUDY)), ABSURD):
+    """Each of the 13 values at every fourth place, so that every place has three or four."""
+    everything = itertools.product(_places(yaml.safe_load(STUDY)), ABSURD)
+    for path, value in itertools.islice(everything, 0, None, 4):
         content = yaml.safe_load(STUDY)
         inner = content
         for key in path[:-1]:
@@ -423,5 +425,5 @@ def test_digest_stays_the_same_from_version_to_version():
 
 
 def test_digest_takes_plain_values_only():
-    with pytest.raises(UsageError, match="a.b: .* is no plain value"):
+    with pytest.raises(UsageError, match="a.b: .* not a plain value"):
         digest({"a": {"b": object()}})

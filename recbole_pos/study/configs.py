@@ -17,13 +17,14 @@ from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is reported, and nothing of what it finds.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
@@ -34,8 +35,6 @@ _SINCE_1 = {
     **dict.fromkeys((*SIDE_FEATURES, "target_events")),
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
 }
-# A study's runs are reported by the study.
-QUIET = {"show_progress": False, "tensorboard": False}
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
