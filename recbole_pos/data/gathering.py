@@ -61,7 +61,7 @@ class WindowGatherer:
             some = int((windows.end[batch] - windows.first[batch]).sum())
             positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, some)
             if self.is_target is not None:  # sorted, since a mask would be waited for
-                other = ~self.is_target[event[positions] + 1]
+                other = (~self.is_target[event[positions] + 1]).byte()
                 positions = positions[other.argsort(stable=True)[:k]]
             trained = event[positions]
         return SequenceBatch(
