@@ -212,3 +212,11 @@ class ItemFeatures(ItemPart):
             columns = [column[items.reshape(-1)] for column in columns]
         embedded = zip(self.fields, columns, strict=True)
         return self.fusion(vectors, [embed(column).view_as(vectors) for embed, column in embedded])
+
+    def extend(self, vectors: Any) -> None:
+        """Add items of which no field is known, one for each of ``vectors``."""
+        for place in range(len(self.fields)):
+            column = getattr(self, f"values_{place}")
+            none = math.nan if column.is_floating_point() else 0
+            more = column.new_full((len(vectors), *column.shape[1:]), none)
+            setattr(self, f"values_{place}", torch.cat((column, more)))

@@ -36,7 +36,7 @@ class Scorer:
         embeds = getattr(model, "event_features", None)
         self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
         plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_embedding.vectors().detach() if plain else None
+        self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
 
     def require_vectors(self) -> Tensor:
         """``vectors``.
