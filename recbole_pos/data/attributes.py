@@ -144,16 +144,17 @@ def _check_feature(dataset: Dataset, option: str, field: str) -> None:
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
     table, kind = find_table(field, dataset), dataset.field2type[field].value
     other = next(name for name, of in SIDE_FEATURES.items() if of == table)
-    scaled = ["normalize_all"] if config["normalize_all"] else []
-    scaled += [key for key in ("normalize_field", "discretization") if field in (config[key] or ())]
+    scaled = ["set normalize_all: False"] if config["normalize_all"] else []
+    named = [key for key in ("normalize_field", "discretization") if field in (config[key] or ())]
+    scaled += [f"take it out of {key}" for key in named]
     wrong = {
         f"{where}: ids and times are read anyhow; leave it out": field
         in (dataset.uid_field, dataset.iid_field, dataset.time_field),
         f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}": option
         != other,
         f"{where} holds vectors; give each number a column of type float": kind == "float_seq",
-        f"{option}: {shown(field)} is standardized where it is embedded; leave out "
-        f"{' and '.join(scaled)}": scaled and kind == "float",
+        f"{where} is standardized where it is embedded; {' and '.join(scaled)}": scaled
+        and kind == "float",
     }
     for message in (message for message, is_wrong in wrong.items() if is_wrong):
         raise UsageError(message)
