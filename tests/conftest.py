@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -219,7 +220,13 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
 def registered() -> Iterator[None]:
     """Models and schemes that a test registers, or imports to do so, are gone after it."""
     kept, path = [(table, dict(table._added)) for table in (ADDED, SCHEMES)], list(sys.path)
+    root, level = logging.root, logging.root.level
+    handlers = list(root.handlers)
     yield
+    root.setLevel(level)  # RecBole's functions configure it
+    for handler in root.handlers[:]:
+        if handler not in handlers and type(handler).__module__ != "_pytest.logging":
+            root.removeHandler(handler)
     plugins._allowed.clear()
     for table, added in kept:
         table._added = added

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -119,6 +120,37 @@ def test_version(capsys) -> None:
         main(["--version"])
     assert left.value.code == 0
     assert capsys.readouterr().out == f"recbole-pos {recbole_pos.__version__}\n"
+
+
+def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
+    """What the command line has comes first; a value that cannot be names its variable."""
+    taken: list[Any] = []
+    monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: taken.append(given))
+    monkeypatch.setattr(
+        "recbole_pos.serve.recommend.write_recommendations", lambda *given: taken.append(given)
+    )
+    for name, text in {
+        "RUN_DIR": "live",
+        "PORT": "90",
+        "ALLOW_RELOAD": "true",
+        "EXCLUDE_SEEN": "0",
+        "K": "7",
+    }.items():
+        monkeypatch.setenv(f"RECBOLE_POS_{name}", text)
+    assert main(["serve", "--threads", "3"]) == 0
+    folders, settings = taken.pop()
+    assert folders == {"default": "live"}
+    assert (settings.port, settings.threads, settings.allow_reload) == (90, 3, True)
+    assert main(["serve", "A=a", "B=b", "--port", "91"]) == 0
+    folders, settings = taken.pop()
+    assert folders == {"A": "a", "B": "b"} and settings.port == 91
+    assert main(["recommend"]) == 0
+    request, _ = taken.pop()
+    assert (request.run_dir, request.k, request.exclude_seen) == ("live", 7, False)
+    monkeypatch.setenv("RECBOLE_POS_PORT", "http")
+    assert main(["serve"]) == 2
+    assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err
+    assert main(["models"]) == 0  # others do not read it
 
 
 def test_overrides_are_yaml() -> None:

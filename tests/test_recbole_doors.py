@@ -23,6 +23,7 @@ from recbole_pos import compat
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.recbole_file import read
+from recbole_pos.experiment.run import load
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
@@ -97,7 +98,7 @@ def test_other_data_are_refused(tiny: Path, tmp_path: Path) -> None:
     write_atomic(make_log(), tmp_path)
     _, file = train("PARec", tmp_path, **{**SMALL, "epochs": 1})
     write_atomic(make_log(seed=1), tmp_path)
-    for function in (load_data_and_model, recbole_pos.load):
+    for function in (load_data_and_model, load):
         with pytest.raises(CheckpointError, match="other data or another split"):
             function(file)
 

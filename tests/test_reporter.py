@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import SMALL, wait
+from rich.table import Table
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import StorageError, UsageError
@@ -47,6 +51,9 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
     task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
     assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
     assert str(Task("x", 5)) == "x: 0 s, 0 of 5"
+    table = Table(*(f"number {n}" for n in range(12)))
+    Reporter().table(table)  # of any width, nothing is cut off
+    assert "number 11" in capsys.readouterr().out
 
 
 def test_on_a_terminal_a_bar_that_vanishes() -> None:
@@ -59,7 +66,7 @@ def test_on_a_terminal_a_bar_that_vanishes() -> None:
         wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
     assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
-    assert set(threading.enumerate()) <= set(before)
+    wait(lambda: set(threading.enumerate()) <= set(before))  # that of the bar ends soon
 
 
 def run(tiny: Path, folder: Path, *more: str) -> int:
@@ -112,3 +119,45 @@ def test_a_log_that_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> Non
         full = Reporter(False, as_json, "/dev/full")
         with pytest.raises(StorageError, match="/dev/full"):
             full.event("start", {}) if as_json else full.line("start")
+
+
+def test_an_application_decides_where_messages_go(capsys, caplog) -> None:
+    logger, kept = logging.getLogger("recbole_pos"), logging.NullHandler()
+    Reporter().line("one")
+    assert capsys.readouterr().out == "one\n"
+    with caplog.at_level(logging.INFO, "recbole_pos"):
+        Reporter(False).line("two")
+        logger.addHandler(kept)
+        try:
+            Reporter().warning("three")
+        finally:
+            logger.removeHandler(kept)
+    assert capsys.readouterr().out == ""
+    found = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert found == [("INFO", "two"), ("WARNING", "three")]
+
+
+def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=lambda content, raw: shown.append(content["text/plain"]))
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        shown.append("new")
+        return handle
+
+    python = ModuleType("IPython")
+    python.get_ipython = lambda: SimpleNamespace(kernel=True)
+    python.display = ModuleType("IPython.display")
+    python.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    monkeypatch.setitem(sys.modules, "IPython.display", python.display)
+    monkeypatch.setattr("recbole_pos.reporter.SECOND", 0.001)
+    reporter = Reporter()
+    line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
+    reporter.epoch(line, "ndcg@10", False)
+    with reporter.task("epoch 1/9", 40):
+        wait(lambda: len(shown) > 3)
+    reporter.epoch({**line, "epoch": 1}, "ndcg@10", False)
+    assert shown.count("new") == 1 and shown[-1].startswith("epoch   1  loss 1.0000")
+    assert any(text.startswith("epoch 1/9: ") for text in shown)
+    assert capsys.readouterr().out == ""

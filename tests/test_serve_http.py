@@ -134,6 +134,61 @@ def test_headers(server: Server) -> None:
         assert status == 403 and "--allow_reload" in output["error"]
 
 
+def test_two_models_share_the_ids(
+    runs: list[Path], direct: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, or by the hash of the id: the same model at all times; metrics by name."""
+    monkeypatch.setenv("RECBOLE_POS_SHARES", "A=0.7 B=0.3")
+    models = {"A": direct, "B": Recommender.load(runs[1])}
+    with serving(f"A={runs[0]}", f"B={runs[1]}") as server:
+        histories = [{"id": f"u{n}", "items": ["i1", "i2"]} for n in range(200)]
+        asked = {"histories": [*histories, ["i3"]], "k": 3}
+        status, found = server.post("/recommend", asked)
+        answers = found["recommendations"]
+        assert status == 200 and found["models"] == {"A": str(runs[0]), "B": str(runs[1])}
+        assert sorted(str(x["id"]) for x in answers) == sorted(
+            [*(h["id"] for h in histories), "200"]
+        )
+        assert next(x["model"] for x in answers if x["id"] == 200) == "A"  # it has no id
+        chosen = {x["id"]: x["model"] for x in answers}
+        assert 30 < sum(name == "B" for name in chosen.values()) < 90
+        for one in answers[:20]:
+            same(
+                [one],
+                models[one["model"]],
+                {
+                    "histories": [
+                        h
+                        for h in asked["histories"]
+                        if isinstance(h, dict) and h["id"] == one["id"]
+                    ],
+                    "k": 3,
+                },
+            )
+        for n in (3, 50):
+            (one,) = server.post("/recommend", {"histories": [histories[n]]})[1]["recommendations"]
+            assert one["model"] == chosen[f"u{n}"]
+        status, found = server.post("/recommend", {"users": ["u7", "u3"], "model": "B"})
+        assert {one["model"] for one in found["recommendations"]} == {"B"}
+        same(found["recommendations"], models["B"], {"users": ["u7", "u3"]})
+        for path, body, message in (
+            (
+                "/recommend",
+                {"users": ["u1"], "model": "C"},
+                "model: 'C' is not served; expected one of A, B",
+            ),
+            ("/reload", {"run_dir": str(runs[2])}, "model: give the one that changes, of A, B"),
+        ):
+            status, found = server.post(path, body)
+            assert status == 422 and found["error"].startswith(message), found
+        status, found = server.post("/reload", {"run_dir": str(runs[2]), "model": "B"})
+        assert status == 200 and found["models"]["B"]["model"] == "TORoPE"
+        metrics = server.ask("GET", "/metrics")[1]
+        assert 'recbole_pos_scoring_seconds_count{model="B"}' in metrics
+        assert 'recbole_pos_reloads_total{model="B",outcome="done"} 1.0' in metrics
+        assert server.post("/similar", {"items": ["i3"], "model": "A"})[0] == 200
+
+
 def test_reloads_lose_no_request(server: Server, runs: list[Path], record_property: Any) -> None:
     """Four clients ask without a pause; each answer is whole, and of the model that it names."""
     models = {str(run): Recommender.load(run) for run in runs}
@@ -161,7 +216,7 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path], record_proper
         status, output = server.post("/reload", {"run_dir": str(runs[0].parent)})
         assert status == 422 and "not reloaded, nothing has changed" in output["error"]
         server.process.send_signal(signal.SIGHUP)
-        done = 'recbole_pos_reloads_total{outcome="done"} 4.0'
+        done = 'recbole_pos_reloads_total{model="default",outcome="done"} 4.0'
         wait(lambda: done in server.ask("GET", "/metrics")[1])
     finally:
         over.set()
@@ -216,7 +271,8 @@ def test_not_now(runs: list[Path]) -> None:
     """While the first model is read, and where too many wait."""
     from recbole_pos.serve.http import Service
 
-    service = Service(runs[0], ServeArguments(max_waiting=1), Reporter(False))
+    service = Service({"one": runs[0]}, ServeArguments(max_waiting=1), Reporter(False))
+    (holder,) = service.holders.by_name.values()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b'{"users": ["u1"]}'}
@@ -229,16 +285,16 @@ def test_not_now(runs: list[Path]) -> None:
             return error.status
 
     assert ask() == asyncio.run(service.health()).status_code == 503
-    service.holder.load()
+    holder.load()
     assert ask() == asyncio.run(service.health()).status_code == 200
     service.waiting = 1
     assert ask() == 503
-    with service.holder._loading, pytest.raises(Refusal) as refused:
-        service.holder.load()
+    with holder._loading, pytest.raises(Refusal) as refused:
+        holder.load()
     assert refused.value.status == 409
     with pytest.raises(UsageError):
-        service.holder.load("nowhere")
-    assert service.holder.run_dir == str(runs[0])
+        holder.load("nowhere")
+    assert holder.run_dir == str(runs[0])
 
 
 def test_what_cannot_be_served(runs: list[Path], tmp_path: Path, capsys: Any) -> None:

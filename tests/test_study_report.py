@@ -40,7 +40,6 @@ from recbole_pos.study.result_tables import (
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_report import findings, html, protocol
-from recbole_pos.study.terminal import Fitted
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -197,7 +196,7 @@ def test_tables_as_text(results, found):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
     console = Console(file=io.StringIO(), width=200)
     for table in all_tables(results, [found]):
-        console.print(Fitted(table))
+        console.print(table)
     assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
 
 
@@ -206,7 +205,7 @@ def test_text_of_the_users_is_no_markup():
         "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
     )
     console = Console(file=io.StringIO(), width=80)
-    console.print(Fitted(table))
+    console.print(table)
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
         assert text in console.file.getvalue()
     assert "| [blue]a\\|b | 1 |" in table.markdown()
@@ -424,7 +423,7 @@ METRICS = RenderedTable(
 
 def on_terminal(table: RenderedTable, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(Fitted(table))
+    console.print(table)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     return text

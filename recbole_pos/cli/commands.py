@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, config_files, option, read_settings
+from recbole_pos.cli.parser import (
+    Argument,
+    Parser,
+    config_files,
+    option,
+    read_settings,
+)
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -52,6 +58,10 @@ _CHECKPOINT = option(
     metavar="RUN_DIR",
     help="the folder of a run, or a checkpoint in it",
 )
+_ENVIRONMENT = (
+    "What is not given here is read from the environment: RECBOLE_POS_RUN_DIR, RECBOLE_POS_PORT, "
+    "... (the names of the options)."
+)
 _DEFAULTS = argparse.ArgumentDefaultsHelpFormatter
 
 
@@ -71,7 +81,12 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _command(
-    name: str, text: str, *arguments: Argument | type, configured: bool = False, **settings: Any
+    name: str,
+    text: str,
+    *arguments: Argument | type,
+    configured: bool = False,
+    environment: bool = False,
+    **settings: Any,
 ) -> Callable[[Callable], Callable]:
     """Make a function the command of a name.
 
@@ -80,6 +95,7 @@ def _command(
         text: what it does, in the list of commands.
         arguments: what adds its arguments; of a settings class, all its fields.
         configured: whether it takes options of the configuration, the function's second argument.
+        environment: whether what is not given is read from the environment.
         settings: settings of its parser.
     """
     group, _, name = name.rpartition(" ")
@@ -92,6 +108,7 @@ def _command(
             for one in arguments:
                 parser.add_fields(one) if is_dataclass(one) else one(parser)
             parser.set_defaults(command=function, parser=parser, configured=configured)
+            parser.environment = environment
 
         _ADDERS.append(add)
         return function
@@ -446,8 +463,10 @@ def _evaluate(args: argparse.Namespace) -> None:
     ),
     option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
     *_READING,
+    environment=True,
     description="The items with the highest scores after everything a user has done, held-out "
     "and later events included, best first; or after histories that are given.",
+    epilog=_ENVIRONMENT,
 )
 def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import BulkRequest, write_recommendations
@@ -518,15 +537,23 @@ def _export(args: argparse.Namespace) -> None:
 @_command(
     "serve",
     "answer over HTTP what a trained model recommends",
-    _RUN_DIR,
+    option(
+        "run_dir",
+        nargs="+",
+        metavar="RUN_DIR",
+        help="the folder of a run; of several models NAME=RUN_DIR each",
+    ),
     ServeArguments,
     _PLUGINS,
+    environment=True,
     description="POST /recommend, /similar and /reload; GET /health and /metrics. There is no "
     "authentication and no TLS. SIGHUP reloads the model.",
+    epilog=_ENVIRONMENT,
 )
 def _serve(args: argparse.Namespace) -> None:
     with _ended_by_signals():
         try:
+            from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve
         except ModuleNotFoundError as error:
             if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
@@ -534,7 +561,7 @@ def _serve(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
             ) from None
-        serve(args.run_dir, read_settings(args, ServeArguments))
+        serve(parse_models(args.run_dir), read_settings(args, ServeArguments))
 
 
 @contextmanager

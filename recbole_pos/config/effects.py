@@ -108,6 +108,15 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def of_wandb(config: Options, value: Any) -> str | None:
+    """Read where a run is reported to Weights & Biases."""
+    given = config["logger"] if "logger" in config else None
+    named = [given] if isinstance(given, str) else given or ()
+    if "wandb" in named or config["log_wandb"]:
+        return None
+    return "is only read with logger: wandb"
+
+
 def labelled(config: Options, value: Any) -> str | None:
     """As above, of what makes labels of a field; its own values say what has the effect."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}

@@ -151,7 +151,7 @@ _TABLE: list[Option] = [
     Option("seed", 0, 2**32 - 1),
     Option("shuffle", only=_TRAINED),
     Option("require_pow", example=True, only=(custom(),)),
-    Option("wandb_project", only=(under("log_wandb"),)),
+    Option("wandb_project", only=(effects.of_wandb,)),
     Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs"),
     Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs"),
     Option(
@@ -159,6 +159,7 @@ _TABLE: list[Option] = [
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
+    _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
     _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown, suggest
@@ -54,6 +56,22 @@ def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> l
                 f"{shown(file.name)} in the folder {folder}, and there is no such file"
             )
     return files
+
+
+def dataset_name(dataset: Any) -> str | None:
+    """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder.
+
+    Raises:
+        UsageError: for a frame, or anything else.
+    """
+    if dataset is None or isinstance(dataset, str):
+        return dataset
+    if isinstance(dataset, os.PathLike):
+        return os.fspath(dataset)
+    raise UsageError(
+        f"dataset: expected a name or a Dataset, found {type(dataset).__name__}; a frame becomes "
+        "one by recbole_pos.Dataset.from_frame(frame)"
+    )
 
 
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:

@@ -36,7 +36,7 @@ from recbole_pos.model.training import adapter
 from recbole_pos.values import listed, shown
 
 
-@dataclass
+@dataclass(repr=False)
 class Experiment:
     """A configured model with its data: loaders by phase, trainer, dataset before the split; of a
     loaded one, fields whose values have changed since training."""

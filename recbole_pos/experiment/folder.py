@@ -20,7 +20,7 @@ import yaml
 
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -39,6 +39,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
+        self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
@@ -74,6 +75,12 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether a run has been here, unless it was stopped before an epoch was kept."""
         return self.checkpoint.exists() or self.metrics.exists()
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of a finished run that are there, the checkpoint first."""
+        own = self.checkpoint, self.config, self.known, self.metrics, self.result, self.ranks
+        return [file for file in own if file.is_file()]
 
     def clear(self) -> None:
         """Remove what a run has left, so that another can begin; can be repeated if killed."""
@@ -180,7 +187,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:

@@ -6,16 +6,18 @@ import glob
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import RunArguments, arguments
+from recbole_pos.config.arguments import RunArguments, divide
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, fitted
+from recbole_pos.data.location import dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
+from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import Precision, check_precision, require_device
 from recbole_pos.experiment.environment import rank_here
@@ -29,11 +31,12 @@ from recbole_pos.reporter import Reporter
 
 def run(
     model: str | type | None = None,
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     settings: RunArguments | None = None,
     **given: Any,
 ) -> Result | None:
@@ -47,12 +50,15 @@ def run(
     Args:
         model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
             one's own, see :func:`recbole_pos.register_model`.
-        dataset: name of a folder with atomic files under ``data_path``, or ml-100k.
+        dataset: name of a folder with atomic files under ``data_path``, or ml-100k; or a
+            :class:`recbole_pos.Dataset`.
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
         run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
+        callbacks: follow the training, see :class:`recbole_pos.Callback`.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
             folder of an interrupted run, with which only ``epochs``, ``data_path`` and ``plugins``
             in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is printed;
             ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
@@ -71,15 +77,17 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    args = arguments(settings or RunArguments(), given)
+    args, options = divide(settings or RunArguments(), given)
+    config_dict = {**(config_dict or {}), **options}
+    dataset = dataset_name(dataset)
     _require_patience(args)
-    allow((config_dict or {}).get("plugins"))
+    allow(config_dict.get("plugins"))
     rank = rank_here(os.environ, args)
     if rank is not None:  # torch then asks for GPUs without beginning to use one
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or args.run_dir, args.resume
     if resume is not None:
-        changed = set(config_dict or {}) - {"epochs", "data_path", "plugins"}
+        changed = set(config_dict) - {"epochs", "data_path", "plugins"}
         if model or dataset or config_file_list or run_dir or changed:
             raise UsageError(
                 "--resume takes everything from its run folder; only --epochs may change, and "
@@ -94,14 +102,15 @@ def run(
         require_device(config)
         check_precision(config)
         folder = None
+    plan = Plan.of(args)
+    if callbacks and (rank is not None or plan.world_size > 1):
+        raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
         return run_as_rank(rank, args, config, run_dir)
-    plan = Plan.of(args)
     if plan.world_size > 1:
         return run_in_parallel(args, plan, config, run_dir)
-    return train(
-        config, folder, run_dir, Reporter(args.verbose, as_json=args.as_json, log=args.log)
-    )
+    reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 
 def _require_patience(args: RunArguments) -> None:
@@ -129,14 +138,9 @@ def load(
     grown: bool = False,
     data_path: str | Path | None = None,
     options: dict[str, Any] | None = None,
+    dataset: Any = None,
 ) -> Experiment:
     """Return a trained model with its data; best weights, evaluation mode.
-
-    Examples:
-        >>> trained = recbole_pos.load("mine")
-        >>> trained.dataset.user_num, len(trained.dataset.log)
-        (944, 100000)
-        >>> test = trained.trainer.evaluate(trained.loaders["test"])
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
@@ -146,6 +150,7 @@ def load(
             ``PosSequentialDataset.with_later``; and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: of evaluation, in place of those of the run.
+        dataset: that of the run, after ``build``; read from its files if None.
 
     Warns:
         RunWarning: if the run was stopped before its end.
@@ -156,10 +161,12 @@ def load(
     """
     moved = {} if data_path is None else {"data_path": str(data_path)}
     file, folder, config = _opened(path, {**(options or {}), **moved})
-    _require_dataset(config)
+    if dataset is not None:
+        dataset = dataset.for_config(config)
+    else:
+        _require_dataset(config)
     warn_of_unfinished(folder)
-    dataset = None
-    if view is not None or grown or config["update_from"]:
+    if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = load_dataset(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
@@ -218,7 +225,10 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
         state["config"] |= options
         return file, RunFolder(file.parent), config_in(state, file)
     folder = RunFolder(path).require()
-    return folder.checkpoint, folder, load_config(folder, options)
+    config = load_config(folder, options)
+    if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):
+        config = load_config(folder, {**options, "data_path": str(folder.data)})
+    return folder.checkpoint, folder, config
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:

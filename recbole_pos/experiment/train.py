@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +15,11 @@ from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, load_vocabulary, prepare, read_dataset
+from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
 from recbole_pos.reporter import Reporter
@@ -30,6 +32,7 @@ def train(
     reporter: Reporter,
     dataset: Any = None,
     report: Callable[[Experiment], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result | None:
     """Return one experiment in this process.
 
@@ -41,6 +44,7 @@ def train(
         dataset: prepared before, for this configuration; read from files when None.
         report: is given the experiment after every validated epoch, whose checkpoint is kept, and
             once if no epoch is left.
+        callbacks: follow the training.
     """
     first = current_shard().rank == 0
     keep_freed_memory()
@@ -54,6 +58,7 @@ def train(
             experiment = prepare(config, fresh=fresh, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.reporter = reporter
+        trainer.callbacks = [*make_loggers(config), *callbacks] if first else []
         resumed = None if folder is None or fresh else str(folder.checkpoint)
         if not first:
             if resumed:
@@ -86,7 +91,22 @@ def _to_result(
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train, test, write."""
+    """Train, test, write; and call who follows."""
+    followers, result = experiment.trainer.callbacks, None
+    call(followers, lambda one: one.on_start(experiment))
+    try:
+        result = _train_and_test(experiment, folder, reporter, report)
+    finally:
+        call(followers, lambda one: one.on_end(experiment, result))
+    return result
+
+
+def _train_and_test(
+    experiment: Experiment,
+    folder: RunFolder,
+    reporter: Reporter,
+    report: Callable[[Experiment], None] | None,
+) -> Result:
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
@@ -118,7 +138,7 @@ def _to_result(
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
-        reporter.line(f"warning: {text}")
+        reporter.warning(text)
     reporter.line(f"{folder.path}/result.json")
     reporter.event("result", asdict(result))
     return result

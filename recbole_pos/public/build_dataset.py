@@ -64,18 +64,14 @@ def build(
     with reporter.task(f"reading {', '.join(file.name for file in given)}"):
         tables = RECIPES[log.recipe](*given)
     with tempfile.TemporaryDirectory() as temporary:
-        paths, kinds = {}, tables.kinds or {}
-        columns: set[str] = set()  # not every edition of a log has all columns
-        for role in ("events", "items", "users"):
-            if (table := getattr(tables, role)) is not None:
-                paths[role] = Path(temporary) / f"{role}.parquet"
-                table.to_parquet(paths[role], index=False)
-                columns |= set(table)
+        kinds, frames = tables.kinds or {}, (tables.events, tables.items, tables.users)
+        # not every edition of a log has all columns
+        columns = {column for frame in frames if frame is not None for column in frame}
         user, item, time = tables.events.columns[:3]
         asked = ConvertArguments(
             name=name,
-            items=paths.get("items"),
-            users=paths.get("users"),
+            items=tables.items,
+            users=tables.users,
             user=user,
             item=item,
             time=time,
@@ -86,7 +82,7 @@ def build(
             data_path=temporary,
             verbose=False,
         )
-        make_dataset(paths["events"], asked, allow_empty=True)
+        make_dataset(tables.events, asked, allow_empty=True)
         with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():

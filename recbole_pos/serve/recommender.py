@@ -22,9 +22,11 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.fitted import FittedModel, folder_of, unpack_folder
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
@@ -37,8 +39,8 @@ _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender:
-    """A trained model with its catalogue; made by :meth:`load`.
+class Recommender(FittedModel):
+    """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
     which nothing is known gets the most popular items of training, and ``by`` says so.
@@ -56,10 +58,15 @@ class Recommender:
     """
 
     def __init__(
-        self, experiment: Experiment, growth: Growth, strangers: Iterable[str] = ()
+        self,
+        experiment: Experiment,
+        growth: Growth,
+        strangers: Iterable[str] = (),
+        folder: RunFolder | None = None,
+        source: Sequence[Any] = (),
     ) -> None:
-        self.experiment, self.growth, self.changed = experiment, growth, experiment.changed
-        self.config, self.dataset = experiment.config, experiment.dataset
+        super().__init__(experiment, folder, source)
+        self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)
         dataset = experiment.dataset
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
@@ -107,7 +114,7 @@ class Recommender:
         if there and not histories_only:
             return cls._with_data(run_dir, None)
         try:
-            trained = cls(load_without_data(run_dir), Growth())
+            trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
         except NeedsDataset:
             if not there:
                 raise
@@ -131,7 +138,11 @@ class Recommender:
             return dataset.with_later(new_users=new)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
-        return cls(experiment, growth, strangers)
+        return cls(experiment, growth, strangers, folder_of(run_dir))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
+        return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
 
     def recommend(
         self,
@@ -463,6 +474,22 @@ class Recommender:
                 f"k: expected 1 to {len(self.items)}, the number of items, found {shown(k)}"
             )
         return k
+
+
+def _unpack(
+    kind: type[Recommender],
+    files: dict[str, bytes],
+    dataset: Any,
+    growth: Growth,
+    strangers: list[str],
+) -> Recommender:
+    """The other end of pickle: the run, in a folder that goes with the model."""
+    home = unpack_folder(files)
+    if dataset is None:
+        experiment = load_without_data(home.path)
+    else:
+        experiment = load(home.path, dataset=dataset, grown=True)
+    return kind(experiment, growth, strangers, RunFolder(home.path), [home])
 
 
 def top_items(

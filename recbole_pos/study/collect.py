@@ -15,14 +15,15 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study import schema
-from recbole_pos.study.configs import QUIET, require_twins
+from recbole_pos.study.configs import require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import all_tables, markdown, tidy
-from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
+from recbole_pos.study.results import DONE, FAILED, VALIDATION, Comparison, Results, compare
 from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
@@ -43,11 +44,13 @@ class Written:
         tables: as they are printed.
         files: paths.
         pairs: a line a row and its reference.
+        comparisons: the numbers of the tables of the plan.
     """
 
     tables: list[RenderedTable]
     files: list[Path]
     pairs: pd.DataFrame
+    comparisons: list[Comparison]
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
@@ -317,7 +320,7 @@ def write_results(results: Results, folder: Path) -> Written:
         results.runs.to_parquet(file, index=False)
     write_text(folder / "report.html", html(results, comparisons))
     names = ("table.md", "table.csv", "runs.csv", "runs.parquet", "report.html")
-    return Written(tables, [folder / name for name in names], pairs)
+    return Written(tables, [folder / name for name in names], pairs, comparisons)
 
 
 def _csv(frame: pd.DataFrame) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import html
+import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import ray
+from matplotlib.figure import Figure
 
-from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
+from recbole_pos.config.arguments import CompareArguments, divide, require_shares
 from recbole_pos.config.plugins import allow, pack
-from recbole_pos.data.location import require_dataset
+from recbole_pos.conversion.frames import beside, html_table
+from recbole_pos.data.location import dataset_name, require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
@@ -32,6 +36,7 @@ from recbole_pos.study.asked import (
     require_same_study,
     run_folders,
 )
+from recbole_pos.study.charts import draw_results
 from recbole_pos.study.collect import collect_results, of_runs, write_results
 from recbole_pos.study.configs import data_key, require_twins
 from recbole_pos.study.expand import check_plan, with_unread
@@ -39,15 +44,20 @@ from recbole_pos.study.packed import PackedStudy, require_place
 from recbole_pos.study.packed import pack as pack_study
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
-from recbole_pos.study.rendered_table import span
+from recbole_pos.study.rendered_table import RenderedTable, span
+from recbole_pos.study.result_tables import tidy
 from recbole_pos.study.results import DONE, FAILED, Results
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder, commit
-from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 
 
-@dataclass(frozen=True)
+def _cells(table: RenderedTable) -> Iterator[tuple[str, ...]]:
+    for line in table.lines:
+        yield tuple(f"{c.text} ({c.detail})" if c.detail else c.text for c in line)
+
+
+@dataclass(frozen=True, repr=False)
 class Compared:
     """What a comparison found.
 
@@ -55,11 +65,42 @@ class Compared:
         runs: a line a run: row, seed, status, the test's metrics, seconds, ...
         pairs: a line a row: its difference to the reference, interval, p, star.
         folder: with table.md, table.csv, runs.csv, runs.parquet and report.html.
+        table: a line a row and metric: mean and deviation over seeds; and in the first metric,
+            where ranks are kept, the difference to the reference with its interval, p and star.
+        tables: as people read them; they are the text of this object.
+        results: what charts are drawn of.
+        source: the dataset, whose files may go with it.
     """
 
     runs: pd.DataFrame
     pairs: pd.DataFrame
     folder: Path
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tables: Sequence[RenderedTable] = ()
+    results: Results | None = None
+    source: Any = None
+
+    def plot(self, kind: str = "differences") -> Figure:
+        """Draw the first table of the comparison.
+
+        Args:
+            kind: ``differences`` to the reference, with 95% intervals; ``seconds`` or
+                ``parameters``, against which the first metric is drawn; ``curves`` of validation.
+
+        Raises:
+            UsageError: for another kind, or one that nothing is known for.
+        """
+        return draw_results(self.results, kind)
+
+    def __repr__(self) -> str:
+        return "\n\n".join(table.markdown() for table in self.tables[:1])
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h4>{html.escape(table.title)}</h4>{html_table(table.columns, _cells(table))}"
+            + "".join(f"<div><small>{html.escape(note)}</small></div>" for note in table.notes)
+            for table in self.tables
+        )
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         """Yield the two tables: ``runs, pairs = compare(...)``."""
@@ -68,7 +109,7 @@ class Compared:
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     *,
@@ -86,12 +127,14 @@ def compare(
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
-        dataset: dataset of a list of models; of a study, in the place of the one it names.
+        dataset: of a list of models; of a study, in the place of the one it names. A name, or a
+            :class:`recbole_pos.Dataset`.
         config_file_list: configuration of all rows of a list of models, over the base of a study.
         config_dict: options over these files.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
-            ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
             ``known``, ``pack``, ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``,
             ``gpus_per_trial``, ``verbose``.
 
@@ -103,8 +146,12 @@ def compare(
             compared.
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
-    args = arguments(settings or CompareArguments(), given)
-    allow((config_dict or {}).get("plugins"))
+    args, options = divide(settings or CompareArguments(), given)
+    base = {**(config_dict or {}), **options}
+    data, dataset = dataset, dataset_name(dataset)
+    if args.run_dir is None:
+        args = replace(args, run_dir=beside(data, "compare"))
+    allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
     reporter = Reporter(args.verbose)
     if runs := run_folders(what):
@@ -112,7 +159,6 @@ def compare(
             if getattr(args, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
         return _show(of_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
-    base = {**(config_dict or {})}
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = plan_and_folder(what, dataset, base, args)
@@ -152,7 +198,7 @@ def compare(
                 _train(scheduler, args, reporter, {c["model"] for c in configs.values()})
     finally:
         stop(joined)
-    return _finish(plan, folder, args, reporter, scheduler)
+    return replace(_finish(plan, folder, args, reporter, scheduler), source=data)
 
 
 def _finish(
@@ -358,10 +404,12 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
     written = write_results(results, folder)
     for shown in written.tables:
-        reporter.table(Fitted(shown))
+        reporter.table(shown)
         reporter.line("")
     for text in results.warnings:
-        reporter.line(f"warning: {text}")
+        reporter.warning(text)
     for file in written.files:
         reporter.line(str(file))
-    return Compared(results.runs, written.pairs, folder)
+    table = tidy(written.comparisons)
+    table = table[table["bin"] == "all targets"].drop(columns="bin").reset_index(drop=True)
+    return Compared(results.runs, written.pairs, folder, table, written.tables, results)

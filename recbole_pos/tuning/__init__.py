@@ -4,7 +4,6 @@ Not called ``tune``: a package of that name would take the place of the function
 """
 
 from recbole_pos.tuning.tuning import Found, search
-
-tune = search
+from recbole_pos.tuning.tuning import search as tune
 
 __all__ = ["Found", "search", "tune"]
