@@ -150,8 +150,8 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        with self.item_embedding.shared():
-            hidden = self.states(batch.items, ctx, batch.positions)
+        with self.shared_items():
+            hidden = self.query_states(batch.items, ctx, batch.positions)
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
@@ -176,7 +176,7 @@ class AttrFormer(PosSASRec):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
-        with self.item_embedding.shared():
+        with self.shared_items():
             hidden = self.row_states(*self.prefix_rows(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
@@ -195,7 +195,7 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
-        vectors = self.item_embedding.vectors()
+        vectors = self.item_vectors()
         if future is None:
             return self.loss(hidden, vectors, items)
         targets, betas = (part.to(hidden.device) for part in future)
@@ -231,7 +231,7 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
-        return self.states(items, ctx, positions)
+        return self.query_states(items, ctx, positions)
 
     def _looked_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
