@@ -15,8 +15,9 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study import schema
-from recbole_pos.study.configs import QUIET, require_twins
+from recbole_pos.study.configs import require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
@@ -294,7 +295,14 @@ def _names(configs: list[dict[str, Any]]) -> list[str]:
 
 def _require_same(one: tuple, other: tuple) -> None:
     """Two runs must have been tested on the same targets, among the same items."""
-    keys = ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter")
+    keys = (
+        "dataset",
+        "eval_args",
+        "mask_history",
+        "train_fraction",
+        "session_filter",
+        "target_events",
+    )
     differ = [
         f"{key} is {other[1].get(key)} in one and {one[1].get(key)} in the other"
         for key in keys
