@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -28,7 +25,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import started_by
+from recbole_pos.experiment.environment import ended_by_signals, started_by
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -415,11 +412,11 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommender import Recommender
 
     trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
-    at = read_at(args.at)
-    found = trained.explain(args.history, args.items, args.k, args.user, at=at)
+    found = trained.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     print(found.groupby("item", sort=False).head(3).to_string(index=False))
-    whose = f"user {args.user}" if args.user is not None else "a history"
-    title = f"{registered_name(trained.experiment)}: why these items, {whose}"
+    title = (
+        f"{registered_name(trained.experiment)}: why {args.user or 'a history'} gets these items"
+    )
     print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
 
 
@@ -482,14 +479,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="time of the request, for models with request_time: target: now, ISO 8601, or a "
         "number in the unit of the time field (now)",
     ),
-    option(
-        "--because",
-        type=int,
-        default=0,
-        metavar="N",
-        help="past interactions that carried an item, with the change of score and rank without "
-        "each; scores a history once more for each of its interactions (0)",
-    ),
+    option("--because", type=int, default=0, help="past interactions that carried an item (0)"),
     option(
         "--out",
         metavar="FILE",
@@ -594,7 +584,7 @@ def _export(args: argparse.Namespace) -> None:
     epilog=_ENVIRONMENT,
 )
 def _serve(args: argparse.Namespace) -> None:
-    with _ended_by_signals():
+    with ended_by_signals():
         try:
             from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve
@@ -605,22 +595,3 @@ def _serve(args: argparse.Namespace) -> None:
                 f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
             ) from None
         serve(parse_models(args.run_dir), read_settings(args, ServeArguments))
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within, SIGINT and SIGTERM end the process with 0, at once: there is nothing to finish.
-
-    While requests are answered, uvicorn has handlers of its own, and raises the signal again when
-    it is done. An exception instead could come in the middle of an import, which may swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():  # no one else may
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
