@@ -414,9 +414,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
     found = trained.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     print(found.groupby("item", sort=False).head(3).to_string(index=False))
-    title = (
-        f"{registered_name(trained.experiment)}: why {args.user or 'a history'} gets these items"
-    )
+    title = f"{registered_name(trained.experiment)}: why {args.user or 'one'} gets these items"
     print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
 
 

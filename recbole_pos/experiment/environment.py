@@ -1,7 +1,7 @@
-"""What a process is among others: which one of a run, where torchrun, mpirun or srun have started several.
+"""Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
 Then they are one run: each has its rank from the environment, and no one starts more. Nothing heavy
-is imported here: the command line asks before torch is there. And how one that serves ends.
+is imported here: the command line asks before torch is there. And how a process that serves ends.
 """
 
 from __future__ import annotations
