@@ -60,8 +60,10 @@ notebooks: $(VENV)/installed  ## execute examples/*.ipynb, outputs kept (NOTEBOO
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	$(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=3600 --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 
-dist: $(VENV)/installed  ## wheel and source distribution, into dist/
-	$(BIN)/python -m build --outdir dist .
+dist: $(VENV)/installed  ## wheel and source distribution, into dist/ (REPOSITORY_URL=https://... makes links absolute)
+	REPOSITORY_URL=$(REPOSITORY_URL) $(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check twine
+	$(BIN)/python -m twine check --strict dist/*
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
