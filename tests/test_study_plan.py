@@ -199,9 +199,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
-    """Each of the 13 values at every fourth place, so that every place has three or four."""
-    everything = itertools.product(_places(yaml.safe_load(STUDY)), ABSURD)
-    for path, value in itertools.islice(everything, 0, None, 4):
+    for path, value in itertools.product(_places(yaml.safe_load(STUDY)), ABSURD):
         content = yaml.safe_load(STUDY)
         inner = content
         for key in path[:-1]:
@@ -425,5 +423,5 @@ def test_digest_stays_the_same_from_version_to_version():
 
 
 def test_digest_takes_plain_values_only():
-    with pytest.raises(UsageError, match="a.b: .* not a plain value"):
+    with pytest.raises(UsageError, match="a.b: .* is not a plain value"):
         digest({"a": {"b": object()}})

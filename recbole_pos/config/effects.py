@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import ADDED, OURS, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -108,6 +109,16 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def preloaded(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, whose items may have content vectors."""
+    from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
+
+    instead = "the plugin's own models read vectors of items"
+    if not on_our_base(config["model"]):
+        return custom(instead)(config, value)
+    return None
+
+
 def of_wandb(config: Options, value: Any) -> str | None:
     """Read where a run is reported to Weights & Biases."""
     given = config["logger"] if "logger" in config else None
@@ -127,6 +138,30 @@ def labelled(config: Options, value: Any) -> str | None:
 def never(why: str) -> Condition:
     """Never read."""
     return lambda config, value: why
+
+
+def embedding(config: Options, value: Any) -> str | None:
+    """Read by models of the plugin that put fields beside the vectors of items."""
+    if not value or on_our_base(config["model"]):
+        return None
+    return (
+        f"is not read by {config['model']}; the plugin's models with a table of items read it, and "
+        "RecBole's SASRecF, GRU4RecF and FDSA selected_features"
+    )
+
+
+def accepted(option: str) -> Condition:
+    """Read by all models but those whose class gives a reason in ``refuses``."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
+        model = config["model"]
+        of_class = getattr(OURS[model], "refuses", {}) if model in OURS else refuses.get(model, {})
+        return (
+            f"is not read by {model}: {of_class[option]}" if value and option in of_class else None
+        )
+
+    return condition
 
 
 def several_targets(config: Options, value: Any) -> str | None:
@@ -176,11 +211,13 @@ def of_tables(config: Options, value: Any) -> str | None:
 def fields_read(config: Options) -> set[str]:
     """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
-    for key in ("selected_features", "difsr_fields", "relations", "new_items"):
+    for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         given = config[key] if key in config else None
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
             names.update(name for name in both if isinstance(name, str))
+    for pair in (config["preload_weight"] or {}).items():
+        names.update(map(str, pair))
     return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
 
 
@@ -238,6 +275,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
+        "numeric_embedding": ("float" in types, "numbers"),
         "user_layers": (users, "attributes of users"),
         "user_update": (users, "attributes of users"),
     }

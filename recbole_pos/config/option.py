@@ -222,6 +222,18 @@ def check_columns(where: str, value: Any) -> None:
             )
 
 
+def check_target_events(where: str, value: Any) -> None:
+    """Check a mapping of fields of interactions to the values that targets have."""
+    _check_type(where, value, {"event_type": ["buy"]})
+    for field, given in value.items():
+        values = given if isinstance(given, (list, tuple)) else [given]
+        known = all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in values)
+        if not (values and known):
+            raise UsageError(
+                f"{where}.{field}: expected values of targets such as [buy], found {shown(given)}"
+            )
+
+
 def check_fraction(where: str, value: Any) -> None:
     """Check a part of the training sessions."""
     from recbole_pos.data.splits import read_fraction  # not for --help: it imports pandas
@@ -249,6 +261,14 @@ def check_schemes(where: str, value: Any) -> None:
         raise UsageError(f"{where} is empty; [nope] stands for no position")
     value = value if isinstance(value, (list, tuple, dict)) else [value]
     _check_type(where, value, ["rope"])
+
+
+def check_vectors(where: str, value: Any) -> None:
+    """Check files of vectors: one, or several by name."""
+    for name, path in value.items() if isinstance(value, dict) else [("", value)]:
+        _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
+    if value == {}:
+        raise UsageError(f"{where}: expected at least one file")
 
 
 def check_nothing(where: str, value: Any) -> None:

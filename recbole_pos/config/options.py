@@ -16,6 +16,7 @@ from typing import Any
 from recbole_pos.config import effects, option
 from recbole_pos.config.effects import custom, never, trained, under, unused_by
 from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 
@@ -61,6 +62,8 @@ _NO_GRAPH = (custom("knowledge graphs are not read"),)
 _OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
 _OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
 _TRANSFORMER = (under("block", "transformer"),)
+_WITH_FEATURES = effects.either(*map(under, SIDE_FEATURES))
+_VECTORS = (effects.either(under("preload_weight"), under("item_vectors")),)
 
 _TABLE: list[Option] = [
     # what is run, and how files are written
@@ -95,7 +98,7 @@ _TABLE: list[Option] = [
         example=["ent"],
         alone=True,
         role=DATA,
-        only=(custom("attributes of items belong into the item table"),),
+        only=(effects.preloaded, under("preload_weight")),
     ),
     Option("seq_len", 1, 10**6, example={"tags": 10}, unit="tokens", **_OF_FIELDS),
     Option("threshold", example={"rating": 4}, role=DATA, only=(effects.labelled,)),
@@ -104,7 +107,7 @@ _TABLE: list[Option] = [
         "preload_weight",
         example={"ent_id": "ent_emb"},
         role=DATA,
-        only=(custom("give vectors of items as float fields of the item table"),),
+        only=(effects.preloaded,),
     ),
     *_rows("alias_of_user_id alias_of_item_id", example=["name"], **_OF_FIELDS),
     Option("normalize_field", example=["price"], **_OF_FIELDS),
@@ -120,6 +123,12 @@ _TABLE: list[Option] = [
     Option("train_fraction", role=DATA, check=option.check_fraction),
     _choice("rm_dup_inter", "first last", example="first", role=DATA),
     Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
+    Option(
+        "target_events",
+        role=DATA,
+        only=(effects.accepted("target_events"),),
+        check=option.check_target_events,
+    ),
     Option("filter_inter_by_user_or_item", role=DATA, only=(effects.tables,)),
     *_rows(
         "user_inter_num_interval item_inter_num_interval",
@@ -217,6 +226,23 @@ _TABLE: list[Option] = [
     *_rows("init_from update_from", example=_RUN, role=DATA),
     Option("train_only", example=["kernel"]),
     Option("new_items", example="category"),
+    # content vectors of items
+    Option(
+        "item_vectors",
+        example="vectors.parquet",
+        only=(effects.preloaded,),
+        check=option.check_vectors,
+    ),
+    _choice("item_vectors_use", "init add replace late", only=_VECTORS),
+    Option("item_vectors_train", example=True, only=_VECTORS),
+    Option("item_vectors_whiten", only=_VECTORS),
+    Option(
+        "item_vectors_weight",
+        0,
+        _WEIGHT,
+        example=1.0,
+        only=(*_VECTORS, under("item_vectors_use", "late")),
+    ),
     # sizes
     *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
     Option("inner_size", 1, _SIZE, only=(under("block", "transformer", "ligr"),)),
@@ -242,6 +268,16 @@ _TABLE: list[Option] = [
     _choice("pooling_mode", "mean max sum"),
     _choice("pooling_type", "average max"),
     _choice("dnn_type", "trm ave"),
+    # fields beside the vectors of items
+    *(
+        Option(
+            name, example=["brand"], alone=True, only=(effects.embedding, effects.accepted(name))
+        )
+        for name in SIDE_FEATURES
+    ),
+    _choice("feature_fusion", "sum concat_mlp", only=(_WITH_FEATURES,)),
+    _choice("numeric_embedding", "periodic binned", only=(_WITH_FEATURES,)),
+    Option("numeric_bins", 2, 10**5, only=(_WITH_FEATURES, under("numeric_embedding", "binned"))),
     # losses
     Option("loss_type", empty=True, role=TRAINING),
     Option("n_buckets", 1, 10**4, example=100),

@@ -32,9 +32,10 @@ window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
@@ -66,6 +68,10 @@ class AttrFormer(PosSASRec):
 
     needs_events = True
     prepares = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
+        "target_events": "its posterior targets are the next interactions, of every kind",
+    }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         declared = read_relations(config["relations"], dataset)
@@ -150,8 +156,8 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        with self.item_embedding.shared():
-            hidden = self.states(batch.items, ctx, batch.positions)
+        with self.shared_items():
+            hidden = self.query_states(batch.items, ctx, batch.positions)
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
@@ -176,7 +182,7 @@ class AttrFormer(PosSASRec):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
-        with self.item_embedding.shared():
+        with self.shared_items():
             hidden = self.row_states(*self.prefix_rows(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
@@ -195,7 +201,7 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
-        vectors = self.item_embedding.vectors()
+        vectors = self.item_vectors()
         if future is None:
             return self.loss(hidden, vectors, items)
         targets, betas = (part.to(hidden.device) for part in future)
@@ -231,7 +237,7 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
-        return self.states(items, ctx, positions)
+        return self.query_states(items, ctx, positions)
 
     def _looked_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
@@ -302,6 +308,7 @@ class AttrFormer(PosSASRec):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
         moments = None if times is None else times.cpu().numpy()

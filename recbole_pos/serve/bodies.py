@@ -39,6 +39,8 @@ _HISTORY = {
         "items": _NAMES,
         "times": {"type": "array", "items": _MOMENT, "description": "sorted by, if any"},
         "at": _MOMENT,
+        "events": {"type": "object", "description": "by field, a list with a value for each item"},
+        "user": {"type": "object", "description": "by field, a value"},
     },
 }
 # read_histories checks them: one rule for Python, files and this

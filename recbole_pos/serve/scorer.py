@@ -11,6 +11,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
+from recbole_pos.data.batch import each_tensor
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import products
 from recbole_pos.model.base import PosRecommender
@@ -25,14 +26,17 @@ class Scorer:
         vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
+        fields: embeddings of the fields read under ``events`` and ``user`` of a history, by name.
     """
 
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
+        embeds = getattr(model, "event_features", None)
+        self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
         plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_embedding.vectors().detach() if plain else None
+        self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
 
     def require_vectors(self) -> Tensor:
         """``vectors``.
@@ -64,9 +68,15 @@ class Scorer:
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
+        more = {}
+        if any(self.fields.values()):
+            more["features"] = each_tensor(asked.features, self._send)
         return self.model.after(
-            *(None if x is None else torch.from_numpy(x).to(self.device) for x in parts)
+            *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **more
         )
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
 
     def rows(self, asked: Histories) -> Interaction:
         """RecBole's rows of histories, padded on the right to L."""
@@ -77,11 +87,14 @@ class Scorer:
             asked = asked.newest(length)
             lengths = torch.from_numpy(asked.lengths)
             real = torch.arange(length) < lengths[:, None]
-            lists = {config["ITEM_ID_FIELD"]: asked.items, config["TIME_FIELD"]: asked.times}
-            for field, packed in lists.items():
-                if packed is not None:
-                    values = torch.from_numpy(packed)
-                    block = values.new_zeros(real.shape).masked_scatter_(real, values)
-                    columns[field + config["LIST_SUFFIX"]] = block
+            items, features = torch.from_numpy(asked.items), asked.features
+            lists = {config["ITEM_ID_FIELD"]: items, **features.events}
+            if asked.times is not None:
+                lists[config["TIME_FIELD"]] = torch.from_numpy(asked.times)
+            for field, values in lists.items():
+                block = values.new_zeros(*real.shape, *values.shape[1:])
+                block[real] = values
+                columns[field + config["LIST_SUFFIX"]] = block
+            columns |= features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
