@@ -120,6 +120,23 @@ def never(why: str) -> Condition:
     return lambda config, value: why
 
 
+def decays(config: Options, value: Any) -> str | None:
+    """Read where it says when the learning rate falls."""
+    if value == "step" and not config["lr_decay_step"]:
+        return "step is only read with lr_decay_step, the epochs between two steps"
+    return None
+
+
+def corrects_logits(config: Options, value: Any) -> str | None:
+    """Read where negatives do not come from all items alike."""
+    if value != "standard" or inner(config, "negative_sampler") != "uniform":
+        return None
+    return (
+        "standard changes nothing under negative_sampler: uniform, where all logits are lowered by "
+        "the same: it is none"
+    )
+
+
 def several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
     from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy

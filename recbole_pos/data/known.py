@@ -18,6 +18,12 @@ from recbole_pos.values import shown
 _COLUMNS = ("field", "token", "events")
 
 
+def training_counts(dataset: Any) -> np.ndarray:
+    """[items] int64 training events of each item of a dataset after ``build``."""
+    trained = dataset.log.items.numpy()[dataset.part == TRAIN]
+    return np.bincount(trained, minlength=dataset.item_num)
+
+
 @dataclass(frozen=True)
 class Known:
     """Of a dataset after ``build``.
@@ -39,9 +45,7 @@ class Known:
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        trained = dataset.log.items.numpy()[dataset.part == TRAIN]
-        popularity = np.bincount(trained, minlength=dataset.item_num)
-        return cls(tokens, dataset.events_of_users, popularity)
+        return cls(tokens, dataset.events_of_users, training_counts(dataset))
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """A row a name, in the order of ids; ``events`` for users and items only."""

@@ -20,7 +20,8 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.data.history import masks_history, past_items
-from recbole_pos.data.splits import PHASES, TRAIN
+from recbole_pos.data.known import training_counts
+from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import PART, Choice, best_of, products, score_parts
@@ -254,7 +255,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
     event, rank = event[order], rank[order]
     log = part.log
     items, times = log.items.numpy(), log.times.numpy()
-    sold = np.bincount(items[part.part == TRAIN], minlength=part.item_num)
+    sold = training_counts(part)
     users = part.field2id_token[part.uid_field][log.users.numpy()[event]]
     return pd.DataFrame(
         {

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock
+from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
@@ -95,8 +96,7 @@ class AttrFormer(PosSASRec):
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
         self.betas, self.prior_weight = read_posterior(config)
-        counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
-        prior = dirichlet_prior(torch.from_numpy(counts))
+        prior = dirichlet_prior(torch.from_numpy(training_counts(dataset)))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _notice_unread(self, config: Options) -> None:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from typing import ClassVar
 
+import numpy as np
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.row_gradients import ItemTable
+from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.model.models import LOSSES
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
 
 
-def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
     kind = config["loss_type"]
     if kind == "CE":
@@ -32,7 +37,12 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    raise UsageError(f"loss_type: {shown(kind)} is not one of CE, SCE")
+    if kind in LOSSES:
+        has_log = getattr(type(dataset), "has_log", True)  # else nothing is trained
+        counts = training_counts(dataset) if has_log else np.ones(dataset.item_num)
+        given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+        return SampledLoss(counts=torch.from_numpy(counts), **given)
+    raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(LOSSES)}")
 
 
 def real_loss(
@@ -79,9 +89,13 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.loss = loss_function(config)
+        self.loss = loss_function(config, dataset)
         # whether the loss of a target depends on the others of its batch
-        self.targets_meet = config["loss_type"] == "SCE"
+        meets = (
+            config["loss_type"] == "SCE",
+            getattr(self.loss, "negative_sampler", None) == "in_batch",
+        )
+        self.targets_meet = any(meets)
         self.item_embedding: nn.Embedding = ItemTable(
             self.n_items, config["hidden_size"], padding_idx=0
         )

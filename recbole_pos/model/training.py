@@ -99,7 +99,7 @@ class NativeAdapter(RecBoleAdapter):
         embedding = self.model.item_embedding
         own = isinstance(embedding, ItemTable) and embedding.weight.requires_grad
         large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
-        return embedding.weight if large and self.model.targets_meet else None
+        return embedding.weight if large and self.config["loss_type"] != "CE" else None
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:
