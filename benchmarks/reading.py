@@ -107,7 +107,7 @@ def start(path: Path) -> dict[str, float]:
     """What a run does before it makes its model."""
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data.dataset import PosSequentialDataset
-    from recbole_pos.data.loaders import Needs, held_out_loaders, training_loader
+    from recbole_pos.data.loaders import BatchRequirements, held_out_loaders, training_loader
     from recbole_pos.data.splits import PHASES
     from recbole_pos.experiment.build import read_dataset
 
@@ -121,7 +121,7 @@ def start(path: Path) -> dict[str, float]:
     assert dataset.identity
     phases.done("sort and split")
     loaders = held_out_loaders(config, parts)
-    train = training_loader(config, parts["train"], Needs(windows=True))
+    train = training_loader(config, parts["train"], BatchRequirements(windows=True))
     for loader in (train, *loaders.values()):
         next(iter(loader))
     phases.done("loaders")

@@ -219,18 +219,6 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert scale.run(replace(cell, side="FPARec"), tmp_path, 0) == want
 
 
-def test_one_size_is_varied_at_a_time() -> None:
-    import scale
-
-    grid = list(scale.cells(full=False))
-    for axis, sizes in (("items", scale.ITEMS), ("length", scale.LENGTHS), ("events", None)):
-        for side in scale.MODELS:
-            here = [cell for cell in grid if (cell.axis, cell.side) == (axis, side)]
-            assert [cell.size for cell in here] == list(sizes or scale.EVENTS)[: len(here)]
-            others = {replace(cell, **{axis: 0}) for cell in here}
-            assert len(here) >= 2 and len(others) == 1
-
-
 def test_the_page_of_scale(tmp_path: Path) -> None:
     """A cell that was stopped says so, and its sizes are not fitted."""
     import scale

@@ -24,7 +24,8 @@ from recbole_pos.experiment.build import prepare
 ELSEWHERE = {
     *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile", "batch_shapes"),
     *("precision", "enable_amp", "enable_scaler", "eval_batch_size", "reproducibility"),
-    *("show_progress", "tensorboard", "log_wandb", "data_path", "plugins", "model", "dataset"),
+    *("show_progress", "tensorboard", "logger", "log_wandb", "data_path", "plugins"),
+    *("model", "dataset"),
     "train_batch_size",  # nothing but memory, of models that count
     *("epochs", "stopping_step", "eval_step", "length_pool", "train_batch_events", "seed"),
     *("init_from", "train_only", "update_from", "new_items", "metric_decimal_place"),

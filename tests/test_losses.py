@@ -17,8 +17,10 @@ from recbole.data.interaction import Interaction
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
+from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.model.models import LOSSES
 from recbole_pos.yaml_files import ROOT, read_yaml
@@ -234,6 +236,48 @@ def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
     assert ((buckets != 0).sum(0).bool().tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 
 
+# Several targets of a state
+
+
+@pytest.mark.parametrize("windows", [{}, {"train_windows": "sliding", "window_stride": 5}], ids=str)
+def test_later_targets_end_where_training_does(experiment, windows: dict) -> None:
+    """Against loops: items of later users and of held-out interactions are none; mean over pairs."""
+    split = {"split": {"RS": [0.7, 0.1, 0.2]}}
+    made = experiment(
+        "PosSASRec", target_window=3, eval_args=split, hidden_dropout_prob=0.0, **windows
+    )
+    model, log, part = made.model, made.dataset.log, made.dataset.part
+    assert (part != TRAIN).any() and part[-1] != TRAIN
+    vectors, short = model.item_embedding.weight, 0
+    for batch in made.trainer.training_loader(made.loaders["train"]):
+        events = batch.events if batch.positions is None else batch.events[batch.positions]
+        futures = []
+        for event in (events + 1).tolist():
+            own = range(event, min(event + 3, len(log)))
+            futures.append(
+                [
+                    int(log.items[i])
+                    for i in own
+                    if log.users[i] == log.users[event] and part[i] == TRAIN
+                ]
+            )
+        assert [future[0] for future in futures] == batch.targets.tolist()
+        short += sum(len(future) < 3 for future in futures)
+        ctx = SequenceContext.from_lengths(
+            batch.lengths, model.max_seq_length, None, batch.items, width=batch.width
+        )
+        states = model.states(batch.items, ctx, batch.positions)
+        pairs = [(i, item) for i, future in enumerate(futures) for item in future]
+        state, item = (torch.tensor(part) for part in zip(*pairs, strict=True))
+        want = losses.full_cross_entropy(states[state], vectors, item)
+        torch.testing.assert_close(model.window_loss(batch), want)
+        model.loss, kept = lambda hidden, *given: (hidden, *given), model.loss
+        got = model.window_loss(batch)
+        model.loss = kept
+        assert torch.equal(got[0], states[state]) and torch.equal(got[2], item)
+    assert short > 2
+
+
 # Losses against sampled items
 
 
@@ -413,6 +457,9 @@ def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
         ("PosSASRec", {"loss_type": "gBCE", "gbce_t": 1.5}, "gbce_t"),
         ("PosSASRec", {"loss_type": "BCE", "negatives": 0}, "negatives"),
         ("GRU4Rec", {"loss_type": "gBCE"}, "loss_type"),
+        ("GRU4Rec", {"augmentation": "all_positions", "target_window": 3}, "target_window"),
+        ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
+        ("PosSASRec", {"augmentation": "prefix", "target_window": 3}, "target_window"),
         (
             "PosSASRec",
             {"loss_type": "sampled_softmax", "logq_correction": "standard"},

@@ -32,6 +32,16 @@ COMMANDS = {
     "config": "run -m FPARec -d ml-100k --config_files {}",
     "histories": "recommend run --histories {}",
     "data": "recommend run --data_path {}",
+    "dataset": "run -m Pop -d {}",
+    "dataset_path": "run -m Pop -d {}/shop",
+    "data_path": "run -m Pop -d shop --data_path {}",
+    "split": "run -m Pop -d ml-100k --benchmark_filename=[{},b]",
+    "suffix": "run -m Pop -d ml-100k --additional_feat_suffix=[{}]",
+    "init_from": "run -m PosSASRec -d ml-100k --init_from={}",
+    "update_from": "run -m PosSASRec -d ml-100k --update_from={}",
+    "convert": "convert {}",
+    "space": "tune -m FPARec -d ml-100k --space={}",
+    "to": "export run --to {}",
 }
 
 
@@ -55,8 +65,12 @@ def refused(command: str, path: str, capsys: pytest.CaptureFixture) -> str:
 def test_a_name_that_no_file_can_have(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, kind: str
 ) -> None:
+    """And nothing is left behind."""
     monkeypatch.chdir(folder)
-    refused(COMMANDS[kind], "x" * 5000, capsys)
+    there = set(folder.iterdir())
+    for length in (300, 5000):
+        refused(COMMANDS[kind], "x" * length, capsys)
+    assert set(folder.iterdir()) == there
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS)[:10])
@@ -136,3 +150,13 @@ def test_a_forged_configuration_is_refused(folder: Path, capsys: pytest.CaptureF
                 refused(COMMANDS[kind], str(folder / "run"), capsys)
     finally:
         file.write_text(good)
+
+
+@pytest.mark.parametrize("content", [b"PAR1 nothing PAR1", b"", bytes(range(256)) * 9])
+@pytest.mark.parametrize("name", ["shop.inter", "shop.inter.parquet"])
+def test_damaged_files(
+    content: bytes, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / name).write_bytes(content)
+    assert name in refused("run -m Pop -d shop --data_path {}", str(tmp_path), capsys)

@@ -162,7 +162,7 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: b
     reported = [line for line in printed.splitlines() if "recbole-pos run --resume live" in line]
     assert len(reported) == 1 and reported[0].startswith("warning: ")
     with pytest.warns(RunWarning):
-        recbole_pos.load("live", grown=True, data_path=".")
+        recbole_pos.load("live", data_path=".")
     from recbole_pos.serve.holder import ModelHolder
 
     with pytest.warns(RunWarning):
@@ -179,7 +179,7 @@ def test_a_run_without_an_epoch_says_so(here: Path, capsys: Any) -> None:
 def test_a_finished_run_says_nothing(here: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
-        recbole_pos.load("live", grown=True, data_path=".")
+        recbole_pos.load("live", data_path=".")
 
 
 def test_a_full_disk_ends_a_run_in_one_line_and_it_is_resumed(here: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recbole_pos.config.option import Condition
 from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import ADDED, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -108,6 +108,15 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def of_wandb(config: Options, value: Any) -> str | None:
+    """Read where a run is reported to Weights & Biases."""
+    given = config["logger"] if "logger" in config else None
+    named = [given] if isinstance(given, str) else given or ()
+    if "wandb" in named or config["log_wandb"]:
+        return None
+    return "is only read with logger: wandb"
+
+
 def labelled(config: Options, value: Any) -> str | None:
     """As above, of what makes labels of a field; its own values say what has the effect."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
@@ -125,6 +134,15 @@ def decays(config: Options, value: Any) -> str | None:
     if value == "step" and not config["lr_decay_step"]:
         return "step is only read with lr_decay_step, the epochs between two steps"
     return None
+
+
+def next_targets(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, but for the one that has weights of its own for next items."""
+    if config["model"] == "AttrFormer":
+        return f"is not read by AttrFormer: future_weights has the next items, {[1.0] * value}"
+    if on_our_base(config["model"]):
+        return None
+    return f"is read by the plugin's models only; {config['model']} predicts the next item"
 
 
 def corrects_logits(config: Options, value: Any) -> str | None:
@@ -182,7 +200,7 @@ def of_tables(config: Options, value: Any) -> str | None:
 
 
 def fields_read(config: Options) -> set[str]:
-    """Fields that a model of the plugin's or RecBole's reads, beside ids and times."""
+    """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items"):
         given = config[key] if key in config else None
@@ -229,7 +247,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """Refuse options that change nothing for the types of the fields that a model reads.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         default: values that may be given where they are not read.
         dataset: after ``build``.
 
@@ -238,11 +256,11 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """
     if config["model"] in ADDED:
         return
-    from recbole_pos.data.attributes import table_of
+    from recbole_pos.data.attributes import find_table
 
     names = [name for name in fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
-    users = any(table_of(name, dataset) == "user" for name in names)
+    users = any(find_table(name, dataset) == "user" for name in names)
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),

@@ -41,14 +41,14 @@ class Known:
 
     @classmethod
     def of(cls, dataset: Any) -> Known:
-        """What a dataset knows."""
+        """Return what a dataset knows."""
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         return cls(tokens, dataset.events_of_users, training_counts(dataset))
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
-        """A row a name, in the order of ids; ``events`` for users and items only."""
+        """Return a row a name, in the order of ids; ``events`` for users and items only."""
         counts = {user_field: self.events, item_field: self.popularity}
         parts = []
         for field, names in self.tokens.items():

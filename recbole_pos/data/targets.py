@@ -59,6 +59,35 @@ class Split:
     summary: dict[str, Any]
 
 
+class LaterTargets:
+    """The next interactions after a state as its targets: training ones of the same user only.
+
+    Args:
+        log: all interactions.
+        part: [events] int8 of TRAIN, VALID and TEST.
+        weights: of the next interaction, of the one after it, and so on.
+    """
+
+    def __init__(self, log: EventLog, part: np.ndarray, weights: Sequence[float]) -> None:
+        self.columns = log.items, log.users, torch.from_numpy(part == TRAIN)
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+
+    def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
+        """Return items and weights, [k, n], from each of [k] events on, the next targets by place.
+
+        The weight is 0 where the user has no such interaction in training.
+        """
+        if self.weights.device != events.device:
+            self.columns = tuple(column.to(events.device) for column in self.columns)
+            self.weights = self.weights.to(events.device)
+        items, users, trained = self.columns
+        later = events[:, None] + torch.arange(len(self.weights), device=events.device)
+        known = later < len(users)
+        later = later.where(known, events[:, None])
+        known &= (users[later] == users[events][:, None]) & trained[later]
+        return items[later], self.weights.where(known, 0.0)
+
+
 def read_ties(value: Any) -> str | int:
     """Return ``file``, ``drop``, or the seed of a random order.
 
@@ -134,7 +163,7 @@ def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.nda
     """Find interactions with the user, item and time of one that stands before them.
 
     Args:
-        log: of all interactions.
+        log: all interactions.
         by_time: whether those of a user are sorted by time.
 
     Returns:
@@ -201,7 +230,7 @@ def make_split(
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
-        train_fraction: of the training sessions of an ST split, the most recent; None for all.
+        train_fraction: share of an ST split's training sessions, the newest; None for all.
         files: ``benchmark_filename``, where the log has the parts of its interactions (``PART``).
 
     Returns:

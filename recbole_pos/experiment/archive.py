@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 def read(path: str | Path, other: Callable[[str], Any]) -> Any:
-    """The values of a file, on the CPU; its tensors have memory of their own.
+    """Return the values of a file, on the CPU; its tensors have memory of their own.
 
     Args:
         path: the file.
@@ -116,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
         return self.other(named)
 
     def persistent_load(self, named: Any) -> Tensor:
-        """The numbers of a storage."""
+        """Return the numbers of a storage."""
         _, kind, key, *_ = named
         if key not in self.storages:
             raw = np.frombuffer(self.archive.read(f"{self.folder}/data/{key}"), np.uint8)
@@ -147,7 +147,7 @@ def _require_directory(file: IO[bytes]) -> None:
 
 
 def _folder(archive: zipfile.ZipFile, size: int) -> str:
-    """What all members are in; they are as ``torch.save`` writes them."""
+    """Return what all members are in; they are as ``torch.save`` writes them."""
     members = archive.infolist()
     folder = members[0].filename.partition("/")[0] if members else ""
     if f"{folder}/constants.pkl" in archive.namelist():

@@ -126,7 +126,7 @@ def require_same_function(
 
 
 def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """A single input encoding stands bare in a model, several stand under their names."""
+    """Return a single input encoding stands bare in a model, several stand under their names."""
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
     if len(inputs) != 1 or not places:
@@ -146,7 +146,7 @@ def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict
 
 
 def updated_run(path: str | Path) -> RunFolder:
-    """The folder of ``update_from``.
+    """Return the folder of ``update_from``.
 
     Raises:
         UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
@@ -167,7 +167,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
     Args:
         model: built for the grown data.
-        config: of the run.
+        config: configuration of the run.
         dataset: the grown data, in which names have the ids that they had.
 
     Raises:
@@ -225,8 +225,8 @@ def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
     has.data[:] = 1  # a token that an item has twice
     count = np.asarray(has[:known].sum(0)).ravel()
     mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
-    of_known = has[known:].multiply(count > 0).tocsr()
-    shared = np.asarray(of_known.sum(1)).ravel()
-    new = torch.from_numpy(of_known @ mean / shared.clip(1)[:, None]).to(vectors)
+    shares_with_known = has[known:].multiply(count > 0).tocsr()
+    shared = np.asarray(shares_with_known.sum(1)).ravel()
+    new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
     found = torch.from_numpy(shared > 0)
     vectors[known:][found] = new[found]

@@ -18,7 +18,7 @@ top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
 section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 11, 12          ``full_cross_entropy`` in ``layers/losses.py``
-13 to 17        ``posterior_loss``, same file; ``AttrFormer.future``
+13 to 17        ``posterior_loss``, same file; ``LaterTargets`` in ``data/targets.py``
 =============== ===================================================================
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
@@ -45,6 +45,7 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock
 from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
@@ -54,7 +55,7 @@ from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
-from recbole_pos.relations.lookup import RelationLookup, Rows
+from recbole_pos.relations.lookup import PackedSequences, RelationLookup
 from recbole_pos.values import Options, is_number, shown
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
@@ -95,7 +96,8 @@ class AttrFormer(PosSASRec):
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
-        self.betas, self.prior_weight = read_posterior(config)
+        betas, self.prior_weight = read_posterior(config)
+        self.later = LaterTargets(dataset.log, dataset.part, betas)
         prior = dirichlet_prior(torch.from_numpy(training_counts(dataset)))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
@@ -150,7 +152,9 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        return self._loss(self.states(batch.items, ctx, batch.positions), future, batch.targets)
+        with self.item_embedding.shared():
+            hidden = self.states(batch.items, ctx, batch.positions)
+            return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """With relations, times and future items, which the host looks up."""
@@ -172,12 +176,13 @@ class AttrFormer(PosSASRec):
         return self.prepare(batch)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
-        hidden = self.row_states(*self.prefix_rows(interaction))
+        """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
-        return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
+        with self.item_embedding.shared():
+            hidden = self.row_states(*self.prefix_rows(interaction))
+            return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, np.ndarray]:
+    def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and [k] places of its targets."""
         assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
@@ -192,34 +197,20 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
+        vectors = self.item_embedding.vectors()
         if future is None:
-            return self.loss(hidden, self.item_embedding.weight, items)
-        targets, betas = future
-        device, weight = hidden.device, self.item_embedding.weight
-        return posterior_loss(
-            hidden, weight, targets.to(device), betas.to(device), self.prior, self.prior_weight
-        )
+            return self.loss(hidden, vectors, items)
+        targets, betas = (part.to(hidden.device) for part in future)
+        return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """``future``, unless only the next items are learned."""
-        alone = self.prior_weight == 0 and self.betas == [1.0]
-        return None if alone else self.future(target)
-
-    def future(self, target: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Items from each target event on, as many as there are betas, and their betas; [k, n].
-
-        Only training events: the item after a user's last training target is held out.
-        """
-        later = target[:, None] + np.arange(len(self.betas))
-        known = later < len(self.lookup.users)
-        later = np.where(known, later, target[:, None])
-        users, trained = self.lookup.users, self.lookup.trained
-        known &= (users[later] == users[target[:, None]]) & trained[later]
-        betas = np.where(known, np.array(self.betas), 0.0)
-        return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
+        """Return [k, n] items from each target event on and their betas; None for the next only."""
+        if self.prior_weight == 0 and self.later.weights.tolist() == [1.0]:
+            return None
+        return self.later.after(torch.from_numpy(target))
 
     def row_states(
-        self, rows: Rows, positions: Tensor | None, lookup: RelationLookup | None = None
+        self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
         lookup = lookup or self.lookup
@@ -233,9 +224,9 @@ class AttrFormer(PosSASRec):
         return self.states(items, ctx, positions)
 
     def _looked_up(
-        self, rows: Rows, lookup: RelationLookup, device: torch.device
+        self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """The relations of rows, None where they are off, and the times of their events."""
+        """Return the relations of rows, None where they are off, and the times of their events."""
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
@@ -255,7 +246,7 @@ class AttrFormer(PosSASRec):
             )
         return interaction[TARGET_EVENT].cpu().numpy()
 
-    def _histories(self, interaction: Interaction) -> tuple[Rows, np.ndarray]:
+    def _histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """RecBole's rows as packed windows, and where the newest event of each stands."""
         target = self._target_events(interaction)
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
@@ -263,7 +254,7 @@ class AttrFormer(PosSASRec):
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """[B, d] from the rows as they are, the newest L events, unless relations are off.
+        """Return [B, d] from the rows as they are, the newest L events, unless relations are off.
 
         Related within each row only, so that what is seen does not depend on the batch.
         """
@@ -272,7 +263,7 @@ class AttrFormer(PosSASRec):
             histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
         )
 
-    def prefix_rows(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+    def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
         """RecBole's rows, and where each is predicted from.
 
         As in ``encode_rows``, but the newest events may be read by the other rows, as in training.
@@ -283,7 +274,7 @@ class AttrFormer(PosSASRec):
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
-    def states_of(self, interaction: Interaction) -> Tensor:
+    def compute_states(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts each row's target; others are read by ``inference_relations``.
 
         Rows never read each other. They read the bank, which holds training events only, all of

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.targets import LaterTargets
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import ItemTable
+from recbole_pos.layers.item_table import ItemTable
+from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.models import LOSSES
@@ -38,11 +39,40 @@ def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
     if kind in LOSSES:
-        has_log = getattr(type(dataset), "has_log", True)  # else nothing is trained
-        counts = training_counts(dataset) if has_log else np.ones(dataset.item_num)
+        counts = training_counts(dataset) if has_log(dataset) else np.ones(dataset.item_num)
         given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
         return SampledLoss(counts=torch.from_numpy(counts), **given)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(LOSSES)}")
+
+
+def has_log(dataset: Dataset) -> bool:
+    """Return whether a dataset has interactions; without, a model is not trained."""
+    return getattr(type(dataset), "has_log", True)
+
+
+def loss_of_several(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Return the mean loss over all pairs of a state and one of its targets.
+
+    Cross-entropy has the logits of a state once for all of its targets.
+
+    Args:
+        loss: as of :func:`loss_function`.
+        hidden: [k, d] states.
+        weight: [items, d] item vectors.
+        targets: [k, n] items.
+        weights: [k, n] 1, and 0 where there is no target.
+    """
+    if loss is full_cross_entropy:
+        share = weights * (len(weights) / weights.sum())
+        return weighted_cross_entropy(hidden, weight, targets, share, None)
+    state, which = weights.nonzero(as_tuple=True)
+    return loss(hidden[state], weight, targets[state, which])
 
 
 def real_loss(
@@ -91,14 +121,13 @@ class PosRecommender(SequentialRecommender):
         self.initializer_range = config["initializer_range"]
         self.loss = loss_function(config, dataset)
         # whether the loss of a target depends on the others of its batch
-        meets = (
-            config["loss_type"] == "SCE",
-            getattr(self.loss, "negative_sampler", None) == "in_batch",
-        )
-        self.targets_meet = any(meets)
-        self.item_embedding: nn.Embedding = ItemTable(
-            self.n_items, config["hidden_size"], padding_idx=0
-        )
+        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
+        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
+        self.later: LaterTargets | None = None  # where a state has several targets
+        if config["target_window"] > 1 and has_log(dataset):
+            weights = [1.0] * config["target_window"]
+            self.later = LaterTargets(dataset.log, dataset.part, weights)
+        self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -154,16 +183,20 @@ class PosRecommender(SequentialRecommender):
             batch.width,
             self._seconds(batch.at),
         )
-        hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, batch.targets.numel())
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
         )
-        return loss(hidden, self.item_embedding.weight, batch.targets)
+        with self.item_embedding.shared() as vectors:
+            hidden = self.states(batch.items, ctx, batch.positions)
+            self._require_states(hidden, batch.targets.numel())
+            if self.later is None or batch.events is None:
+                return loss(hidden, vectors, batch.targets)
+            events = batch.events if batch.positions is None else batch.events[batch.positions]
+            return loss_of_several(loss, hidden, vectors, *self.later.after(events + 1))
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
-        expected = count, self.item_embedding.weight.size(1)
+        expected = count, self.item_embedding.embedding_dim
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -171,9 +204,11 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
-        targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
+        """Return the same of RecBole's rows, one target each."""
+        with self.item_embedding.shared() as vectors:
+            return self.loss(
+                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
+            )
 
     def forward(
         self,
@@ -197,7 +232,7 @@ class PosRecommender(SequentialRecommender):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] what predicts the event after each of some histories.
+        """Return [B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
@@ -220,11 +255,11 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """The time field in seconds."""
+        """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
-    def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row."""
+    def compute_states(self, interaction: Interaction) -> Tensor:
+        """Return [B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
@@ -255,9 +290,9 @@ class PosRecommender(SequentialRecommender):
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self.states_of(interaction) * items).sum(-1)
+        return (self.compute_states(interaction) * items).sum(-1)
 
     @property
     def scores_by_products(self) -> bool:
@@ -265,5 +300,5 @@ class PosRecommender(SequentialRecommender):
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.states_of(interaction) @ self.item_embedding.weight.t()
+        """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
+        return self.compute_states(interaction) @ self.item_embedding.vectors().t()

@@ -49,7 +49,7 @@ def space_file(given: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """A space file.
+    """Return a space file.
 
     Raises:
         UsageError: naming file and line.
@@ -90,7 +90,7 @@ def _yaml(path: Path, text: str) -> Space:
 
 
 def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
-    """A space that stands within another file.
+    """Return a space that stands within another file.
 
     Args:
         content: option -> how it is drawn, as in a space file.
@@ -132,7 +132,7 @@ def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
 
 
 def _parameter(name: str, value: Any, where: str) -> Parameter | None:
-    """A searched option, or None for a value that is fixed."""
+    """Return a searched option, or None for a value that is fixed."""
     if not isinstance(value, dict):
         return None
     kinds = [key for key in value if key in KINDS]

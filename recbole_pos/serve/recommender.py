@@ -22,9 +22,11 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.fitted import FittedModel, folder_of, unpack_folder
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
@@ -37,8 +39,8 @@ _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender:
-    """A trained model with its catalogue; made by :meth:`load`.
+class Recommender(FittedModel):
+    """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
     which nothing is known gets the most popular items of training, and ``by`` says so.
@@ -56,10 +58,15 @@ class Recommender:
     """
 
     def __init__(
-        self, experiment: Experiment, growth: Growth, strangers: Iterable[str] = ()
+        self,
+        experiment: Experiment,
+        growth: Growth,
+        strangers: Iterable[str] = (),
+        folder: RunFolder | None = None,
+        source: Sequence[Any] = (),
     ) -> None:
-        self.experiment, self.growth, self.changed = experiment, growth, experiment.changed
-        self.config, self.dataset = experiment.config, experiment.dataset
+        super().__init__(experiment, folder, source)
+        self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)
         dataset = experiment.dataset
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
@@ -107,7 +114,7 @@ class Recommender:
         if there and not histories_only:
             return cls._with_data(run_dir, None)
         try:
-            trained = cls(load_without_data(run_dir), Growth())
+            trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
         except NeedsDataset:
             if not there:
                 raise
@@ -122,7 +129,7 @@ class Recommender:
 
         def with_later(dataset: Any) -> Any:
             nonlocal growth, strangers
-            later = dataset.later
+            later = dataset.held_out
             if later is None:
                 return dataset
             growth = later.growth
@@ -131,7 +138,11 @@ class Recommender:
             return dataset.with_later(new_users=new)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
-        return cls(experiment, growth, strangers)
+        return cls(experiment, growth, strangers, folder_of(run_dir))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
+        return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
 
     def recommend(
         self,
@@ -144,7 +155,7 @@ class Recommender:
         boosts: Mapping[str, float] | None = None,
         at: float | str | datetime | None = None,
     ) -> pd.DataFrame:
-        """The k items most likely to come next, best first; of equal scores, in the order of
+        """Return the k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
 
         Args:
@@ -185,7 +196,7 @@ class Recommender:
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Histories as people give them, or a table of them, with ids of items.
+        """Return histories as people give them, or a table of them, with ids of items.
 
         Raises:
             UsageError: if the model does not score by histories, or one is not one.
@@ -198,7 +209,7 @@ class Recommender:
         return read_histories(histories, self.ids, self.scorer.needs_time, self._unit)
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
-        """Histories with the times at which they are asked for, where the model reads these.
+        """Return histories with the times at which they are asked for, where the model reads these.
 
         Args:
             asked: the histories.
@@ -244,7 +255,7 @@ class Recommender:
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
-        """Histories of users in the data, each once; of all with an event if None.
+        """Return histories of users in the data, each once; of all with an event if None.
 
         Raises:
             UsageError: if some have none.
@@ -279,7 +290,7 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
-        """Which items may be recommended; see :meth:`recommend`. Unknown names are left out.
+        """Return which items may be recommended; see :meth:`recommend`. Unknown names are left out.
 
         Raises:
             UsageError: if none is left, or a boost is no finite number.
@@ -314,8 +325,8 @@ class Recommender:
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
-        many of them are in the history already."""
+        """Yield recommendations as :meth:`recommend` gives them, pool by pool in the order asked;
+        and how many of them are in the history already."""
         names = np.array(asked.ids, dtype=object)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
             table = pd.DataFrame(
@@ -333,8 +344,8 @@ class Recommender:
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
-        rank, the id of the item, the score, and whether it is the model's."""
+        """Yield what :meth:`parts` has, as arrays: of each recommendation the number of its
+        history, the rank, the id of the item, the score, and whether it is the model's."""
         self.require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
@@ -352,7 +363,7 @@ class Recommender:
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
+        """Return rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
         found = []
         for by_model in (True, False):
             which = np.flatnonzero((asked.lengths > 0) == by_model)
@@ -377,7 +388,7 @@ class Recommender:
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """[b, d] a vector a history: an item's score is its product with that of the item.
+        """Return [b, d] a vector a history: an item's score is its product with that of the item.
 
         A history of which nothing is known has the vector 0.
 
@@ -393,7 +404,7 @@ class Recommender:
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Names [items] and vectors [items, d] of the catalogue.
+        """Return names [items] and vectors [items, d] of the catalogue.
 
         Raises:
             UsageError: if the model has none.
@@ -407,7 +418,7 @@ class Recommender:
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """The items whose vectors point most nearly the same way.
+        """Return the items whose vectors point most nearly the same way.
 
         Args:
             items: names, or one.
@@ -437,8 +448,8 @@ class Recommender:
         )
 
     def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
-        the id, and the cosine."""
+        """Return what :meth:`similar` has, as arrays: of each neighbour the number of its item, the
+        rank, the id, and the cosine."""
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
@@ -465,6 +476,22 @@ class Recommender:
         return k
 
 
+def _unpack(
+    kind: type[Recommender],
+    files: dict[str, bytes],
+    dataset: Any,
+    growth: Growth,
+    strangers: list[str],
+) -> Recommender:
+    """The other end of pickle: the run, in a folder that goes with the model."""
+    home = unpack_folder(files)
+    if dataset is None:
+        experiment = load_without_data(home.path)
+    else:
+        experiment = load(home.path, dataset=dataset, grown=True)
+    return kind(experiment, growth, strangers, RunFolder(home.path), [home])
+
+
 def top_items(
     scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -480,5 +507,5 @@ def top_items(
         scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
         fewer are left.
     """
-    best, items = best_of(score_parts(scores, choice, barred), k)
+    best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()

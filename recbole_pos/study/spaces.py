@@ -25,7 +25,7 @@ from recbole_pos.values import is_number, short, shown
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
-    """What a trial is chosen by; None unless it has a value with each of its seeds."""
+    """Return what a trial is chosen by; None unless it has a value with each of its seeds."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / seeds if len(known) == seeds else None
 
@@ -38,13 +38,13 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
         if name in places:
             raise plan.source.error(
                 places[name],
-                f"row {row.name}: {name} is given here, and its search tries it as well; take it "
-                "out of one of the two (`search: false` for a row that is not searched)",
+                f"{row.name}: {name} is given here, and its search tries it as well; take it "
+                "out of one of the two (`search: false` for a configuration that is not searched)",
             )
 
 
 def _in(parameter: Parameter, value: Any) -> bool:
-    """Whether a value can be drawn for a parameter."""
+    """Return whether a value can be drawn for a parameter."""
     if parameter.kind in ("choice", "quniform"):
         return value in parameter.all_values()
     low, high = parameter.values
@@ -58,9 +58,9 @@ class RowSearch:
     study's folder, so that a search goes on as it began.
 
     Args:
-        plan: of the study.
-        row: of the plan, with a search.
-        folder: of the study.
+        plan: plan of the study.
+        row: row of the plan, with a search.
+        folder: folder of the study.
 
     Raises:
         UsageError: for what the row's model cannot have, or what is given and tried.
@@ -108,7 +108,7 @@ class RowSearch:
 
         Args:
             drawn: the options.
-            name: of the file that they were read from, for messages.
+            name: name of the file that they were read from, for messages.
 
         Raises:
             UsageError: naming the row and what was found.
@@ -118,11 +118,11 @@ class RowSearch:
         there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
         if drawn.keys() != there.keys() or not all(_in(there[key], drawn[key]) for key in drawn):
             raise UsageError(
-                f"{name}: row {short(self.row.name)}: {shown(drawn)} cannot be drawn from its space"
+                f"{name}: {short(self.row.name)}: {shown(drawn)} cannot be sampled from its space"
             )
 
     def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
-        """What is drawn from, checked; its fixed options give way to those of the row."""
+        """Return what is drawn from, checked; its fixed options give way to those of the row."""
         space = (
             read_space(space_file(search.space, ""))
             if isinstance(search.space, str)
@@ -143,7 +143,7 @@ class RowSearch:
         return space
 
     def ask(self, trial: int, drawn: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The options of a trial.
+        """Return the options of a trial.
 
         Args:
             trial: its number.
@@ -171,11 +171,11 @@ class RowSearch:
             self.folder.write_drawn(self.row.name, self.space, self.kept)
 
     def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """What was drawn, with what the space fixes."""
+        """Return what was drawn, with what the space fixes."""
         return {**self.fixed, **drawn}
 
     def known(self, trial: int) -> bool:
-        """Whether the options of a trial are known before it is asked for."""
+        """Return whether the options of a trial are known before it is asked for."""
         return self.searcher is None or trial in self.kept
 
     def tell(self, trial: int, score: float | None) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.study.shown import Cell, Shown, listed
+from recbole_pos.study.rendered_table import Cell, RenderedTable, listed
 
 _NAME = 16  # columns of a terminal that a name of several words has at least
 
@@ -25,7 +25,7 @@ class Fitted:
         whole: where all columns are.
     """
 
-    shown: Shown
+    shown: RenderedTable
     whole: str = "table.md"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -57,7 +57,7 @@ class Fitted:
         return table
 
     def _width(self, column: int, fold: bool) -> int:
-        """What a column needs so that no word of it is broken."""
+        """Return what a column needs so that no word of it is broken."""
         title, lines = self.shown.columns[column], self.shown.lines
         texts = [text for line in lines for text in (line[column].text, line[column].detail)]
         if not self.shown.is_text(column):
@@ -68,7 +68,7 @@ class Fitted:
 
 
 def _folded(text: str, fold: bool) -> str:
-    """A deviation and an interval in a line of their own."""
+    """Return a deviation and an interval in a line of their own."""
     return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
 
 

@@ -25,7 +25,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedTable:
     """A table for people; programs read the tidy frames.
 
     Attributes:
@@ -45,7 +45,7 @@ class Shown:
     spare: tuple[int, ...] = ()
 
     def is_text(self, column: int) -> bool:
-        """Whether a column stands to the left."""
+        """Return whether a column stands to the left."""
         return column == 0 or column in self.words
 
     def markdown(self, level: int = 2) -> str:
@@ -69,7 +69,7 @@ def _marked(cell: Cell) -> str:
 
 
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """A metric; nothing for none."""
+    """Return a metric; nothing for none."""
     if value is None or math.isnan(value):
         return ""
     text = f"{value:{'+' if sign else ''}.{digits}f}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from recbole_pos.config.arguments import SearchArguments, changed, require_shares
-from recbole_pos.config.plugins import modules_of
+from recbole_pos.config.plugins import find_modules
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import parts_by_scheme, positions
 from recbole_pos.errors import PosError, UsageError
@@ -24,8 +24,8 @@ from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.space import MOST_POINTS, Space
 from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
-from recbole_pos.runs.storage import names_in, place_of
-from recbole_pos.tune.record import DAMAGED, Record, adopt, write_json
+from recbole_pos.runs.storage import names_in, resolve_storage
+from recbole_pos.tuning.record import DAMAGED, Record, adopt, write_json
 from recbole_pos.values import is_whole, shown, suggest
 
 SCHEDULERS = ("asha", "none")
@@ -50,7 +50,7 @@ class Settings:
         total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
-        identity: of the data, once prepared; empty before.
+        identity: identity of the data, once prepared; empty before.
     """
 
     model: str
@@ -95,7 +95,7 @@ def read_settings(
     config_dict: dict[str, Any] | None,
     args: SearchArguments,
 ) -> Settings:
-    """Settings of what a user gave.
+    """Return settings of what a user gave.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
@@ -166,10 +166,10 @@ def read_settings(
 def resumed_settings(
     folder: SearchFolder, args: SearchArguments, config: dict[str, Any], **others: Any
 ) -> Settings:
-    """Settings of the search in a folder, with what may change when it is resumed.
+    """Return settings of the search in a folder, with what may change when it is resumed.
 
     Args:
-        folder: of the search.
+        folder: folder of the search.
         args: as given.
         config: options of the configuration, as given.
         others: what else was given by name; empty if it was not.
@@ -200,7 +200,7 @@ def resumed_settings(
     settings.base.update(config)
     if args.storage is not None:
         name = (settings.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
-        settings.storage = place_of(args.storage, Path(name), make=False)
+        settings.storage = resolve_storage(args.storage, Path(name), make=False)
     settings.base["data_path"] = settings.config().plain["data_path"]
     return settings
 
@@ -231,13 +231,13 @@ def _set_total(settings: Settings, num_samples: int | None) -> None:
 
 
 def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
-    """Modules that must be imported to know the model and any scheme of any trial."""
+    """Return modules that must be imported to know the model and any scheme of any trial."""
     searched = [p.values for p in space.parameters if p.name == "position"]
     values = [base.get("position"), *itertools.chain(*searched)]
     schemes = [name for value in values for name in positions(value, None)]
     given = base.get("plugins") or []
     given = [given] if isinstance(given, str) else given
-    return list(dict.fromkeys([*given, *modules_of(model, schemes)]))
+    return list(dict.fromkeys([*given, *find_modules(model, schemes)]))
 
 
 def _is_named(space: Space, key: str) -> bool:
@@ -280,7 +280,7 @@ class SearchFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
-        """A new folder with the settings in it.
+        """Return a new folder with the settings in it.
 
         Raises:
             UsageError: if it holds a search already.
@@ -300,7 +300,7 @@ class SearchFolder:
                 raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
             folders.make_folder(folder.path)
             if settings.storage is not None:
-                settings.storage = place_of(settings.storage, folder.path)
+                settings.storage = resolve_storage(settings.storage, folder.path)
                 if names_in(settings.storage):
                     raise UsageError(
                         f"--storage: {settings.storage} holds a search already, of another folder "
@@ -325,7 +325,7 @@ class SearchFolder:
             yield
 
     def read(self) -> Settings:
-        """The settings of the search in this folder.
+        """Return the settings of the search in this folder.
 
         Raises:
             UsageError: if there are none.
@@ -346,7 +346,7 @@ class SearchFolder:
         return settings
 
     def read_record(self, settings: Settings) -> Record:
-        """What happened to the trials so far.
+        """Return what happened to the trials so far.
 
         Raises:
             UsageError: if it cannot be read, there are more trials than there are to be, or their
@@ -370,7 +370,7 @@ class SearchFolder:
         return record
 
     def tested(self) -> dict[str, Any] | None:
-        """What an earlier call found on test data; of the same trial it is not read twice.
+        """Return what an earlier call found on test data; of the same trial it is not read twice.
 
         Raises:
             UsageError: if the file is damaged.

@@ -240,7 +240,7 @@ def copy_run(source: RunFolder, target: RunFolder) -> None:
     checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
-def best_of(trials: list[Trial], mode: str) -> Trial | None:
+def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:
     """Return the trial with the best score among those that did not fail."""
     sign = 1 if mode == "max" else -1
     usable = [(t.score, t) for t in trials if t.state not in (FAILED, LOST) and t.score is not None]
