@@ -241,7 +241,7 @@ def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
 
 @pytest.mark.parametrize("windows", [{}, {"train_windows": "sliding", "window_stride": 5}], ids=str)
 def test_later_targets_end_where_training_does(experiment, windows: dict) -> None:
-    """Against loops: items of later users and of held-out interactions are none; mean over pairs."""
+    """Against loops: no item of another user, none that is held out; the mean over pairs."""
     split = {"split": {"RS": [0.7, 0.1, 0.2]}}
     made = experiment(
         "PosSASRec", target_window=3, eval_args=split, hidden_dropout_prob=0.0, **windows
