@@ -22,12 +22,13 @@ of one item as one whose b_j has the log of their number; n is then m - 1.
 Reference:
     BCE: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018, with one negative.
     gBCE: Petrov and Macdonald, "gSASRec: Reducing Overconfidence in Sequential Recommendation
-    Trained with Negative Sampling", RecSys 2023, equations 13 and 22.
+    Trained with Negative Sampling", RecSys 2023.
     standard: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
     Recommendations", RecSys 2019.
     refined: Khrylchenko et al., "Correcting the LogQ Correction", RecSys 2025 (arXiv 2507.09331).
     Its loss is that of the negatives alone, weighted by 1 - P(t) without a gradient; where P(t) is
-    estimated from the same negatives, its gradient is the one here, whose value is comparable.
+    estimated from the same negatives, its gradient is the one here, whose value is comparable. The
+    authors count the negatives that are not t; n (1 - q_t) is the expectation of their number.
 """
 
 from __future__ import annotations
