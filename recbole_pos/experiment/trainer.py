@@ -70,6 +70,7 @@ class PosTrainer(EvaluatingTrainer):
         self.optimizer: Any = self._build_optimizer()
         self.kept: KeptGradient | None = None  # while an epoch is trained
         self.steps = 0  # that were taken, in all epochs
+        self.all_steps = 0  # of all epochs, once a schedule asks for them
         self.schedule: LambdaLR | None = None  # of the epoch, if rates differ in it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
@@ -179,11 +180,12 @@ class PosTrainer(EvaluatingTrainer):
         """One pass over the training data; its line for metrics.jsonl, without validation yet."""
         started = time.perf_counter()
         self.model.train()
-        total, falls = 0, self.config["lr_scheduler"] in PER_STEP
-        if falls:
+        falls = self.config["lr_scheduler"] in PER_STEP
+        if falls and not self.all_steps:
             train_data.set_epoch(0)  # others may have some batches more or less
-            total = self.epochs * len(train_data)
-        schedule = schedule_epoch(self.optimizer, self.config, epoch_idx, self.steps, total)
+            self.all_steps = self.epochs * len(train_data)
+        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
+        schedule = schedule_epoch(*args)
         self.schedule = schedule if falls or self.config["warmup_steps"] else None
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)

@@ -57,7 +57,7 @@ def loss_of_several(
     targets: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return the mean loss over all pairs of a state and one of its targets.
+    """Return the mean over states of the weighted losses of their targets.
 
     Cross-entropy has the logits of a state once for all of its targets.
 
@@ -66,13 +66,13 @@ def loss_of_several(
         hidden: [k, d] states.
         weight: [items, d] item vectors.
         targets: [k, n] items.
-        weights: [k, n] 1, and 0 where there is no target.
+        weights: [k, n] the same for all targets, and 0 where there is none.
     """
     if loss is full_cross_entropy:
-        share = weights * (len(weights) / weights.sum())
-        return weighted_cross_entropy(hidden, weight, targets, share, None)
+        return weighted_cross_entropy(hidden, weight, targets, weights, None)
     state, which = weights.nonzero(as_tuple=True)
-    return loss(hidden[state], weight, targets[state, which])
+    mean = loss(hidden[state], weight, targets[state, which])
+    return mean * (weights.sum() / len(weights)).to(mean.dtype)
 
 
 def real_loss(
@@ -125,8 +125,8 @@ class PosRecommender(SequentialRecommender):
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
         self.later: LaterTargets | None = None  # where a state has several targets
         if config["target_window"] > 1 and has_log(dataset):
-            weights = [1.0] * config["target_window"]
-            self.later = LaterTargets(dataset.log, dataset.part, weights)
+            n = config["target_window"]
+            self.later = LaterTargets(dataset.log, dataset.part, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
 
     def init_weights(self) -> None:
