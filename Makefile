@@ -55,8 +55,10 @@ docs: $(VENV)/installed  ## build the documents into site/, every warning an err
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-dist: $(VENV)/installed  ## wheel and source distribution, into dist/
-	$(BIN)/python -m build --outdir dist .
+dist: $(VENV)/installed  ## wheel and source distribution, into dist/ (REPOSITORY_URL=https://... makes links absolute)
+	REPOSITORY_URL=$(REPOSITORY_URL) $(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check twine
+	$(BIN)/python -m twine check --strict dist/*
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

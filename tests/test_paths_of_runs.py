@@ -131,22 +131,24 @@ def test_a_forged_result_is_refused(
 
 
 def test_a_forged_configuration_is_refused(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """One text of each kind; every option is held against the table of options."""
+    """By two commands each, which all read it alike; every option is held against its table."""
     file = folder / "run" / "config.yaml"
     good = file.read_text()
     try:
-        for text in (
-            "[1]",
-            "model: FPARec",
-            "model: [FPARec]\ndataset: tiny",
-            f"{good}\nepochs: .inf",
-            f"{good}\nepochs: two" + "\nx: " + "[" * 5000,
-            good.replace("dataset: tiny", "dataset: {tiny: 1}"),
-            good.replace("model: FPARec", 'model: "\\ud800"'),
-            good.replace("hidden_size: 16", "hidden_size: sixteen"),
+        for number, text in enumerate(
+            (
+                "[1]",
+                "model: FPARec",
+                "model: [FPARec]\ndataset: tiny",
+                f"{good}\nepochs: .inf",
+                f"{good}\nepochs: two" + "\nx: " + "[" * 5000,
+                good.replace("dataset: tiny", "dataset: {tiny: 1}"),
+                good.replace("model: FPARec", 'model: "\\ud800"'),
+                good.replace("hidden_size: 16", "hidden_size: sixteen"),
+            )
         ):
             file.write_text(text)
-            for kind in ("recommend", "evaluate", "update", "attach", "resume"):
+            for kind in ("recommend", ("evaluate", "update", "attach", "resume")[number % 4]):
                 refused(COMMANDS[kind], str(folder / "run"), capsys)
     finally:
         file.write_text(good)

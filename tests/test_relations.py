@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -211,6 +212,13 @@ def test_missing_and_repeated_names() -> None:
     group, values = tables_module.number_classes(column)
     assert group.tolist() == [2, 0, 1, 0, 0, 2] and values[1:].tolist() == [1, 2]
     assert tables_module.numerical(values[:1], [1.0], "x").nnz == 0
+
+
+def test_of_equal_relations_the_larger_cosine_comes_first() -> None:
+    """Classes of 3, 1 and 1 names, of which all share one."""
+    shared = sp.csr_matrix([[0.0, 0, 0, 0], [0, 3, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
+    table = RelationTable.from_matrix(np.array([3]), shared)
+    assert table.classes.tolist() == [1, 2, 3, 2, 3, 1, 2, 3, 1]
 
 
 def test_the_weakest_relation_of_numbers() -> None:

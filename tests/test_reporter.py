@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import SMALL, wait
+from rich.table import Table
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import StorageError, UsageError
@@ -50,6 +51,9 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
     task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
     assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
     assert str(Task("x", 5)) == "x: 0 s, 0 of 5"
+    table = Table(*(f"number {n}" for n in range(12)))
+    Reporter().table(table)  # of any width, nothing is cut off
+    assert "number 11" in capsys.readouterr().out
 
 
 def test_on_a_terminal_a_bar_that_vanishes() -> None:

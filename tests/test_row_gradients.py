@@ -100,11 +100,11 @@ def trained(experiment: Any, monkeypatch: Any, kept: bool, model: str, **options
     ("model", "options"),
     [
         ("FPARec", {"clip_grad_norm": {"max_norm": 0.01}, "weight_decay": 0.1}),
-        ("PosSASRec", {"augmentation": "prefix", "learner": "sgd"}),
+        ("PosSASRec", {"augmentation": "prefix", "learner": "sgd", "train_batch_size": 128}),
         ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
-        ("PosRec", {}),
-        ("FPARec", {"loss_type": "gBCE", "negatives": 3}),
-        ("FPARec", {"loss_type": "in_batch"}),
+        ("FPARec", {"loss_type": "gBCE", "train_batch_size": 128}),
+        ("FPARec", {"loss_type": "in_batch", "train_batch_size": 128}),
+        ("PosRec", {"train_batch_size": 128}),
     ],
 )
 def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, options: Any):

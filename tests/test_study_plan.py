@@ -423,5 +423,5 @@ def test_digest_stays_the_same_from_version_to_version():
 
 
 def test_digest_takes_plain_values_only():
-    with pytest.raises(UsageError, match="a.b: .* is no plain value"):
+    with pytest.raises(UsageError, match="a.b: .* is not a plain value"):
         digest({"a": {"b": object()}})

@@ -40,7 +40,6 @@ from recbole_pos.study.result_tables import (
 from recbole_pos.study.results import Comparison, Results, compare
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_report import findings, html, protocol
-from recbole_pos.study.terminal import Fitted
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -118,7 +117,7 @@ def test_the_main_table(results, found):
     assert line_of(table, "NoPE")["NDCG@10 - NoPE"] == Cell()
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
-    assert "600 targets, one a user; users are taken as independent." in table.notes
+    assert "600 targets, one per user; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
 
@@ -191,13 +190,13 @@ def test_tables_as_text(results, found):
     page = markdown(results, [found])
     lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
     assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
-    assert "On shop, 200 of 600 test items (33%) would be others" in page
+    assert "On shop, 200 of 600 test items (33%) depend on the order" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
     console = Console(file=io.StringIO(), width=200)
     for table in all_tables(results, [found]):
-        console.print(Fitted(table))
+        console.print(table)
     assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
 
 
@@ -206,7 +205,7 @@ def test_text_of_the_users_is_no_markup():
         "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
     )
     console = Console(file=io.StringIO(), width=80)
-    console.print(Fitted(table))
+    console.print(table)
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
         assert text in console.file.getvalue()
     assert "| [blue]a\\|b | 1 |" in table.markdown()
@@ -340,8 +339,8 @@ def test_the_report_says_everything(results, found, text):
         "hidden_dropout_prob: 0.3",
         "NDCG@10 by history",
         "NDCG@10 against training time",
-        "NDCG@10 against number of weights",
-        "in validation, a line a run",
+        "NDCG@10 against number of parameters",
+        "Validation ",
     ):
         assert part in words
 
@@ -424,7 +423,7 @@ METRICS = RenderedTable(
 
 def on_terminal(table: RenderedTable, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(Fitted(table))
+    console.print(table)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     return text

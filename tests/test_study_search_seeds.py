@@ -56,7 +56,7 @@ def test_every_trial_has_every_seed(tiny: Path) -> None:
     assert names == [*tried, "NoPE, seed 2020", "NoPE, seed 2021", "NoPE, seed 2022"]
     assert [fit.seed for fit in fits(made)] == [2020, 2021, 2020, 2021, 2020, 2021, 2022]
     assert [fit.repeats for fit in fits(made)][4:] == [True, True, False]
-    assert list(dry_run(made)["fits"]) == [5]
+    assert list(dry_run(made)["runs"]) == [5]
     alone = [fit.name for fit in fits(searched(tiny, search_seeds=1))]
     assert set(alone) <= set(names), "with more seeds a search goes on, it does not begin again"
 

@@ -16,12 +16,13 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.files import only_writer
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.searchers import SEARCHERS, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.runs.space_files import parse_space, read_space, space_file
 from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tuning.tuning import _prepare
+from recbole_pos.tuning.tuning import _prepare, search
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
@@ -266,10 +267,13 @@ def test_a_folder_is_of_one_search(tmp_path: Path) -> None:
     folder = SearchFolder.create(tmp_path / "s", made)
     with pytest.raises(UsageError, match="holds a search"):
         RunFolder.create(folder.path, "tiny", "FPARec")
-    with folder.held():
+    (tmp_path / "old" / "trials").mkdir(parents=True)  # of 0.2.0, killed before its settings
+    for taken in (folder.path, tmp_path / "old"):
+        with pytest.raises(UsageError, match="holds a search already"):
+            SearchFolder.create(taken, made)
+    with only_writer(folder.path, "searched"):
         with pytest.raises(UsageError, match=r"is being searched by process \d+"):
-            with SearchFolder(folder.path).held():
-                pass
+            search(resume=folder.path)
     assert folder.read() == made
     (tmp_path / "config.yaml").write_text("model: FPARec")
     with pytest.raises(UsageError, match="holds a run already"):

@@ -44,7 +44,7 @@ def here(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(epochs: int = 40) -> list[str]:
+def words(epochs: int = 20) -> list[str]:
     command = ["update", "live", "--run_dir", "next", "--data_path=.", "--quiet"]
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
@@ -94,7 +94,7 @@ def test_the_same_line_again_after_kills_at_any_moment(here: Path) -> None:
     start(here, (folder / "config.yaml").exists)
     start(here, lambda: epochs(folder) >= 3)
     start(here, lambda: epochs(folder) >= 9)
-    start(here, lambda: epochs(folder) >= 40 and (folder / "test_ranks.parquet").exists())
+    start(here, lambda: epochs(folder) >= 20 and (folder / "test_ranks.parquet").exists())
     assert main(words()) == 0
     before = (folder / "result.json").read_bytes()
     assert main(words()) == 0  # nothing is left to do

@@ -459,6 +459,12 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
     ),
     option(
+        "--item_vectors",
+        metavar="FILE",
+        help="content vectors of items that were not there in training, which are recommended too "
+        "(models trained with item_vectors)",
+    ),
+    option(
         "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
     ),
     option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
@@ -471,7 +477,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import BulkRequest, write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at".split()
+    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors".split()
     request = BulkRequest(**{name: getattr(args, name) for name in names})
     if args.address is None:
         if args.processes is not None:

@@ -212,6 +212,9 @@ class ServeArguments:
     data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
     )
+    item_vectors: str | None = _flag(
+        None, "content vectors of further items, read again by /reload", metavar="FILE"
+    )
 
 
 Settings = TypeVar(

@@ -108,6 +108,16 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def preloaded(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, whose items may have content vectors."""
+    from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
+
+    instead = "the plugin's own models read vectors of items"
+    if not on_our_base(config["model"]):
+        return custom(instead)(config, value)
+    return None
+
+
 def of_wandb(config: Options, value: Any) -> str | None:
     """Read where a run is reported to Weights & Biases."""
     given = config["logger"] if "logger" in config else None
@@ -207,6 +217,8 @@ def fields_read(config: Options) -> set[str]:
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
             names.update(name for name in both if isinstance(name, str))
+    for pair in (config["preload_weight"] or {}).items():
+        names.update(map(str, pair))
     return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
 
 

@@ -251,5 +251,13 @@ def check_schemes(where: str, value: Any) -> None:
     _check_type(where, value, ["rope"])
 
 
+def check_vectors(where: str, value: Any) -> None:
+    """Check files of vectors: one, or several by name."""
+    for name, path in value.items() if isinstance(value, dict) else [("", value)]:
+        _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
+    if value == {}:
+        raise UsageError(f"{where}: expected at least one file")
+
+
 def check_nothing(where: str, value: Any) -> None:
     """Accept any value: it is checked where it is read."""

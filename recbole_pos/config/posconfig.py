@@ -29,6 +29,7 @@ from recbole_pos.config.options import of_role, rule
 from recbole_pos.config.plugins import find_modules, import_plugins, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
+from recbole_pos.data.item_vectors import absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
@@ -138,7 +139,10 @@ class PosConfig(Config):
         return {}  # what they say depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
-        return dict(config_dict or {})  # typed already; RecBole would eval strings
+        given = dict(config_dict or {})  # typed already; RecBole would eval strings
+        if "item_vectors" in given:  # perhaps in memory
+            given["item_vectors"] = to_files(given["item_vectors"])
+        return given
 
     def _merge_external_config_dict(self) -> None:
         self.plugins: list[str] = []
@@ -257,6 +261,7 @@ class PosConfig(Config):
         self.plain = to_plain({key: v for key, v in final.items() if key not in _left_out()})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
+        self.plain["item_vectors"] = absolute(self.plain["item_vectors"])
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
             self.plain["data_path"] = str(base.resolve())
         if self.strict:

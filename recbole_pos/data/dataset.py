@@ -177,6 +177,11 @@ class _ExactTimeMixin(FilteredTables):
         """Let the events of the log be those of the dataset, as RecBole knows them."""
         raise NotImplementedError
 
+    @property
+    def popularity(self) -> np.ndarray:
+        """[items] int64 training interactions of each item."""
+        return np.bincount(self.log.items.numpy()[self.part == TRAIN], minlength=self.item_num)
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Digests of events, split and attributes: weights fit, and know, only these."""

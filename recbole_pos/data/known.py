@@ -12,16 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recbole_pos.data.splits import TRAIN
 from recbole_pos.values import shown
 
 _COLUMNS = ("field", "token", "events")
-
-
-def training_counts(dataset: Any) -> np.ndarray:
-    """[items] int64 training events of each item of a dataset after ``build``."""
-    trained = dataset.log.items.numpy()[dataset.part == TRAIN]
-    return np.bincount(trained, minlength=dataset.item_num)
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class Known:
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        return cls(tokens, dataset.events_of_users, training_counts(dataset))
+        return cls(tokens, dataset.events_of_users, dataset.popularity)
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return a row a name, in the order of ids; ``events`` for users and items only."""

@@ -121,7 +121,8 @@ class _Unpickler(pickle.Unpickler):
         if key not in self.storages:
             raw = np.frombuffer(self.archive.read(f"{self.folder}/data/{key}"), np.uint8)
             self.storages[key] = torch.from_numpy(raw.copy())
-        return self.storages[key].view(kind.dtype)
+        numbers = self.storages[key]
+        return numbers.view(kind.dtype) if len(numbers) else torch.empty(0, dtype=kind.dtype)
 
 
 def _tensor(numbers: Tensor, offset: int, size: tuple, stride: tuple, *more: Any) -> Tensor:

@@ -21,7 +21,6 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.data.history import masks_history, past_items
-from recbole_pos.data.known import training_counts
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.state import load_best
@@ -70,7 +69,7 @@ class EvaluatingTrainer(Trainer):
         own = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
-            self.model.item_embedding.shared() if own else nullcontext(),
+            self.model.shared_items() if own else nullcontext(),
             reporter.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
@@ -98,7 +97,7 @@ class EvaluatingTrainer(Trainer):
         if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
             states = self.model.compute_states(interaction.to(self.device))
-            scores = StreamedScores(states, self.model.item_embedding.vectors(), barred)
+            scores = StreamedScores(states, self.model.item_vectors(), barred)
             return interaction, scores, positive_u, positive_i
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 
@@ -248,7 +247,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
         part: the dataset of the phase.
         event: [targets] their places in its log.
         rank: [targets] 0 for the first.
-        time_unit: seconds per unit of the time field.
+        time_unit: unit of the time field, such as seconds.
 
     Returns:
         Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, how many events the
@@ -259,7 +258,6 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
     event, rank = event[order], rank[order]
     log = part.log
     items, times = log.items.numpy(), log.times.numpy()
-    sold = training_counts(part)
     users = part.field2id_token[part.uid_field][log.users.numpy()[event]]
     return pd.DataFrame(
         {
@@ -268,6 +266,6 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
             "rank": rank,
             "history": log.ranks[event],
             "age": (times[event] - times[event - 1]) * SECONDS[time_unit],
-            "popularity": sold[items[event]],
+            "popularity": part.popularity[items[event]],
         }
     )

@@ -18,9 +18,10 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
+from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -39,6 +40,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
+        self.vectors = self.path / KEPT
         self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
@@ -129,6 +131,20 @@ class RunFolder:
         kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
         return os.path.isfile(self.config) and not any(kept)
 
+    def require_vectors(self) -> Path:
+        """The file of content vectors.
+
+        Raises:
+            UsageError: if it, or that of their names, is not there.
+        """
+        for file in (self.vectors, self.vectors.with_suffix(".txt")):
+            if not file.is_file():
+                raise UsageError(
+                    f"item_vectors: {file} is missing, without which the model cannot be loaded; "
+                    "copy it from where the run was trained"
+                )
+        return self.vectors
+
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
@@ -187,7 +203,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:

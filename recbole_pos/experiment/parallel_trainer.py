@@ -1,6 +1,6 @@
 """PosTrainer as one of several processes that train the same model.
 
-Only the order of dropout and negatives differs from one process (see ``processes.py``).
+Only the order of dropout and negatives differs from one process (see ``distributed.py``).
 """
 
 from __future__ import annotations

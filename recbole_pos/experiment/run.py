@@ -233,5 +233,10 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    given = {**fitted(folder.read_config()), **(config_dict or {})}
+    kept = folder.read_config()
+    given = {**fitted(kept), **(config_dict or {})}
+    if (kept.get("item_vectors") or kept.get("preload_weight")) and not folder.only_begun:
+        given |= {"item_vectors": None, "preload_weight": None}
+        if kept.get("item_vectors_use") != "init":  # of which weights have all that there is
+            given["item_vectors"] = str(folder.require_vectors())
     return PosConfig(None, None, [str(folder.config)], given, strict=False)

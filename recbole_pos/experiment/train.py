@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
 from recbole_pos.distributed import current_shard
@@ -111,6 +112,9 @@ def _train_and_test(
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
     folder.write_vocabulary(Known.of(dataset), dataset.uid_field, dataset.iid_field)
+    if (source := getattr(experiment.model, "content_source", None)) is not None:
+        names = dataset.field2id_token[dataset.iid_field]
+        keep_vectors(source, names, dataset.iid_field, folder.path)
     reporter.line(headline(experiment, folder))
     reporter.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import write_json
 from recbole_pos.inspect.attention_weights import attention_layers
 from recbole_pos.inspect.distance import (
     MEASURES,
@@ -132,7 +132,7 @@ def inspect_attention(
         ],
     }
     file = folder.path / "attention.json"
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(file, content)
     picture = folder.path / "attention_distance.png"
     fewer, name = len(sample.rows) < users, registered_name(experiment)
     headline = (

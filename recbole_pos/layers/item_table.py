@@ -34,18 +34,43 @@ class ItemTable(nn.Embedding):
 
     Attributes:
         parts: what is added to the rows, by name and in this order.
+        has_ids: whether items have vectors of their own; else parts alone make them.
+        start: ids [k] whose rows start as given vectors [k, up to d], or None.
     """
 
     def __init__(self, items: int, size: int) -> None:
         super().__init__(items, size, padding_idx=0)
         self.parts = nn.ModuleDict()
+        self.has_ids = True
+        self.start: tuple[Tensor, Tensor] | None = None
         self._shared: Tensor | None = None
+
+    def drop_ids(self) -> None:
+        """Leave items nothing of their own."""
+        self.has_ids = False
+        self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Give rows the vectors that they start with; after their fresh weights are drawn."""
+        if self.start is not None:
+            rows, vectors = self.start
+            self.weight[rows, : vectors.size(1)] = vectors
+
+    def extend(self, count: int) -> None:
+        """Make room for further items, whose ids come last and whose own vectors are zeros."""
+        self.num_embeddings += count
+        if self.has_ids:
+            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, count))
+            self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
         """Return [..., d] of ids [...]."""
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
-        if torch.compiler.is_compiling() or not takes_rows(self.weight):
+        if not self.has_ids:
+            vectors = self.weight.new_zeros(*items.shape, self.embedding_dim)
+        elif torch.compiler.is_compiling() or not takes_rows(self.weight):
             vectors = super().forward(items)
         else:
             vectors = RowLookup.apply(self.weight, items, self.padding_idx)
@@ -58,6 +83,8 @@ class ItemTable(nn.Embedding):
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight
+        if not self.has_ids:
+            vectors = vectors.new_zeros(self.num_embeddings, self.embedding_dim)
         for part in self.parts.values():
             vectors = part(vectors, None)
         return vectors

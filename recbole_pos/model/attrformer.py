@@ -43,7 +43,6 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock
-from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import TARGET_EVENT
@@ -98,7 +97,7 @@ class AttrFormer(PosSASRec):
         self.bank_users = self._bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
         self.later = LaterTargets(dataset.log, dataset.part, betas)
-        prior = dirichlet_prior(torch.from_numpy(training_counts(dataset)))
+        prior = dirichlet_prior(torch.from_numpy(dataset.popularity))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _notice_unread(self, config: Options) -> None:
@@ -152,8 +151,8 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        with self.item_embedding.shared():
-            hidden = self.states(batch.items, ctx, batch.positions)
+        with self.shared_items():
+            hidden = self.query_states(batch.items, ctx, batch.positions)
             return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
@@ -178,7 +177,7 @@ class AttrFormer(PosSASRec):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
-        with self.item_embedding.shared():
+        with self.shared_items():
             hidden = self.row_states(*self.prefix_rows(interaction))
             return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
@@ -197,7 +196,7 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
-        vectors = self.item_embedding.vectors()
+        vectors = self.item_vectors()
         if future is None:
             return self.loss(hidden, vectors, items)
         targets, betas = (part.to(hidden.device) for part in future)
@@ -221,7 +220,7 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
-        return self.states(items, ctx, positions)
+        return self.query_states(items, ctx, positions)
 
     def _looked_up(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from recbole.model.abstract_recommender import SequentialRecommender
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.targets import LaterTargets
 from recbole_pos.errors import UsageError
@@ -24,6 +24,7 @@ from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.model.content import add_content
 from recbole_pos.model.models import LOSSES
 from recbole_pos.values import SECONDS, Options, shown
 
@@ -39,7 +40,7 @@ def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
     if kind in LOSSES:
-        counts = training_counts(dataset) if has_log(dataset) else np.ones(dataset.item_num)
+        counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
         given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
         return SampledLoss(counts=torch.from_numpy(counts), **given)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(LOSSES)}")
@@ -128,6 +129,11 @@ class PosRecommender(SequentialRecommender):
             n = config["target_window"]
             self.later = LaterTargets(dataset.log, dataset.part, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
+        self.content_model: PosRecommender | None = None  # of item_vectors_use: late
+        self.content_weight: Tensor | float = 1.0
+        self.content_source: Any = None  # files of content that a run needs to be loaded
+        self._shared: Tensor | None = None
+        add_content(self, config, dataset)
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -136,6 +142,8 @@ class PosRecommender(SequentialRecommender):
                 nn.init.normal_(module.weight, std=self.initializer_range)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+            if isinstance(module, ItemTable):
+                module.begin()
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
@@ -145,6 +153,56 @@ class PosRecommender(SequentialRecommender):
         """[k, d] what predicts the event after each of ``positions`` ([k], or None for all)."""
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
+
+    def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """:meth:`states`, whose products with :meth:`item_vectors` are the scores of items.
+
+        With ``item_vectors_use: late`` they are those of two models side by side, [k, 2d].
+        """
+        states = self.states(items, ctx, positions)
+        if self.content_model is None:
+            return states
+        content = self.content_model.states(items, ctx, positions)
+        return torch.cat((states, self.content_weight * content), -1)
+
+    def item_vectors(self) -> Tensor:
+        """[items, d or 2d] what states are multiplied with, see :meth:`query_states`."""
+        if self._shared is not None:
+            return self._shared
+        own = self.item_embedding.vectors()
+        if self.content_model is None:
+            return own
+        return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
+
+    def add_items(self, vectors: np.ndarray) -> None:
+        """Add items by their content [k, c]; their ids come after those that there are.
+
+        Raises:
+            UsageError: if the vectors are not like those of the run, or more is known of an item.
+        """
+        table, count = self.item_embedding, len(vectors)
+        for name, part in table.parts.items():
+            if (extend := getattr(part, "extend", None)) is None:
+                raise UsageError(f"item_vectors: items have {name}, too, which new ones lack")
+            extend(vectors)
+        table.extend(count)
+        self.n_items += count
+        if self.content_model is not None:
+            self.content_model.add_items(vectors)
+
+    @contextmanager
+    def shared_items(self) -> Iterator[Tensor]:
+        """Within, vectors of items are computed once, for inputs and scores."""
+        if self.content_model is None or self._shared is not None:
+            with self.item_embedding.shared():
+                yield self.item_vectors()
+            return
+        with self.item_embedding.shared(), self.content_model.item_embedding.shared():
+            self._shared = self.item_vectors()
+            try:
+                yield self._shared
+            finally:
+                self._shared = None
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
@@ -186,8 +244,8 @@ class PosRecommender(SequentialRecommender):
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
         )
-        with self.item_embedding.shared() as vectors:
-            hidden = self.states(batch.items, ctx, batch.positions)
+        with self.shared_items() as vectors:
+            hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
             if self.later is None or batch.events is None:
                 return loss(hidden, vectors, batch.targets)
@@ -196,7 +254,10 @@ class PosRecommender(SequentialRecommender):
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
-        expected = count, self.item_embedding.embedding_dim
+        expected = (
+            count,
+            self.item_embedding.embedding_dim * (1 if self.content_model is None else 2),
+        )
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -205,7 +266,7 @@ class PosRecommender(SequentialRecommender):
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
-        with self.item_embedding.shared() as vectors:
+        with self.shared_items() as vectors:
             return self.loss(
                 self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
             )
@@ -243,7 +304,7 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
         )
-        return self.states(items, ctx, ctx.last)
+        return self.query_states(items, ctx, ctx.last)
 
     def encode_rows(self, rows: Interaction) -> Tensor:
         """[B, d] states after RecBole's rows, to look at: times are there wherever rows have them.
@@ -291,7 +352,7 @@ class PosRecommender(SequentialRecommender):
 
     def predict(self, interaction: Interaction) -> Tensor:
         """Return [B] score of each row's item after its history."""
-        items = self.item_embedding(interaction[self.ITEM_ID])
+        items = self.item_vectors()[interaction[self.ITEM_ID]]
         return (self.compute_states(interaction) * items).sum(-1)
 
     @property
@@ -301,4 +362,4 @@ class PosRecommender(SequentialRecommender):
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.compute_states(interaction) @ self.item_embedding.vectors().t()
+        return self.compute_states(interaction) @ self.item_vectors().t()

@@ -20,7 +20,6 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from recbole_pos.data.known import training_counts
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.values import Options
 
@@ -50,7 +49,7 @@ class SPop(Untrained):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        counts = training_counts(dataset)
+        counts = dataset.popularity
         place = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
         place[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(place)
         # counted again from the training data that a checkpoint belongs to

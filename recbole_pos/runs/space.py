@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from recbole_pos.errors import UsageError
@@ -116,6 +116,14 @@ class Parameter:
             return [self.on_grid(number) for number in range(self.steps + 1)]
         self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
         raise AssertionError
+
+    def has(self, value: Any) -> bool:
+        """Return whether a value can be drawn."""
+        if self.kind in ("choice", "quniform"):
+            return value in self.all_values()
+        low, high = self.values
+        within = is_number(value) and low <= value <= high
+        return within and (self.kind != "randint" or value == int(value))
 
     def suggest(self, trial: Any) -> Any:
         """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
@@ -245,25 +253,10 @@ class Space:
                 if name not in wanted:
                     left.append(searched[name])
                 values = wanted.get(name, allowed)
-                wanted[name] = [v for v in values if v in allowed and _can_be(searched[name], v)]
+                wanted[name] = [v for v in values if v in allowed and searched[name].has(v)]
         if not all(wanted.values()):
             return None
         return {name: values[0] for name, values in wanted.items()}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Space:
-        """Return inverse of :meth:`to_plain`."""
-        return cls(**{**plain, "parameters": [Parameter(**p) for p in plain["parameters"]]})
-
-
-def _can_be(parameter: Parameter, value: Any) -> bool:
-    if parameter.kind in ("uniform", "loguniform"):
-        return is_number(value) and parameter.values[0] <= value <= parameter.values[1]
-    return value in parameter.all_values()
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:

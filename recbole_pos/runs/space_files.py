@@ -220,6 +220,27 @@ def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
         raise UsageError(f"{where}: {_bare(error)}") from error
 
 
+def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """Check a space against the configuration it is for, whose options its conditions may name.
+
+    Args:
+        space: what is searched; given the options that a condition names and nothing searches.
+        build: as of :func:`check_space`.
+
+    Returns:
+        The configuration that all trials share.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    config = check_fixed(space, build)
+    space.context = config.plain
+    check_space(space, build)
+    named = {name for parameter in space.parameters for name in parameter.when} - set(space.names)
+    space.context = {key: value for key, value in config.plain.items() if key in named}
+    return config
+
+
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     """Try every parameter at its ends, with what its condition asks for.
 

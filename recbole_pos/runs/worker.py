@@ -85,7 +85,7 @@ def train_run(
         with _folders(resources.storage) as folder_at:
             run = folder_at(path)
             if begin is not None and not run.checkpoint.is_file():
-                _copy(folder_at(begin), run)
+                copy_run(folder_at(begin), run)
             given = {**plain, "gpu_id": gpu_of_ray(resources.gpus > 0)}
             if plain.get("init_from"):
                 given["init_from"] = str(folder_at(plain["init_from"]).path)
@@ -160,10 +160,12 @@ def _mirror_path(storage: str, path: str) -> str:
     return f"{storage}/{Path(path).name}"
 
 
-def _copy(source: RunFolder, target: RunFolder) -> None:
+def copy_run(source: RunFolder, target: RunFolder) -> None:
+    """Copy what a training leaves; its best weights become part of its checkpoint."""
     target.path.mkdir(parents=True, exist_ok=True)
-    for file in (source.config, source.metrics):
-        shutil.copy(file, target.path)
+    for file in (source.config, source.metrics, source.known):
+        if file.is_file():
+            shutil.copy(file, target.path)
     checkpoint.copy(source.checkpoint, target.checkpoint)
 
 

@@ -107,7 +107,7 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
         if isinstance(module, Encoder):
             _require_same(module, load_program(path))
     names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
-    vectors = encoder.model.item_embedding.vectors().numpy()
+    vectors = encoder.model.item_vectors().numpy()
     (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "vectors.npy", vectors)
     pq.write_table(_table(names, vectors), folder / "vectors.parquet")

@@ -48,8 +48,10 @@ class ModelHolder:
     A request that has taken ``now`` keeps it to its end, whatever comes after.
     """
 
-    def __init__(self, run_dir: str | Path, data_path: str | None = None) -> None:
-        self.run_dir, self.data_path = str(run_dir), data_path
+    def __init__(
+        self, run_dir: str | Path, data_path: str | None = None, item_vectors: str | None = None
+    ) -> None:
+        self.run_dir, self.data_path, self.item_vectors = str(run_dir), data_path, item_vectors
         self.now: LoadedModel | None = None
         self._loading = threading.Lock()
 
@@ -66,7 +68,8 @@ class ModelHolder:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            self.now = _load(self.run_dir if run_dir is None else run_dir, self.data_path)
+            folder = self.run_dir if run_dir is None else run_dir
+            self.now = _load(folder, self.data_path, self.item_vectors)
             self.run_dir = self.now.run_dir
             gc.collect()  # a model and its trainer know each other, so nothing else frees them
             give_back()
@@ -81,7 +84,7 @@ class ModelHolders:
     Args:
         folders: of the runs, by name; one without a name is ``ALONE``.
         shares: of the ids that a model answers, by name; all are the first model's if empty.
-        data_path: see :class:`ModelHolder`.
+        data_path, item_vectors: see :class:`ModelHolder`.
 
     Raises:
         UsageError: for shares that are not of these models, or not 1 together.
@@ -92,8 +95,11 @@ class ModelHolders:
         folders: Mapping[str, str | Path],
         shares: Mapping[str, float],
         data_path: str | None = None,
+        item_vectors: str | None = None,
     ) -> None:
-        self.by_name = {name: ModelHolder(path, data_path) for name, path in folders.items()}
+        self.by_name = {
+            name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
+        }
         self.first = next(iter(self.by_name))
         given = shares or {self.first: 1.0}
         for name in given:
@@ -164,11 +170,11 @@ def parse_shares(given: Iterable[str]) -> dict[str, float]:
     return shares
 
 
-def _load(run_dir: str, data_path: str | None) -> LoadedModel:
+def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> LoadedModel:
     try:
         folder = RunFolder(run_dir).require()
         written = folder.checkpoint.stat().st_mtime
-        trained = Recommender.load(run_dir, data_path)
+        trained = Recommender.load(run_dir, data_path, item_vectors=item_vectors)
     except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
         if isinstance(error, PosError):
             raise

@@ -123,7 +123,7 @@ class Service:
     ) -> None:
         self.settings, self.reporter = settings, reporter
         shares = parse_shares(settings.shares)
-        self.holders = ModelHolders(folders, shares, settings.data_path)
+        self.holders = ModelHolders(folders, shares, settings.data_path, settings.item_vectors)
         self.metrics = Metrics(folders)
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)

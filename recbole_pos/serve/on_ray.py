@@ -60,7 +60,7 @@ def recommend_on_ray(
         raise UsageError(f"--out: {out} is there already; choose another folder")
     if histories is not None and not is_parquet(histories):
         raise UsageError(f"--histories: with --address, parquet is read; found {histories}")
-    paths = {name: getattr(request, name) for name in ("run_dir", "data_path")}
+    paths = {name: getattr(request, name) for name in ("run_dir", "data_path", "item_vectors")}
     paths = {name: path and str(Path(path).resolve()) for name, path in paths.items()}
     names, trained = request.names(), request.load(reporter)
     trained.require_k(request.k)

@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         if self.relations is not None:
             ctx = replace(ctx, relations=self.relations(ctx))
         assert ctx.items is not None
-        return model.states(ctx.items, ctx, ctx.last)
+        return model.query_states(ctx.items, ctx, ctx.last)
 
 
 class Recommend(nn.Module):
@@ -91,7 +91,7 @@ class Recommend(nn.Module):
             allowed: [B or 1, items] boolean; item 0, which is padding, never is.
         """
         vector = self.encoder(items, lengths, times, at)
-        scores = vector @ self.encoder.model.item_embedding.vectors().t()
+        scores = vector @ self.encoder.model.item_vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
         best, found = scores.masked_fill(left_out, -torch.inf).topk(self.k)

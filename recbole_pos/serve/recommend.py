@@ -87,6 +87,7 @@ class BulkRequest:
             or folder of parquet with such columns, instead of the users of the data.
         data_path: the folder that holds the folder of the dataset.
         at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
+        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
     """
 
     run_dir: str | Path
@@ -98,6 +99,7 @@ class BulkRequest:
     histories: str | Path | None = None
     data_path: str | Path | None = None
     at: str | None = None
+    item_vectors: str | Path | None = None
 
     def names(self) -> dict[str, list[str] | None]:
         """Read the files of names."""
@@ -113,6 +115,8 @@ class BulkRequest:
         if self.histories is not None and self.users is not None:
             raise UsageError("give users or histories, not both")
         trained = Recommender.load(self.run_dir, self.data_path, self.histories is not None)
+        if self.item_vectors is not None:
+            reporter.line(trained.add_items(self.item_vectors))
         growth = trained.growth
         if growth.users or growth.events:
             reporter.line(

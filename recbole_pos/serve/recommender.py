@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.item_vectors import read_new, to_files
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
@@ -72,12 +72,8 @@ class Recommender(FittedModel):
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
-        if isinstance(dataset, Catalogue):
-            counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
-        else:
-            trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
-            counts = torch.bincount(trained, minlength=dataset.item_num).float()
-            self.events = len(dataset.log)
+        counts = torch.from_numpy(dataset.popularity).float()
+        self.events = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
         self._has_warned = False
@@ -88,6 +84,7 @@ class Recommender(FittedModel):
         run_dir: str | Path,
         data_path: str | Path | None = None,
         histories_only: bool | None = None,
+        item_vectors: Any = None,
     ) -> Recommender:
         """From the folder of a run; its data may have grown since.
 
@@ -100,6 +97,7 @@ class Recommender(FittedModel):
                 None.
             histories_only: whether the users of the data will not be asked for: then the dataset
                 is not read if the model does without; else it must be there. Not known if None.
+            item_vectors: content vectors of further items, see :meth:`add_items`.
 
         Warns:
             RunWarning: if the run is unfinished, or the dataset is not where it was.
@@ -108,6 +106,15 @@ class Recommender(FittedModel):
             UsageError: if it is not one, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
+        trained = cls._loaded(run_dir, data_path, histories_only)
+        if item_vectors is not None:
+            trained.add_items(item_vectors)
+        return trained
+
+    @classmethod
+    def _loaded(
+        cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
+    ) -> Recommender:
         if data_path is not None or histories_only is False:
             return cls._with_data(run_dir, data_path)
         there = finds_dataset(run_dir)
@@ -120,7 +127,7 @@ class Recommender(FittedModel):
                 raise
             return cls._with_data(run_dir, None)
         if not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
+            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 3)
         return trained
 
     @classmethod
@@ -143,6 +150,49 @@ class Recommender(FittedModel):
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
         return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
+
+    def add_items(self, item_vectors: Any) -> str:
+        """Let items be recommended that were not there in training, by their content.
+
+        Args:
+            item_vectors: as the option of that name, made in the way of those of the run; items
+                that the model knows stay as they are.
+
+        Returns:
+            A sentence that counts them.
+
+        Raises:
+            UsageError: if the model reads no content, or the vectors do not fit.
+        """
+        model, dataset = self.experiment.model, self.dataset
+        if getattr(model, "content_source", None) is None:
+            raise UsageError(
+                f"item_vectors: {self.config['model']} was trained without the content of items; "
+                "train it with item_vectors and item_vectors_use: add, replace or late"
+            )
+        names, vectors = read_new(to_files(item_vectors), self.ids, dataset.iid_field)
+        model.add_items(vectors)
+        self.items = np.append(self.items, names)
+        self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
+        self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
+        self.scorer = Scorer(model, self.config)
+        for cached in ("_every", "_directions"):
+            self.__dict__.pop(cached, None)
+        self._require_readable(names)
+        return f"new items by their content: {len(names):,}"
+
+    @torch.inference_mode()
+    def _require_readable(self, names: np.ndarray) -> None:
+        """Require that the model reads new items in a history, too."""
+        if not len(names):
+            return
+        try:
+            self.scorer.states(self.read([{"items": [names[0]], "times": [0.0], "at": 0.0}]))
+        except IndexError as error:
+            raise UsageError(
+                f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
+                "do not have; add them to the data and train again"
+            ) from error
 
     def recommend(
         self,

@@ -32,7 +32,7 @@ class Scorer:
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
         plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_embedding.vectors().detach() if plain else None
+        self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
 
     def require_vectors(self) -> Tensor:
         """``vectors``.

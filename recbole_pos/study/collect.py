@@ -15,8 +15,9 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study import schema
-from recbole_pos.study.configs import QUIET, require_twins
+from recbole_pos.study.configs import require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics

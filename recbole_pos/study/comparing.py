@@ -49,7 +49,6 @@ from recbole_pos.study.result_tables import tidy
 from recbole_pos.study.results import DONE, FAILED, Results
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder, commit
-from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
 
 
@@ -405,7 +404,7 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
     written = write_results(results, folder)
     for shown in written.tables:
-        reporter.table(Fitted(shown))
+        reporter.table(shown)
         reporter.line("")
     for text in results.warnings:
         reporter.warning(text)

@@ -16,6 +16,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
@@ -31,8 +32,6 @@ _SINCE_1 = {
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
     **{"rm_copies": False, "request_time": "none"},
 }
-# A study's runs are reported by the study.
-QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not

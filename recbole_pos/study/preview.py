@@ -8,7 +8,6 @@ from recbole_pos.study.expand import dry_run, dry_run_sentence
 from recbole_pos.study.rendered_table import Cell, RenderedTable
 from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
-from recbole_pos.study.terminal import Fitted
 
 _WORDS = ("configuration", "model", "options", "search", "after")
 _SPARE = ("after", "trials", "seeds", "search", "model")
@@ -20,7 +19,7 @@ _STATES = {
 }
 
 
-def preview(scheduler: Scheduler) -> tuple[list[str], Fitted]:
+def preview(scheduler: Scheduler) -> tuple[list[str], RenderedTable]:
     """Return sentences and a table of the configurations that would be trained.
 
     Data are read only where the study has begun: which runs are its own depends on them.
@@ -46,6 +45,4 @@ def preview(scheduler: Scheduler) -> tuple[list[str], Fitted]:
     lines = tuple(tuple(Cell(str(value)) for value in line) for line in frame.to_numpy())
     words = frozenset(columns.index(name) for name in _WORDS if name in columns)
     spare = tuple(columns.index(name) for name in _SPARE if name in columns)
-    return sentences, Fitted(
-        RenderedTable("", columns, lines, (), words, spare), "a wider terminal"
-    )
+    return sentences, RenderedTable("", columns, lines, (), words, spare, "a wider terminal")

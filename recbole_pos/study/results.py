@@ -68,12 +68,6 @@ class Results:
         """The runs that failed, with their reasons."""
         return self.runs[self.runs["status"] == FAILED]
 
-    @property
-    def finished_rows(self) -> list[str]:
-        """Rows with a finished run, in the order of the plan."""
-        done = set(self.done["row"])
-        return [row for row in self.plan.rows if row in done]
-
     def ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all of its runs have ranks."""
         done = int((self.done["row"] == row).sum())

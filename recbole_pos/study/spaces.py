@@ -9,10 +9,9 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.searchers import OptunaSearcher
-from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.runs.space import Space
 from recbole_pos.runs.space_files import (
-    check_fixed,
-    check_space,
+    fit_space,
     parse_space,
     read_space,
     space_file,
@@ -21,7 +20,7 @@ from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import digest, first_options, grid
 from recbole_pos.study.plan import Plan, Row, Search
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.values import is_number, short, shown
+from recbole_pos.values import short, shown
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
@@ -41,14 +40,6 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
                 f"{row.name}: {name} is given here, and its search tries it as well; take it "
                 "out of one of the two (`search: false` for a configuration that is not searched)",
             )
-
-
-def _in(parameter: Parameter, value: Any) -> bool:
-    """Return whether a value can be drawn for a parameter."""
-    if parameter.kind in ("choice", "quniform"):
-        return value in parameter.all_values()
-    low, high = parameter.values
-    return is_number(value) and low <= value <= high
 
 
 class RowSearch:
@@ -116,7 +107,7 @@ class RowSearch:
         assert self.searcher is not None
         space = self.searcher.space
         there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
-        if drawn.keys() != there.keys() or not all(_in(there[key], drawn[key]) for key in drawn):
+        if drawn.keys() != there.keys() or not all(there[key].has(drawn[key]) for key in drawn):
             raise UsageError(
                 f"{name}: {short(self.row.name)}: {shown(drawn)} cannot be sampled from its space"
             )
@@ -135,11 +126,7 @@ class RowSearch:
         def build(drawn: dict[str, Any]) -> PosConfig:
             return row_config(options, self.options(drawn))
 
-        plain = check_fixed(space, build).plain
-        space.context = plain
-        check_space(space, build)
-        named = {name for parameter in space.parameters for name in parameter.when}
-        space.context = {key: plain[key] for key in plain if key in named - set(space.names)}
+        fit_space(space, build)
         return space
 
     def ask(self, trial: int, drawn: dict[str, Any] | None = None) -> dict[str, Any]:

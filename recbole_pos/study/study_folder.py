@@ -6,7 +6,6 @@ numerics), so that a changed option makes a new run beside the old one and nothi
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import only_writer, write_text
+from recbole_pos.files import only_writer, write_json
 from recbole_pos.runs.storage import Mirror, resolve_storage
 from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
@@ -194,7 +193,7 @@ class StudyFolder:
 
 def _write(file: Path, content: dict[str, Any]) -> None:
     make_folder(file.parent)
-    write_text(file, json.dumps(content, indent=2, default=str) + "\n")
+    write_json(file, content)
 
 
 def known_from(run: Path) -> str:

@@ -26,22 +26,21 @@ from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
 from recbole_pos.experiment.state import load_best
+from recbole_pos.files import only_writer, write_json
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
 from recbole_pos.runs.progress import live_view
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
+from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, copy_run, reason
 from recbole_pos.tuning.plot import draw
 from recbole_pos.tuning.record import (
     BEST,
     ENDED,
     Record,
     Trial,
-    copy_run,
     find_best_trial,
-    write_json,
     write_trials,
 )
 from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
@@ -146,7 +145,7 @@ def search(
             others = {"model": model, "dataset": dataset, "space": space}
             files = {"config_file_list": config_file_list}
             search = resumed_settings(folder, args, config_dict, **others, **files)
-            held.enter_context(folder.held())
+            held.enter_context(only_writer(folder.path, "searched"))
             record = folder.read_record(search)
         experiment = _prepare(search)
         if folder is None or record is None or len(record.ended) < search.total:
@@ -157,7 +156,7 @@ def search(
                 room = room_for(search.resources)
                 if folder is None or record is None:
                     folder = SearchFolder.create(args.run_dir, search)
-                    held.enter_context(folder.held())
+                    held.enter_context(only_writer(folder.path, "searched"))
                     record = Record(folder.record)
                 else:
                     folder.write(search)
@@ -348,7 +347,7 @@ def _finish(
         "versions": {**versions(), "ray": ray.__version__},
     }
     content["search"]["space"] = content["search"]["space"]["parameters"]
-    write_json(content, folder.result)
+    write_json(folder.result, content)
     what = f"{settings.model} on {settings.dataset}"
     pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
     reporter.results(
@@ -397,5 +396,5 @@ def _test(
     test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
     test["test"] = None if found is None else {name: float(v) for name, v in found.items()}
     test |= {"earlier": earlier} if earlier else {}
-    write_json(test, folder.test)
+    write_json(folder.test, test)
     return test
