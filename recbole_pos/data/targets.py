@@ -72,14 +72,16 @@ class LaterTargets:
         self.columns = log.items, log.users, torch.from_numpy(part == TRAIN)
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
+    def move(self, device: torch.device) -> None:
+        """Look up on a device from now on."""
+        self.columns = tuple(column.to(device) for column in self.columns)
+        self.weights = self.weights.to(device)
+
     def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
         """Return items and weights, [k, n], from each of [k] events on, the next targets by place.
 
         The weight is 0 where the user has no such interaction in training.
         """
-        if self.weights.device != events.device:
-            self.columns = tuple(column.to(events.device) for column in self.columns)
-            self.weights = self.weights.to(events.device)
         items, users, trained = self.columns
         later = events[:, None] + torch.arange(len(self.weights), device=events.device)
         known = later < len(users)

@@ -86,11 +86,12 @@ class SampledLoss:
         self.log_q = (weights / weights.sum()).log()
         self.cumulative = weights.cumsum(0)
 
+    def move(self, device: torch.device) -> None:
+        """Sample on a device from now on."""
+        self.log_q, self.cumulative = self.log_q.to(device), self.cumulative.to(device)
+
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of states [m, d] with targets [m], given vectors of all items [items, d]."""
-        if self.log_q.device != hidden.device:
-            self.log_q = self.log_q.to(hidden.device)
-            self.cumulative = self.cumulative.to(hidden.device)
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_groups(targets, len(distinct)), -1)

@@ -96,7 +96,7 @@ class AttrFormer(PosSASRec):
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
-        self.later = LaterTargets(dataset.log, dataset.part, betas)
+        self.future = LaterTargets(dataset.log, dataset.part, betas)
         prior = dirichlet_prior(torch.from_numpy(dataset.popularity))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
@@ -204,9 +204,9 @@ class AttrFormer(PosSASRec):
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
         """Return [k, n] items from each target event on and their betas; None for the next only."""
-        if self.prior_weight == 0 and self.later.weights.tolist() == [1.0]:
+        if self.prior_weight == 0 and self.future.weights.tolist() == [1.0]:
             return None
-        return self.later.after(torch.from_numpy(target))
+        return self.future.after(torch.from_numpy(target))
 
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None

@@ -135,6 +135,14 @@ class PosRecommender(SequentialRecommender):
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move what loss and targets are looked up in, too: no step may copy it."""
+        super()._apply(fn, recurse)
+        for part in (self.loss, self.later):
+            if isinstance(part, (SampledLoss, LaterTargets)):
+                part.move(self.item_embedding.weight.device)
+        return self
+
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
         for module in self.modules():
