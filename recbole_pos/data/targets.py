@@ -69,7 +69,7 @@ class LaterTargets:
     """
 
     def __init__(self, log: EventLog, part: np.ndarray, weights: Sequence[float]) -> None:
-        self.columns = log.items, log.users, torch.from_numpy(part == TRAIN)
+        self.columns: tuple[Tensor, ...] = log.items, log.users, torch.from_numpy(part == TRAIN)
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def move(self, device: torch.device) -> None:
