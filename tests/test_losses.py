@@ -21,6 +21,7 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sampled import SAMPLED as losses_against_some
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.model.models import LOSSES
 from recbole_pos.yaml_files import ROOT, read_yaml
@@ -435,6 +436,7 @@ def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert set(read_yaml(ROOT / "loss" / "SCE.yaml")) == keywords
     assert {p.stem for p in (ROOT / "loss").iterdir()} == {*LOSSES} - {"CE"}
+    assert LOSSES == ("CE", "SCE", *losses_against_some)
     own = {field.name for field in dataclasses.fields(SampledLoss)}
     assert all({*read_yaml(ROOT / "loss" / f"{name}.yaml")} <= own for name in LOSSES[2:])
     config = Config("FPARec", "tiny", config_dict={"loss_type": "SCE", "data_path": str(tiny)})

@@ -46,6 +46,7 @@ from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 from recbole_pos.layers.row_gradients import takes_rows
 
 BINARY = ("BCE", "gBCE")
+SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
 
 
 @dataclass

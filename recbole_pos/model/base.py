@@ -23,10 +23,9 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
-from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.layers.sampled import SAMPLED, SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.content import add_content
-from recbole_pos.model.models import LOSSES
 from recbole_pos.model.side_features import build_event_features, build_item_features
 from recbole_pos.values import SECONDS, Options, shown
 
@@ -41,11 +40,11 @@ def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    if kind in LOSSES:
+    if kind in SAMPLED:
         counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
         given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
         return SampledLoss(counts=torch.from_numpy(counts), **given)
-    raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(LOSSES)}")
+    raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
 
 def has_log(dataset: Dataset) -> bool:
