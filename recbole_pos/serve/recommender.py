@@ -24,6 +24,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
+from recbole_pos.files import TemporaryFolder
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import (
@@ -34,7 +35,7 @@ from recbole_pos.serve.explain import (
     reasons,
     require_reasons,
 )
-from recbole_pos.serve.fitted import folder_of, unpack_folder
+from recbole_pos.serve.fitted import folder_of
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, top_items
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
@@ -585,7 +586,9 @@ def _unpack(
     strangers: list[str],
 ) -> Recommender:
     """The other end of pickle: the run, in a folder that goes with the model."""
-    home = unpack_folder(files)
+    home = TemporaryFolder()
+    for name, content in files.items():
+        (home.path / name).write_bytes(content)
     if dataset is None:
         experiment = load_without_data(home.path)
     else:
