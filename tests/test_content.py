@@ -389,3 +389,13 @@ def test_content_is_exported(data: Path, file: str, tmp_path: Path, use: str) ->
     found = trained.recommend(histories=[["i3", "c1"]], k=3, exclude_seen=False)
     assert [trained.items[i - 1] for i in best[0]] == list(found["item"])
     np.testing.assert_allclose(scores[0], found["score"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["sampled_softmax", "SCE"])
+def test_losses_against_a_part_of_the_items_know_content(data: Path, file: str, loss: str) -> None:
+    """Negatives are items with a training interaction, by their content."""
+    made = build(data, item_vectors=file, item_vectors_train=True, loss_type=loss)
+    made.model.train().window_loss(batch_of(made)).backward()
+    grad = made.model.item_embedding.parts["content"].values.grad
+    cold = made.dataset.popularity == 0
+    assert not grad[cold].any() and grad[~cold].any(1).sum() > 20

@@ -198,7 +198,9 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
             )
         new[tuple(slice(size) for size in old.shape)] = old
     users, items = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-    known = len(source.read_known(users, items).tokens[items])
+    vocabulary = source.read_vocabulary(users, items)
+    assert vocabulary is not None  # ``updated_run``
+    known = len(vocabulary.tokens[items])
     model.notices.append(
         f"update_from: new items since {source.path} was trained: {dataset.item_num - known:,}"
     )
