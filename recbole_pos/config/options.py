@@ -152,10 +152,15 @@ _TABLE: list[Option] = [
     Option("shuffle", only=_TRAINED),
     Option("require_pow", example=True, only=(custom(),)),
     Option("wandb_project", only=(under("log_wandb"),)),
-    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs"),
-    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs"),
+    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
+    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
     Option(
-        "stopping_step", 0, 10**9, role=SCHEDULE, unit="validations", only=(under("eval_step"),)
+        "stopping_step",
+        0,
+        10**9,
+        role=SCHEDULE,
+        unit="validations",
+        only=(trained, under("eval_step")),
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
@@ -182,7 +187,7 @@ _TABLE: list[Option] = [
         only=(*_WINDOWS, under("train_windows", "sliding")),
     ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
-    Option("train_batch_size", 1, 10**7, role=TRAINING),
+    Option("train_batch_size", 1, 10**7, role=TRAINING, only=_TRAINED),
     Option(
         "train_batch_events", 1, 10**9, example=16384, role=TRAINING, unit="events", only=_WINDOWS
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -117,17 +118,26 @@ class _ExactTimeMixin(FilteredTables):
         super()._fill_nan()
 
     def _normalize(self) -> None:
-        """RecBole's, except that the time field keeps its values: they are exact times."""
-        if not (self.config["normalize_field"] or self.config["normalize_all"]):
-            return
-        exact = self.inter_feat[self.time_field].copy()
-        super()._normalize()
-        self.inter_feat[self.time_field] = exact
+        """RecBole's (x - min) / (max - min), but of the time, which stays exact; RecBole takes a
+        vector apart in a way that pandas 3 does not know."""
+        chosen, every = self.config["normalize_field"], self.config["normalize_all"]
+        if chosen and every:
+            raise UsageError("normalize_field and normalize_all: one says all; leave one out")
+        for field in self.float_like_fields if every else chosen or ():
+            for feat in self.field2feats(field) if field != self.time_field else ():
+                is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
+                numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
+                low, high = numbers.min(), numbers.max()
+                numbers = (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
+                ends = np.cumsum(feat[field].map(len))[:-1] if is_vector else ()
+                feat[field] = np.split(numbers, ends) if is_vector else numbers
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
         """RecBole's, with times in float64 (float32 has steps of 64-128 s); ids are not copied."""
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
-        columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
+        with warnings.catch_warnings():  # RecBole copies what pandas 3 lets nobody write into
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: read_only(column) for name, column in exact.items()}
         return Interaction({name: columns[name] for name in data})
 

@@ -19,18 +19,14 @@ from recbole_pos.data.tables import Table, open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
 
-# Options that name fields, and what their types must have in their names.
-NAMING_FIELDS = {
-    "numerical_features": "float",
-    "normalize_field": "float",
-    "discretization": "float",
-    "seq_len": "seq",
-    "alias_of_user_id": "token",
-    "alias_of_item_id": "token",
-    "val_interval": "",
-    "threshold": "",
-    "unused_col": "",
-    "preload_weight": "",
+# Options that name fields, and of which type these must be; of any if empty.
+NAMING_FIELDS: dict[str, tuple[str, ...]] = {
+    "numerical_features": ("float",),
+    "normalize_field": ("float", "float_seq"),
+    "discretization": ("float",),
+    "seq_len": ("token_seq", "float_seq"),
+    **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
+    **dict.fromkeys(("val_interval", "threshold", "unused_col", "preload_weight"), ()),
 }
 
 
@@ -118,9 +114,10 @@ class AtomicTables(Dataset):
                         f"loaded{suggest(name, self.field2type)}; "
                         f"loaded are {listed(self.field2type)}; see load_col"
                     )
-                if needed not in kind.value:
+                if needed and kind.value not in needed:
                     raise UsageError(
-                        f"{option}: field {shown(name)} is of type {kind.value}; {needed} is needed"
+                        f"{option}: field {shown(name)} is of type {kind.value}; "
+                        f"{' or '.join(needed)} is needed"
                     )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
