@@ -6,6 +6,7 @@ of it: of each known user as many interactions as there were, the oldest ones. T
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,17 @@ class Known:
         trained = dataset.log.items.numpy()[dataset.part == TRAIN]
         popularity = np.bincount(trained, minlength=dataset.item_num)
         return cls(tokens, dataset.events_of_users, popularity)
+
+    @property
+    def digest(self) -> str:
+        """Of names and counts in the order of ids, by which a checkpoint knows its own."""
+        digest = hashlib.blake2b(digest_size=16)
+        for field, names in sorted(self.tokens.items()):
+            if len(names) > 1:  # a table has no row of others
+                digest.update("\0".join([field, *names[1:]]).encode())
+        for count in (self.events, self.popularity):
+            digest.update(b"" if count is None else count.astype(np.int64).tobytes())
+        return digest.hexdigest()
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """A row a name, in the order of ids; ``events`` for users and items only."""

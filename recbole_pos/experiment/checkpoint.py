@@ -161,6 +161,7 @@ _EPOCH = {
 SCHEMA: dict[str, Any] = {
     "data": (None, str),
     "fields": (None, {str: str}),
+    "known": (None, str),
     "config": {str: _is_plain},
     "progress": {
         "next_epoch": is_count,
@@ -181,7 +182,7 @@ SCHEMA: dict[str, Any] = {
     "random": _is_random_state,
     "loader": (None, _is_loader_state),
 }
-_SINCE = ("data", "fields")  # parts that earlier versions did not write
+_SINCE = ("data", "fields", "known")  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

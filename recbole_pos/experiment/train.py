@@ -90,7 +90,9 @@ def _to_result(
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
-    folder.write_known(Known.of(dataset), dataset.uid_field, dataset.iid_field)
+    known = Known.of(dataset)
+    folder.write_known(known, dataset.uid_field, dataset.iid_field)
+    trainer.known = known.digest
     screen.line(headline(experiment, folder))
     screen.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
