@@ -167,6 +167,7 @@ _TABLE: list[Option] = [
     _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
+    Option("memory_limit", role=SCHEDULE, check=option.check_memory_limit),
     Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(effects.histories,)),

@@ -96,12 +96,19 @@ class _ExactTimeMixin(FilteredTables):
         first = remap_list[0][1]
         if self.known is not None and first in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
-        names, numbered = number(columns)
+        names, numbered = number(columns, self.scratch)
         ids = {name: i for i, name in enumerate(names.tolist())}
+        before, same = self.inter_feat, {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
             if field not in self.field2id_token:
                 self.field2id_token[field], self.field2token_id[field] = names, ids
-            feat[field] = column
+            if self.scratch and feat is before:  # setting a column would copy it
+                same[field] = column
+            else:
+                feat[field] = column
+        if same:
+            kept = {name: same.get(name, column._values) for name, column in before.items()}
+            self.inter_feat = pd.DataFrame(kept, index=before.index, copy=False)
 
     def _fill_nan(self) -> None:
         """RecBole's; which cells of numbers had none is kept."""
@@ -110,8 +117,9 @@ class _ExactTimeMixin(FilteredTables):
             feat = getattr(self, name)
             for field in feat:
                 if self.field2type[field].value == "float":
-                    most = np.inf if field == self.time_field else LARGEST  # models have float32
-                    finite = np.isfinite(feat[field]) & (feat[field].abs() <= most)
+                    finite = np.isfinite(feat[field])
+                    if field != self.time_field:  # models have float32
+                        finite &= feat[field].abs() <= LARGEST
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
                         feat[field] = feat[field].where(finite)
@@ -170,6 +178,7 @@ class _ExactTimeMixin(FilteredTables):
             self.uid_field,
             self.iid_field,
             self.time_field,
+            self.scratch,
         )
         self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
@@ -179,6 +188,9 @@ class _ExactTimeMixin(FilteredTables):
             **self.missing,
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
         }
+        if self.scratch:
+            self.scratch.release()
+        self.scratch = None  # what is mapped stays; processes that get the dataset need no room
         if self.cache:
             self.cache.save(self, self.warnings)
         self._take_log()
@@ -298,7 +310,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self.inter_feat = Interaction(self.log.fields)
         self._aug_presets()
         self._require_distinct_fields()
-        self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.has_history))
+        self.inter_feat = self._prefix_rows(self.log.has_history)
 
     def for_config(self, config: Options) -> PosSequentialDataset:
         """As above; histories may have another length."""
@@ -306,11 +318,11 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         other.field2seqlen = dict(self.field2seqlen)
         other._aug_presets()
-        other.inter_feat = other._prefix_rows(np.flatnonzero(other.log.has_history))
+        other.inter_feat = other._prefix_rows(other.log.has_history)
         return other
 
     def _require_distinct_fields(self) -> None:
-        columns = self._prefix_rows(np.empty(0, dtype=np.int64)).columns
+        columns = self._prefix_rows(np.empty(0, dtype=bool)).columns
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice:
             raise UsageError(
@@ -318,21 +330,22 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
                 f"{', '.join(twice)}"
             )
 
-    def _prefix_rows(self, targets: np.ndarray) -> PrefixRows:
+    def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         return PrefixRows(
             self.log,
-            targets,
+            is_target,
             self.max_item_list_len,
             self.config["LIST_SUFFIX"],
             self.item_list_length_field,
         )
 
     def _rows(self, phase: str) -> PrefixRows:
-        targets = self._targets_of(phase)
+        is_target = (self.part == PHASES.index(phase)) & self.split.is_target
         if phase == "train" and self.config["augmentation"] == "none":
+            targets = np.flatnonzero(is_target)
             newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
-            targets = targets[newest[: len(targets)]]
-        return self._prefix_rows(targets)
+            is_target[targets[~newest[: len(targets)]]] = False
+        return self._prefix_rows(is_target)
 
     def training_windows(self) -> Windows:
         """Windows over the training events, for models that learn from all positions."""

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.targets import count_items
 from recbole_pos.values import shown
 
 _COLUMNS = ("field", "token", "events")
@@ -40,8 +41,7 @@ class Known:
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        trained = dataset.log.items.numpy()[dataset.part == TRAIN]
-        popularity = np.bincount(trained, minlength=dataset.item_num)
+        popularity = count_items(dataset.log, dataset.part == TRAIN, dataset.item_num)
         return cls(tokens, dataset.events_of_users, popularity)
 
     @property

@@ -14,6 +14,7 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
 from recbole_pos.data.naming import spelled_out, stacked
+from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.data.tables import Table, open_table
 from recbole_pos.errors import UsageError
@@ -34,6 +35,7 @@ class AtomicTables(Dataset):
     """RecBole's Dataset, reading files in its own way."""
 
     given: np.ndarray | None = None  # [interactions] int8 part of each, of given parts
+    scratch: Scratch | None = None  # where interactions are kept that do not fit into memory
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     field2seqlen: dict[str, int]
 
@@ -123,6 +125,7 @@ class AtomicTables(Dataset):
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         tables: list[pd.DataFrame] = []
         lengths: list[dict[str, int]] = []
+        self.scratch = Scratch.where_needed(self.config, self._interaction_files())
         for file in self._interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
             assert table is not None  # ids are required
@@ -192,7 +195,7 @@ class AtomicTables(Dataset):
         if not wanted:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
-        table = file.read(wanted)
+        table = file.read(wanted, self.scratch if source == FeatureSource.INTERACTION else None)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
             table = spelled_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}

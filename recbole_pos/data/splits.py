@@ -79,8 +79,10 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
         return global_time(log.times.numpy(), value)
     if kind == "ST":
         return session_time(log, value)
-    lengths = np.repeat(log.lengths, log.lengths)
-    return (leave_one_out if kind == "LS" else ratio)(lengths, log.ranks, value), []
+    rule, part = leave_one_out if kind == "LS" else ratio, np.empty(len(log), dtype=np.int8)
+    for place, some in log.in_parts():
+        part[place] = rule(np.repeat(some.lengths, some.lengths), some.ranks, value)
+    return part, []
 
 
 def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarray:

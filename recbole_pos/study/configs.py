@@ -22,7 +22,7 @@ NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is reported, and nothing of what it finds.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache", "memory_limit"),
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
