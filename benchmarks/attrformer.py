@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -23,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 from data import short_histories, write_atomic
-from page import replace_section
+from page import RESULTS, in_a_process, in_turns, least, machine, mark, replace_section, table
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -31,7 +28,6 @@ from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 
-PAGE = Path(__file__).parent.parent / "results" / "speed_attrformer.md"
 GOALS = {"seconds": 4.6, "memory": 3.0}  # Table 4: 6.5 s to 1.4 s
 TOP_K = (1, 10, 100)
 BEHAVIOUR = ("also_bought", "also_viewed", "bought_together")
@@ -139,21 +135,12 @@ def shares(made: Experiment, batches: list[Any]) -> dict[str, float]:
 
 def measure(given: argparse.Namespace, dataset: str, folder: str) -> dict[str, dict[str, float]]:
     """The best of each side."""
-    best: dict[str, dict[str, float]] = {}
-    for _ in range(given.rounds):
-        for side in SIDES:
-            command = [sys.executable, __file__, "--side", side, "--dataset", dataset]
-            command += ["--data_path", folder, "--batches", str(given.batches)]
-            command += ["--hidden_size", str(given.hidden_size), "--n_layers", str(given.n_layers)]
-            command += ["--threads", str(given.threads)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            found = json.loads(done.stdout.splitlines()[-1])
-            old = best.get(side, found)
-            best[side] = {key: min(found[key], old[key]) for key in found}
-            print(side, {key: round(value, 4) for key, value in best[side].items()}, flush=True)
-    return best
+    words = {**vars(given), "dataset": dataset, "data_path": folder}
+    flags = [f"--{name}={value}" for name, value in words.items() if name != "side"]
+    runs = in_turns(
+        SIDES, given.rounds, lambda side: in_a_process("attrformer.py", f"--side={side}", *flags)
+    )
+    return {side: least(found) for side, found in runs.items()}
 
 
 def report(best: dict[str, dict[str, float]], given: argparse.Namespace, dataset: str) -> str:
@@ -162,40 +149,31 @@ def report(best: dict[str, dict[str, float]], given: argparse.Namespace, dataset
     part = (
         f"{given.batches} batches of an epoch, scaled to all" if given.batches else "whole epochs"
     )
-    lines = [
-        f"{dataset}, {platform.machine()}, {given.threads} threads, torch {torch.__version__}; "
-        f"d = {given.hidden_size}, {given.n_layers} layers, 8 heads, batches of 128 windows of 50; "
-        f"{part}, best of {given.rounds}.",
-        "",
-        "| model | epoch | ratio | peak memory | ratio | setting up, relations included |",
-        "|---|---|---|---|---|---|",
-    ]
+    sides = []
     for side, found in best.items():
         ratio, memory = (found[key] / base[key] for key in ("seconds", "memory"))
-        lines.append(
-            f"| {side} | {found['seconds']:.1f} s | {ratio:.2f} | {found['memory']:,.0f} MB | "
-            f"{memory:.2f} | {found['setup']:.1f} s |"
-        )
-    reached = [ours[key] / base[key] <= goal for key, goal in GOALS.items()]
-    lines += [
-        "",
-        f"Goals: epoch <= 4.6x {_said(reached[0])}, memory <= 3x {_said(reached[1])}.",
-        "",
-    ]
-    lines += [
-        "| top-K | E a batch | E / events^2 | E / (B T)^2, padding included | looking up a batch |",
-        "|---|---|---|---|---|",
-    ]
+        figures = f"{found['seconds']:.1f} s", f"{ratio:.2f}", f"{found['memory']:,.0f} MB"
+        sides.append([side, *figures, f"{memory:.2f}", f"{found['setup']:.1f} s"])
+    edges = []
     for k in TOP_K:
-        lines.append(
-            f"| {k} | {ours[f'edges@{k}']:,.0f} | {ours[f'events@{k}']:.1e} | "
-            f"{ours[f'slots@{k}']:.1e} | {1e3 * ours[f'lookup@{k}']:.0f} ms |"
-        )
-    return "\n".join(lines)
-
-
-def _said(reached: bool) -> str:
-    return "yes" if reached else "**no**"
+        figures = f"{ours[f'edges@{k}']:,.0f}", f"{ours[f'events@{k}']:.1e}"
+        took = f"{1e3 * ours[f'lookup@{k}']:.0f} ms"
+        edges.append([f"{k}", *figures, f"{ours[f'slots@{k}']:.1e}", took])
+    reached = [mark(ours[key] / base[key] <= goal) for key, goal in GOALS.items()]
+    parts = (
+        f"{dataset}, {machine(given.threads)}; d = {given.hidden_size}, {given.n_layers} layers, 8 "
+        f"heads, batches of 128 windows of 50; {part}, best of {given.rounds}.",
+        table(
+            ("model", "epoch", "ratio", "peak memory", "ratio", "setting up, relations included"),
+            sides,
+        ),
+        f"Goals: epoch <= 4.6x {reached[0]}, memory <= 3x {reached[1]}.",
+        table(
+            ("top-K", "E a batch", "E / events^2", "E / (B T)^2, padding included", "looking up"),
+            edges,
+        ),
+    )
+    return "\n\n".join(parts)
 
 
 def main() -> None:
@@ -220,7 +198,7 @@ def main() -> None:
             generated(folder)
         dataset = given.dataset if given.data_path else "generated"
         best = measure(given, dataset, given.data_path or folder)
-    replace_section(PAGE, dataset, report(best, given, dataset))
+    replace_section(RESULTS / "speed_attrformer.md", dataset, report(best, given, dataset))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from page import in_a_process, in_turns, least
 from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
@@ -80,21 +79,15 @@ def main() -> None:
     if given.side:
         print(json.dumps(turn(given.side, given.file)))
         return
-    best: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.csv"
         write_orders(path, given.events)
         print(f"{given.events:,} events, {path.stat().st_size / 1e6:,.0f} MB of csv", flush=True)
-        command = [sys.executable, __file__, "--file", str(path), "--threads", str(given.threads)]
-        for _ in range(given.rounds):
-            for side in SIDES:
-                done = subprocess.run(
-                    [*command, "--side", side], check=True, capture_output=True, text=True
-                )
-                found = json.loads(done.stdout.splitlines()[-1])
-                print(side, {key: round(value, 1) for key, value in found.items()}, flush=True)
-                if side not in best or found["seconds"] < best[side]["seconds"]:
-                    best[side] = found
+        words = (f"--file={path}", f"--threads={given.threads}")
+        runs = in_turns(
+            SIDES, given.rounds, lambda side: in_a_process("convert.py", f"--side={side}", *words)
+        )
+    best = {side: least(found) for side, found in runs.items()}
     ratio = best["convert"]["seconds"] / best["pandas"]["seconds"]
     print(f"convert / (read_csv and sort): {ratio:.2f} (goal: at most {GOAL:g})")
 

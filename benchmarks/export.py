@@ -10,7 +10,6 @@ the table of docs/export.md.
 from __future__ import annotations
 
 import argparse
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from page import replace_section
+from page import HERE, machine, replace_section, table
 from recbole.data.interaction import Interaction
 
 import recbole_pos  # noqa: F401  RecBole with its fixes
@@ -37,7 +36,6 @@ from recbole_pos.serve.programs import (
     write_onnx,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 K, LENGTH = 100, 50
 
 
@@ -69,7 +67,7 @@ def eager(encoder: Encoder, given: dict[str, torch.Tensor], log: Any) -> Callabl
     return request
 
 
-def row_of(name: str, folder: Path, requests: int) -> str:
+def row_of(name: str, folder: Path, requests: int) -> list[str]:
     """A line of the table."""
     options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "show_progress": False}
     made = prepare(PosConfig(name, "ml-100k", None, options))
@@ -86,7 +84,7 @@ def row_of(name: str, folder: Path, requests: int) -> str:
     for suffix in ("pt2", "onnx"):
         run = load_program(folder / f"{name}.{suffix}")
         asked.append(lambda run=run: run(ordered))
-    return " | ".join(["", name, *milliseconds(asked, requests), ""]).strip()
+    return [name, *milliseconds(asked, requests)]
 
 
 def main() -> None:
@@ -95,16 +93,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     requests = parser.parse_args().requests
     torch.set_num_threads(1)
-    lines = ["| model | eager | torch_export | onnx |", "|---|---|---|---|"]
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        lines += [row_of(name, Path(folder), requests) for name in MODELS]
-    lines.append(
-        f"\nMedian / 99th percentile of {requests} requests, in milliseconds, sides in turn: "
+        rows = [row_of(name, Path(folder), requests) for name in MODELS]
+    note = (
+        f"Median / 99th percentile of {requests} requests, in milliseconds, sides in turn: "
         f"one history of {LENGTH} events to the {K} best of the 1,682 items of ml-100k, default "
-        f"sizes, one thread, {platform.machine()}, torch {torch.__version__}; written by "
+        f"sizes, {machine()}; written by "
         "`make bench-export`."
     )
-    replace_section(PAGE, "latency", "\n".join(lines))
+    found = table(("model", "eager", "torch_export", "onnx"), rows)
+    replace_section(HERE.parent / "docs" / "export.md", "latency", f"{found}\n\n{note}")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
         pool=config["length_pool"],
         seed=config["seed"],
         shuffle=True,
-        needs=trainer.adapter.needs(),
+        requirements=trainer.adapter.requirements(),
         fill_to=size.length if fixed_shapes(config) else None,
     )
     return trainer, loader

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 from data import write_atomic
-from page import replace_section
+from page import RESULTS, in_a_process, in_turns, machine, mark, replace_section, table
 from torch import Tensor
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
@@ -36,7 +33,6 @@ from recbole_pos.position.compose import Compose
 from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.yaml_files import ROOT, read_yaml
 
-PAGE = Path(__file__).parent.parent / "results" / "speed_positions.md"
 ROUNDS, EPOCHS = 3, 5
 NAIVE = "kernel, naive"
 ORDER: dict[str, dict[str, Any]] = {
@@ -143,76 +139,54 @@ def seconds(scheme: str, length: int) -> list[float]:
     return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]
 
 
-def measure(schemes: Iterable[str], length: int) -> dict[str, float]:
-    """Seconds of the best epoch of each scheme."""
-    best = dict.fromkeys(schemes, math.inf)
-    for _ in range(ROUNDS):
-        for scheme in best:
-            done = subprocess.run(
-                [sys.executable, __file__, scheme, str(length)], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            best[scheme] = min(best[scheme], *json.loads(done.stdout.splitlines()[-1]))
-            print(f"L={length} {scheme}: {best[scheme]:.3f} s", flush=True)
-    return best
-
-
-def toeplitz_lines() -> list[str]:
+def toeplitz() -> str:
     """Forward and backward of a Toeplitz product, in blocks and by halves and FFT."""
-    lines = ["", "| events | in blocks | by halves and FFT |", "|---|---|---|"]
-    chosen = triangular.FFT_LENGTH
+    rows, chosen = [], triangular.FFT_LENGTH
     for t in (200, 500, 1000, 2000, 4000):
         weight = torch.randn(t, requires_grad=True)
         x = torch.randn(t, max(64, 2**19 // t), requires_grad=True)
-        seconds = []
+        cells = []
         for triangular.FFT_LENGTH in (t, min(t // 2, chosen)):
             best = math.inf
             for _ in range(8):
                 started = time.perf_counter()
                 triangular.toeplitz_product(weight, x).sum().backward()
                 best = min(best, time.perf_counter() - started)
-            seconds.append(best)
-        lines.append(f"| {t:,} | {1e3 * seconds[0]:.1f} ms | {1e3 * seconds[1]:.1f} ms |")
+            cells.append(f"{1e3 * best:.1f} ms")
+        rows.append([f"{t:,}", *cells])
     triangular.FFT_LENGTH = chosen
-    return lines
+    return table(("events", "in blocks", "by halves and FFT"), rows)
 
 
-def table(group: str) -> list[str]:
-    """Measure a group."""
+def measured(group: str) -> str:
+    """The best epoch of each row of a group."""
     schemes, lengths = GROUPS[group]
-    columns = {length: measure(schemes, length) for length in lengths}
+    sides = [(scheme, length) for length in lengths for scheme in schemes]
+    runs = in_turns(sides, ROUNDS, lambda side: in_a_process("positions.py", *side))
+    best = {side: min(map(min, found)) for side, found in runs.items()}
     data = {200: "ml-100k, L=200", 1000: "generated, L=1000"}
     heads = ["scheme", *(h for length in lengths for h in (data[length], "ratio", "goal"))]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    rows, first = [], next(iter(schemes))
     for name in schemes:
         cells = []
-        for length, best in columns.items():
-            ratio, goal = best[name] / next(iter(best.values())), GOALS.get((name, length))
-            met = "" if goal is None else f"<= {goal}: {'yes' if ratio <= goal else '**no**'}"
-            cells += [f"{best[name]:.2f} s", f"{ratio:.2f}", met]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        for length in lengths:
+            ratio, goal = best[name, length] / best[first, length], GOALS.get((name, length))
+            met = "" if goal is None else f"<= {goal}: {mark(ratio <= goal)}"
+            cells += [f"{best[name, length]:.2f} s", f"{ratio:.2f}", met]
+        rows.append([name, *cells])
+    parts = [f"{machine()}.", table(heads, rows)]
     if group == "order":
-        for length, best in columns.items():
-            lines.append(f"\nL={length}: naive kernel / kernel {best[NAIVE] / best['kernel']:.2f}")
-        lines += toeplitz_lines()
-    return lines
-
-
-def main() -> None:
-    """Measure, print, write; the groups named, or all."""
-    keep_freed_memory()
-    for group in sys.argv[1:] or GROUPS:
-        lines = [
-            f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
-            "",
-            *table(group),
-        ]
-        replace_section(PAGE, group, "\n".join(lines))
+        for length in lengths:
+            ratio = best[NAIVE, length] / best["kernel", length]
+            parts.append(f"L={length}: naive kernel / kernel {ratio:.2f}")
+        parts.append(toeplitz())
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
     if sys.argv[-1].isdigit():
         print(json.dumps(seconds(sys.argv[1], int(sys.argv[2]))))
     else:
-        main()
+        keep_freed_memory()
+        for group in sys.argv[1:] or GROUPS:
+            replace_section(RESULTS / "speed_positions.md", group, measured(group))

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from page import replace_section
+from page import RESULTS, in_a_process, in_turns, replace_section, table
 from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
 
 SIDES = ("bare", "first start", "second start")
-PAGE = Path(__file__).parent.parent / "results" / "reading.md"
 NAME = "generated"
 LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
 
@@ -107,7 +103,7 @@ def start(path: Path) -> dict[str, float]:
     """What a run does before it makes its model."""
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data.dataset import PosSequentialDataset
-    from recbole_pos.data.loaders import Needs, held_out_loaders, training_loader
+    from recbole_pos.data.loaders import BatchRequirements, held_out_loaders, training_loader
     from recbole_pos.data.splits import PHASES
     from recbole_pos.experiment.build import read_dataset
 
@@ -121,7 +117,7 @@ def start(path: Path) -> dict[str, float]:
     assert dataset.identity
     phases.done("sort and split")
     loaders = held_out_loaders(config, parts)
-    train = training_loader(config, parts["train"], Needs(windows=True))
+    train = training_loader(config, parts["train"], BatchRequirements(windows=True))
     for loader in (train, *loaders.values()):
         next(iter(loader))
     phases.done("loaders")
@@ -139,34 +135,26 @@ def turn(side: str, path: Path) -> dict[str, float]:
 
 def table_of(best: dict[str, dict[str, float]]) -> str:
     """The figures as a table."""
-    lines = ["| CPU-seconds (peak so far, GB) | " + " | ".join(SIDES) + " |", "|---" * 4 + "|"]
-    for phase in ("parse", "filter and number", "sort and split", "loaders", "all"):
-        cells = [
-            f"{best[side][phase]:.1f} ({best[side][f'{phase} mb'] / 1000:.2f})"
-            if phase in best[side]
-            else ""
-            for side in SIDES
-        ]
-        lines.append(f"| {phase} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    phases = ("parse", "filter and number", "sort and split", "loaders", "all")
+
+    def cell(found: dict[str, float], phase: str) -> str:
+        return f"{found[phase]:.1f} ({found[f'{phase} mb'] / 1000:.2f})" if phase in found else ""
+
+    rows = ([phase, *(cell(best[side], phase) for side in SIDES)] for phase in phases)
+    return table(("CPU-seconds (peak so far, GB)", *SIDES), rows)
 
 
 def measure(given: argparse.Namespace, path: Path) -> dict[str, dict[str, float]]:
     """The best turn of each side."""
-    best: dict[str, dict[str, float]] = {}
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(given.rounds):
-        shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
-        for side in SIDES:
-            command = [sys.executable, __file__, "--side", side, "--file", str(path)]
-            done = subprocess.run(command, env=one_thread, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            found = json.loads(done.stdout.splitlines()[-1])
-            print(side, {name: round(value, 2) for name, value in found.items()}, flush=True)
-            if side not in best or found["all"] < best[side]["all"]:
-                best[side] = found
-    return best
+
+    def measured(side: str) -> dict[str, float]:
+        if side == SIDES[0]:  # of a round
+            shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
+        words = (f"--side={side}", f"--file={path}")
+        return in_a_process("reading.py", *words, OMP_NUM_THREADS="1")
+
+    runs = in_turns(SIDES, given.rounds, measured)
+    return {side: min(found, key=lambda one: one["all"]) for side, found in runs.items()}
 
 
 def main() -> None:
@@ -189,7 +177,9 @@ def main() -> None:
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
         f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
-    replace_section(PAGE, f"{given.events} events", f"{words}\n\n{table_of(best)}")
+    replace_section(
+        RESULTS / "reading.md", f"{given.events} events", f"{words}\n\n{table_of(best)}"
+    )
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ Writes results/recommend.md.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import platform
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,15 +26,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 import pyarrow as pa  # noqa: E402
-import torch  # noqa: E402
 from data import write_atomic  # noqa: E402
-from page import replace_section  # noqa: E402
+from page import RESULTS, in_a_process, in_turns, machine, replace_section, table  # noqa: E402
 from recbole.utils.case_study import full_sort_topk  # noqa: E402
 from serve import make_run  # noqa: E402
 
 import recbole_pos  # noqa: E402
 
-PAGE = Path(__file__).parent.parent / "results" / "recommend.md"
 ITEMS, USERS, EVENTS, LENGTH, K = 10_000, 5_000, 60, 50, 20
 MILLION, SOME = 1_000_000, 4_096
 ONE_BY_ONE = 200  # users of a turn of RecBole's
@@ -70,7 +67,7 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def table_of(run_dir: Path, rows: int, rounds: int) -> list[str]:
+def table_of(run_dir: Path, rows: int, rounds: int) -> str:
     """Users a second of each side, and the ratio."""
     rng = np.random.default_rng(1)
     recommender = recbole_pos.Recommender.load(run_dir)
@@ -99,22 +96,15 @@ def table_of(run_dir: Path, rows: int, rounds: int) -> list[str]:
             lambda: recommender.recommend(k=K, exclude_seen=True),
         ),
     }
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(-1, rounds):  # one to warm up
-        for name, (count, work) in sides.items():
-            rate = count / seconds(work)
-            if turn >= 0:
-                took[name].append(rate)
+    runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / seconds(sides[name][1]))
+    took = {name: rates[1:] for name, rates in runs.items()}  # the first warms up
     first = np.median(next(iter(took.values())))
-    return [
-        "| side | users a second: median | least | most | times `full_sort_topk` |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {name} | {np.median(rates):,.0f} | {min(rates):,.0f} | {max(rates):,.0f} | "
-            f"{np.median(rates) / first:.1f} |"
-            for name, rates in took.items()
-        ),
-    ]
+    lines = []
+    for name, rates in took.items():
+        figures = (f"{of(rates):,.0f}" for of in (np.median, min, max))
+        lines.append([name, *figures, f"{np.median(rates) / first:.1f}"])
+    heads = ("side", "users a second: median", "least", "most", "times `full_sort_topk`")
+    return table(heads, lines)
 
 
 def memory() -> None:
@@ -126,7 +116,7 @@ def memory() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
         before = _resident("VmRSS")
         took = seconds(lambda: recommender.recommend(histories=asked, k=K, exclude_seen=True))
-        print(f"{SOME / took:.0f} {before} {_resident('VmHWM')}")
+        print(json.dumps([SOME / took, before, _resident("VmHWM")]))
 
 
 def _resident(which: str) -> int:
@@ -149,22 +139,18 @@ def main() -> None:
         memory()
         return
     with tempfile.TemporaryDirectory() as folder:
-        lines = table_of(trained(Path(folder)), given.histories, given.rounds)
-    command = [sys.executable, __file__, "--memory"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    rate, before, peak = map(int, done.stdout.split()[-3:])
-    lines += [
-        "",
+        found = table_of(trained(Path(folder)), given.histories, given.rounds)
+    rate, before, peak = in_a_process("recommend.py", "--memory")
+    parts = (
+        found,
         f"{given.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
         f"the history has none, names in and out; {given.rounds} rounds, sides in turns; "
-        f"{torch.get_num_threads()} threads of {platform.machine()}, torch {torch.__version__}, "
-        f"load of the machine {os.getloadavg()[0]:.1f}.",
-        "",
-        f"**A million items**, {SOME:,} histories: {rate:,} users a second; the process has "
+        f"{machine()}, load of the machine {os.getloadavg()[0]:.1f}.",
+        f"**A million items**, {SOME:,} histories: {rate:,.0f} users a second; the process has "
         f"{before:,} MB before and {peak:,} MB at its peak. Scores of all histories and items "
         f"would be {SOME * MILLION * 4 / 1e6:,.0f} MB.",
-    ]
-    replace_section(PAGE, "speed", "\n".join(lines))
+    )
+    replace_section(RESULTS / "recommend.md", "speed", "\n\n".join(parts))
 
 
 if __name__ == "__main__":

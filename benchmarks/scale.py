@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,12 +24,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from page import replace_section  # noqa: E402
+from page import RESULTS, machine, replace_section  # noqa: E402
 from reading import write_log  # noqa: E402
 from scale_cell import CPU, FIRST, Cell, measure  # noqa: E402
 from scale_page import draw, tables  # noqa: E402
 
-RESULTS = Path(__file__).parent.parent / "results"
 MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "PosRec")
 SCE = "PosSASRec, SCE"
 CENTRE = Cell("", "events", 1_000_000, 27_000, 200, 143)
@@ -137,10 +135,7 @@ def main() -> None:
     print(f"{sum(os.times()[:4]):,.0f} CPU-seconds")
     found = [(cell, done[key(cell)]) for cell in grid]
     draw(found, given.out.with_suffix(".png"))
-    conditions = (
-        f"{platform.machine()}, one thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}; {seconds:g} CPU-seconds of steps a cell, one turn."
-    )
+    conditions = f"{machine()}; {seconds:g} CPU-seconds of steps a cell, one turn."
     replace_section(given.out, "scale", f"{conditions}\n\n{tables(found)}")
 
 

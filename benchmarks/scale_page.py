@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page import table
 from scale_cell import FIRST, Cell
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -67,12 +68,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def values(found: Found, axis: str) -> str:
     """All figures of an axis."""
     rows = []
@@ -81,7 +76,7 @@ def values(found: Found, axis: str) -> str:
             row = [number(figures[f]) if f in figures else "" for f in FIGURES]
             missing = f" (stopped: {figures['wrong']})" if "wrong" in figures else ""
             rows.append([side, f"{size:,}{missing}", *row])
-    return markdown(["", AXES[axis], *FIGURES.values()], rows)
+    return table(["", AXES[axis], *FIGURES.values()], rows)
 
 
 def slopes(found: Found, axis: str) -> str:
@@ -103,7 +98,7 @@ def slopes(found: Found, axis: str) -> str:
             sizes = f"{fitted[0]:,} to {fitted[-1]:,}, {len(fitted)} sizes"
             rows.append([side, *row, sizes])
     heads = [name.rpartition(", ")[0] for name in FIGURES.values()]
-    return markdown(["", *heads, "fitted on"], rows)
+    return table(["", *heads, "fitted on"], rows)
 
 
 def on_paper(found: Found) -> str:
@@ -115,7 +110,7 @@ def on_paper(found: Found) -> str:
             x, y = points(cells, figure)
             row.append(number(line_at(x, y, PAPER)) if len(x) > 1 else "")
         rows.append([side, *row, f"{cells[-1][0]:,}"])
-    return markdown(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
+    return table(["", *(FIGURES[figure] for figure in GROWS), "fitted up to"], rows)
 
 
 def tables(found: Found) -> str:

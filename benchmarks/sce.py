@@ -8,19 +8,14 @@ Then training steps over a million items, by ``sce_step.py``; ``sce.py million``
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from page import replace_section
-from rich.console import Console
-from speed import Report
+from page import RESULTS, Report, in_a_process, in_turns, least, machine, replace_section, table
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +34,7 @@ NAMES = {
     "chunked": "full cross-entropy in chunks (`loss_type: CE`)",
     "unchunked": "full cross-entropy on all logits (`F.cross_entropy`)",
 }
-PAGE = Path(__file__).parent.parent / "results" / "sce.md"
+PAGE = RESULTS / "sce.md"
 MILLION_ROUNDS = 3
 PARTS = {
     "zero": "zeroing",
@@ -51,7 +46,6 @@ PARTS = {
     "faults": "page faults",
     "peak_mb": "peak of memory, MB",
 }
-console = Console()
 
 
 def unchunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -96,35 +90,45 @@ def measure(side: str) -> dict[str, Any]:
         "step_seconds": min(steps[1:]),
         "peak_mb": peak_rss_mb(),
         "above_base_mb": peak_rss_mb() - base,
-        "threads": torch.get_num_threads(),
     }
 
 
-def worker(side: str, file: str = __file__) -> dict[str, Any]:
-    """One measurement in a fresh process."""
-    console.print(f"[dim]{side}[/dim]")
-    done = subprocess.run([sys.executable, file, side], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+def losses() -> str:
+    """Every loss; goals are of SCE."""
+    runs = in_turns(NAMES, ROUNDS, lambda side: in_a_process("sce.py", side))
+    best = {side: least(found) for side, found in runs.items()}
+    mine, chunked, unchunked = (best[side] for side in NAMES)
+    forms = {"loss_seconds": "{:.3f} s", "step_seconds": "{:.3f} s"}
+    forms |= {"above_base_mb": "{:,.0f} MB", "peak_mb": "{:,.0f} MB"}
+    sides = table(
+        ("loss", "loss and gradient", "whole step", "peak above base", "peak"),
+        ([NAMES[s], *(form.format(best[s][key]) for key, form in forms.items())] for s in NAMES),
+    )
+    report = Report()
+    for what, key in (("above the base", "above_base_mb"), ("in all", "peak_mb")):
+        what = f"peak memory {what}, SCE / all logits"
+        report.add(what, mine[key], unchunked[key], forms[key], at_most=0.1)
+    for what, key, goal in (
+        ("whole step", "step_seconds", 5),
+        ("loss and gradient", "loss_seconds", None),
+    ):
+        what = f"steps per second, {what}, SCE / in chunks"
+        report.add(what, 1 / mine[key], 1 / chunked[key], "{:.2f}", at_least=goal)
+    return f"{machine()}, best of {ROUNDS}.\n\n{sides}\n\n{report}"
 
 
 def million() -> str:
     """Training steps over a million items, with dense new gradients and with one kept."""
-    runs: dict[str, list[dict[str, Any]]] = {"dense": [], "kept": []}
-    file = str(Path(__file__).with_name("sce_step.py"))
-    for _ in range(MILLION_ROUNDS):
-        for side, found in runs.items():
-            found.append(worker(side, file))
-    best = {side: min(found, key=lambda run: run["all"]) for side, found in runs.items()}
-    lines = ["| | new gradients | one kept |", "|---|---|---|"]
+    sides = ("dense", "kept")
+    runs = in_turns(sides, MILLION_ROUNDS, lambda side: in_a_process("sce_step.py", side))
+    best = [min(found, key=lambda run: run["all"]) for found in runs.values()]
+    rows = []
     for key, what in PARTS.items():
         form = "{:,.0f}" if key in ("faults", "peak_mb") else "{:.3f}"
-        cells = (form.format(best[side][key]) for side in runs)
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+        rows.append([what, *(form.format(run[key]) for run in best)])
     spread = (", ".join(f"{run['all']:.2f}" for run in found) for found in runs.values())
-    lines.append(f"| every run's step | {' | '.join(spread)} |")
-    dense, kept = best.values()
+    rows.append(["every run's step", *spread])
+    dense, kept = best
     same = "the same" if len({r["weights"] for f in runs.values() for r in f}) == 1 else "**other**"
     words = (
         f"PosSASRec with L = 50, {dense['targets']:,.0f} targets a step, 1,000,000 x "
@@ -132,74 +136,13 @@ def million() -> str:
         f"best of {MILLION_ROUNDS} runs of each side, in turns. Both end with {same} weights. "
         f"A step with one kept is {dense['all'] / kept['all']:.2f} times as fast."
     )
-    return "\n".join([words, "", *lines])
-
-
-def main() -> None:
-    """Measure, print, write."""
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in NAMES}
-    for _ in range(ROUNDS):
-        for side, found in runs.items():
-            found.append(worker(side))
-    best = {
-        side: {key: min(run[key] for run in found) for key in found[0]}
-        for side, found in runs.items()
-    }
-    sides = ["| loss | loss and gradient | whole step | peak above base | peak |"]
-    sides.append("|---|---|---|---|---|")
-    for side, name in NAMES.items():
-        run = best[side]
-        sides.append(
-            f"| {name} | {run['loss_seconds']:.3f} s | {run['step_seconds']:.3f} s "
-            f"| {run['above_base_mb']:,.0f} MB | {run['peak_mb']:,.0f} MB |"
-        )
-    report, mine = Report(), best["sce"]
-    for what, key in (("above the base", "above_base_mb"), ("in all", "peak_mb")):
-        ratio, peer = mine[key] / best["unchunked"][key], best["unchunked"][key]
-        figures = f"{mine[key]:,.0f} MB", f"{peer:,.0f} MB"
-        report.add(f"peak memory {what}, SCE / all logits", *figures, ratio, "<= 0.1", ratio <= 0.1)
-    for what, key, goal in (
-        ("whole step", "step_seconds", 5),
-        ("loss and gradient", "loss_seconds", None),
-    ):
-        peer = best["chunked"][key]
-        report.add(
-            f"steps per second, {what}, SCE / in chunks",
-            f"{1 / mine[key]:.2f}",
-            f"{1 / peer:.2f}",
-            peer / mine[key],
-            f">= {goal}" if goal else "none",
-            goal is None or peer / mine[key] >= goal,
-        )
-    table = "\n".join([*sides, "", *report.lines])
-    console.print(table, markup=False, soft_wrap=True)
-    threads = f"{mine['threads']} thread{'s' * (mine['threads'] > 1)}"
-    text = f"""# Scalable cross-entropy
-
-Written by `make bench-sce`. {platform.processor() or platform.machine()}, {threads}, float32,
-torch {torch.__version__}, Python {platform.python_version()}. A generated catalogue of {ITEMS:,}
-items, d={D}, {POSITIONS:,} positions a step with given hidden states and random targets; no
-encoder. SCE with its defaults (`properties/loss/SCE.yaml`). CPU-seconds. *Loss and gradient*:
-forward and backward, to the hidden states and the item table. *Whole step*: that and fused Adam on
-the item table. *Base*: the process with its libraries, item table, both moments of Adam and hidden
-states; the dense gradient of the item table counts above it. Every run has a process of its own,
-sides take turns, each figure is the best of {ROUNDS} runs.
-
-{table}
-
-## A million items
-
-<!-- begin million -->
-<!-- end million -->
-"""
-    PAGE.write_text(text)
-    replace_section(PAGE, "million", million())
+    return f"{words}\n\n{table(('', 'new gradients', 'one kept'), rows)}"
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["million"]:  # this part alone
-        replace_section(PAGE, "million", million())
-    elif len(sys.argv) > 1:
+    if sys.argv[1:2] not in ([], ["million"]):
         print(json.dumps(measure(sys.argv[1])))
     else:
-        main()
+        parts = {"losses": losses, "million": million}
+        for name in sys.argv[1:] or parts:  # or one alone
+            replace_section(PAGE, name, parts[name]())

@@ -12,7 +12,6 @@ import argparse
 import http.client
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,12 +26,15 @@ os.environ.update(ONE_CORE)
 
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from page import replace_section  # noqa: E402
+from page import HERE, machine, replace_section, table  # noqa: E402
 
 import recbole_pos  # noqa: E402
 
-PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 HISTORY, K = 50, 10
+HEAD = (
+    *("items", "`recommend`, ms", "its CPU time, ms", "one client, ms", "four clients, ms"),
+    *("requests/s", "four clients in a reload, ms"),
+)
 
 
 def make_run(folder: Path, items: int) -> Path:
@@ -149,25 +151,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2_000)
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole's own configuration reads it
-    head = [
-        *(
-            "items",
-            "`recommend`, ms",
-            "its CPU time, ms",
-            "one client, ms",
-            "four clients, ms",
-            "requests/s",
-        ),
-        "four clients in a reload, ms",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     with tempfile.TemporaryDirectory() as folder:
-        for items in (10_000, 100_000):
-            row = measure(make_run(Path(folder), items), items, given.requests)
-            lines.append("| " + " | ".join(row) + " |")
-    note = f"{given.requests:,} requests, {os.cpu_count()} cores of {platform.machine()}, "
+        rows = [
+            measure(make_run(Path(folder), items), items, given.requests)
+            for items in (10_000, 100_000)
+        ]
+    note = f"{given.requests:,} requests, {os.cpu_count()} cores, {machine(1)}, "
     load = f"load of the machine {os.getloadavg()[0]:.1f}"
-    replace_section(PAGE, "speed", "\n".join([*lines, "", note + load + "."]))
+    page = HERE.parent / "docs" / "serving.md"
+    replace_section(page, "speed", f"{table(HEAD, rows)}\n\n{note}{load}.")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,18 @@ import numpy as np
 import pandas as pd
 import torch
 from data import write_atomic
-from rich.console import Console
+from page import in_turns
 
 import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, neighbourhoods
 
 BATCH, D, L, ROUNDS = 100, 100, 50, 3
-console = Console()
 
 
 def generated_sessions(seed: int, sessions: int = 30_000, items: int = 43_000) -> pd.DataFrame:
@@ -68,52 +69,50 @@ def experiment(model: str, data: str, folder: str, user: str, **options: Any) ->
     return prepare(PosConfig(model, data, None, {**given, **options}))
 
 
-def ours(made: Experiment, batches: int) -> Callable[[], tuple[int, float]]:
-    """Runs some batches of PosRec as the trainer does; prefixes and seconds."""
-    loader = made.trainer.training_loader(made.loaders["train"])
-    stream = iter(loader)
-    made.model.train()
+def turn(
+    batches: Iterable[Any], many: int, step: Callable[[Any], Any]
+) -> Callable[[], tuple[int, float]]:
+    """Runs some batches; prefixes and seconds."""
+    stream = iter(batches)
 
-    def turn() -> tuple[int, float]:
+    def run() -> tuple[int, float]:
         prefixes, started = 0, time.perf_counter()
-        for batch in islice(stream, batches):
-            made.trainer._step(made.model.window_loss, batch, 0, 0)
+        for batch in islice(stream, many):
+            step(batch)
             prefixes += len(batch)
         return prefixes, time.perf_counter() - started
 
-    return turn
+    return run
 
 
-def theirs(made: Experiment, batches: int, anomaly: bool) -> Callable[[], tuple[int, float]]:
+def ours(made: Experiment) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+    """Batches of PosRec, and a step as the trainer makes it."""
+    trainer, model = made.trainer, made.model.train()
+    watch = LossWatch(partial(trainer._refuse, 0))
+    loader = trainer.training_loader(made.loaders["train"])
+    return loader, lambda batch: trainer._step(model.window_loss, batch, watch, 0)
+
+
+def theirs(made: Experiment, anomaly: bool) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """The same of RecBole's SRGNN, its step as in RecBole's ``Trainer._train_epoch``."""
-    model, stream = made.model, iter(made.loaders["train"])
+    model = made.model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    model.train()
 
-    def turn() -> tuple[int, float]:
-        prefixes, started = 0, time.perf_counter()
+    def step(batch: Any) -> None:
         with torch.autograd.set_detect_anomaly(anomaly, check_nan=True):
-            for batch in islice(stream, batches):
-                optimizer.zero_grad()
-                loss = model.window_loss(batch)
-                loss.item()
-                loss.backward()
-                optimizer.step()
-                prefixes += len(batch)
-        return prefixes, time.perf_counter() - started
+            optimizer.zero_grad()
+            loss = model.calculate_loss(batch)
+            loss.item()
+            loss.backward()
+            optimizer.step()
 
-    return turn
+    return made.loaders["train"], step
 
 
 def rates(sides: dict[str, Callable[[], tuple[int, float]]]) -> dict[str, float]:
     """The best prefixes per second of each side, in turns, after one to warm up."""
-    best = dict.fromkeys(sides, 0.0)
-    for number in range(ROUNDS + 1):
-        for name, turn in sides.items():
-            prefixes, seconds = turn()
-            if number:
-                best[name] = max(best[name], prefixes / seconds)
-    return best
+    runs = in_turns(sides, ROUNDS + 1, lambda name: sides[name]())
+    return {name: max(n / seconds for n, seconds in found[1:]) for name, found in runs.items()}
 
 
 def graph_rates(peer: Experiment) -> dict[str, float]:
@@ -175,7 +174,7 @@ def main() -> None:
             where = ("sessions", folder, "user_id")
         mine = experiment("PosRec", *where, hidden_size=D, inner_size=D)
         peer = experiment("SRGNN", *where, embedding_size=D, step=1)
-    console.print(
+    print(
         f"{where[0]}: {len(mine.dataset.log):,} events, {mine.dataset.item_num - 1:,} items, "
         f"{len(peer.loaders['train']._dataset):,} prefixes; {torch.get_num_threads()} threads, "
         f"load {os.getloadavg()[0]:.1f} before the first turn"
@@ -184,21 +183,16 @@ def main() -> None:
     show("graphs as SRGNN's", found["alike"], found["SRGNN"], 20)
     show("the same in random batches", found["mixed"], found["SRGNN"])
     show("graphs with anchors and distances", found["anchored"], found["SRGNN"])
-    found = rates(
-        {
-            "PosRec": ours(mine, given.batches),
-            "SRGNN": theirs(peer, given.batches, anomaly=False),
-            "shipped": theirs(peer, given.batches, anomaly=True),
-        }
-    )
+    sides = {"PosRec": ours(mine), "SRGNN": theirs(peer, False), "shipped": theirs(peer, True)}
+    found = rates({name: turn(one, given.batches, step) for name, (one, step) in sides.items()})
     show("training", found["PosRec"], found["SRGNN"], 2)
     show("training, RecBole as shipped (anomaly detection)", found["PosRec"], found["shipped"], 2)
-    console.print(f"peak memory {peak_rss_mb():,.0f} MB, load now {os.getloadavg()[0]:.1f}")
+    print(f"peak memory {peak_rss_mb():,.0f} MB, load now {os.getloadavg()[0]:.1f}")
 
 
 def show(what: str, ours: float, theirs: float, goal: float | None = None) -> None:
     """One line: both rates and their ratio."""
-    console.print(
+    print(
         f"{what}: ours {ours:,.0f}, SRGNN {theirs:,.0f} prefixes/s, ratio {ours / theirs:.1f}"
         + (f" (goal {goal:g})" if goal else "")
     )

@@ -1,7 +1,6 @@
 """What a search costs and finds: ASHA against none on ml-100k, Ray's overhead, sizes; writes
 results/tuning.md. Finished searches and runs in --folder are used again."""
 
-# ruff: noqa: E501  (rows of tables)
 from __future__ import annotations
 
 import argparse
@@ -12,14 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from page import RESULTS, replace_section, table
+
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.run import prepare
 from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.tune import search
-from recbole_pos.tune.trials import show_options
+from recbole_pos.tuning import search
+from recbole_pos.tuning.trials import show_options
 
-ROOT = Path(__file__).parent.parent
 BUDGET = {"epochs": 30, "stopping_step": 5, "MAX_ITEM_LIST_LENGTH": 50}
 SAMPLES, CONCURRENT = 20, 2
 MORE = 10  # trials more, to tell the overhead of a trial from that of a search
@@ -117,10 +117,13 @@ def main() -> None:
     plain = default(args.folder, "default", {})
     short = default(args.folder, "default-short", BUDGET)
     ray, bytes_ = overhead(args.folder), sizes(args.folder, asha)
-    shutil.copy(args.folder / "asha" / "curves.png", ROOT / "results" / "tuning-curves.png")
-    page = _page(asha, none, plain, short, ray, bytes_, args.note)
-    (ROOT / "results" / "tuning.md").write_text(page, encoding="utf-8")
-    print(page)
+    shutil.copy(args.folder / "asha" / "curves.png", RESULTS / "tuning-curves.png")
+    for name, text in (
+        ("search", found_by(asha, none, plain, short, args.note)),
+        ("ray", costs(ray)),
+        ("sizes", large(bytes_, ray)),
+    ):
+        replace_section(RESULTS / "tuning.md", name, text)
 
 
 def _missed(asha: dict[str, Any], none: dict[str, Any]) -> str:
@@ -141,76 +144,84 @@ def _against_default(asha: Any, none: Any, plain: Any, short: Any) -> str:
     found = [one["test"]["ndcg@10"] for one in (asha, none)]
     whole, same = (one["test"]["ndcg@10"] for one in (plain, short))
     return (
-        f"Found by search {found[0]:.4f} and {found[1]:.4f}, the default configuration {same:.4f} in "
-        f"the same {BUDGET['epochs']} epochs and {whole:.4f} trained to its end, "
-        f"{'no' if max(found) - whole < 0.003 else 'a'} gain beyond that noise."
+        f"Found by search {found[0]:.4f} and {found[1]:.4f}, the default configuration {same:.4f} "
+        f"in the same {BUDGET['epochs']} epochs and {whole:.4f} trained to its end, "
+        f"{'no' if max(found) - whole < 0.003 else 'a'} gain beyond the noise named below."
     )
 
 
-def _page(asha: Any, none: Any, plain: Any, short: Any, ray: Any, size: Any, note: str) -> str:
-    def row(name: str, found: dict[str, Any]) -> str:
-        states = found["states"]
-        return (
-            f"| {name} | {found['seconds']:,.0f} s | {found['trained']:,.0f} s | {found['epochs']} | "
-            f"{states['finished']} | {states['stopped']} | {found['best']['valid']:.4f} | "
-            f"{found['test']['ndcg@10']:.4f} |"
+def found_by(asha: Any, none: Any, plain: Any, short: Any, note: str) -> str:
+    """What both searches and the default configuration came to."""
+
+    def row(name: str, found: dict[str, Any]) -> list[str]:
+        if "states" not in found:  # one run
+            seconds, valid = found["seconds"]["training"], found["best_valid"]["ndcg@10"]
+            cells = ["", f"{seconds:,.0f} s", f"{found['epochs']}", "", ""]
+        else:
+            valid, ends = found["best"]["valid"], found["states"]
+            cells = [f"{found['seconds']:,.0f} s", f"{found['trained']:,.0f} s"]
+            cells += [f"{n}" for n in (found["epochs"], ends["finished"], ends["stopped"])]
+        return [name, *cells, f"{valid:.4f}", f"{found['test']['ndcg@10']:.4f}"]
+
+    heads = ("", "wall time", "training and validation, summed", "epochs", "finished", "stopped")
+    sides = {"ASHA": asha, "none": none, "default configuration, same budget": short}
+    sides["default configuration, to the end"] = plain
+    best = [
+        f"- best {which}: trial {one['best']['trial']}: {show_options(one['best']['options'])}"
+        for which, one in (("with ASHA", asha), ("without", none))
+    ]
+    return "\n\n".join(
+        (
+            note,
+            table(
+                (*heads, "valid NDCG@10", "test NDCG@10, once"),
+                (row(name, found) for name, found in sides.items()),
+            ),
+            f"ASHA took {none['seconds'] / asha['seconds']:.1f} times less time and "
+            f"{none['epochs'] / asha['epochs']:.1f} times fewer epochs. {_missed(asha, none)}",
+            _against_default(asha, none, plain, short),
+            "\n".join(best),
         )
+    )
 
-    def run(name: str, found: dict[str, Any]) -> str:
-        return (
-            f"| {name} | | {found['seconds']['training']:,.0f} s | {found['epochs']} | | | "
-            f"{found['best_valid']['ndcg@10']:.4f} | {found['test']['ndcg@10']:.4f} |"
-        )
 
-    trials = MACHINES * TRIALS_EACH
-    large = size["checkpoint_large"]
-    return f"""# Tuning
+def costs(ray: dict[str, float]) -> str:
+    """What Ray takes."""
+    search = "a search, beyond its trials: Ray's start, the first process, the test, pictures"
+    trial = "a trial, beyond its training and validation (processes are used again)"
+    rows = [
+        [search, f"{ray['search']:.1f} s"],
+        [trial, f"{ray['trial']:.2f} s"],
+        ["the driver's CPU for a trial of one epoch", f"{ray['cpu']:.3f} s"],
+        ["state of the search, a trial", f"{ray['state'] / 1e3:.1f} kB"],
+    ]
+    return table(("", ""), rows)
 
-Written by `make results-tuning`. FPARec on ml-100k, leave-one-out, {SAMPLES} samples, {CONCURRENT} at a time, one thread
-each; random searcher, seed 0, so both searches try the same configurations (`properties/tune/FPARec.yaml`
-with a window of {BUDGET["MAX_ITEM_LIST_LENGTH"]}); at most {BUDGET["epochs"]} epochs, patience {BUDGET["stopping_step"]}; ASHA with a grace of 5 epochs and reduction 3.
-{note}
 
-| | wall time | training and validation, summed | epochs | finished | stopped | valid NDCG@10 | test NDCG@10, once |
-|---|---|---|---|---|---|---|---|
-{row("ASHA", asha)}
-{row("none", none)}
-{run("default configuration, same budget", short)}
-{run("default configuration, to the end", plain)}
-
-ASHA took {none["seconds"] / asha["seconds"]:.1f} times less time and {none["epochs"] / asha["epochs"]:.1f} times fewer epochs. {_missed(asha, none)}
-One seed of training each: differences of 0.003 in test NDCG@10 are noise (the standard deviation over
-seeds in [ml-100k.md](ml-100k.md)). {_against_default(asha, none, plain, short)}
-
-- best with ASHA: trial {asha["best"]["trial"]}: {show_options(asha["best"]["options"])}
-- best without: trial {none["best"]["trial"]}: {show_options(none["best"]["options"])}
-
-![Learning curves of the search with ASHA: most end at the first rung, epoch 5](tuning-curves.png)
-
-The same search on one and on two nodes tries the same configurations, which
-`tests/test_tune_faults.py` checks on two raylets, of which one is killed.
-
-## What Ray costs
-
-| | |
-|---|---|
-| a search, beyond its trials: Ray's start, the first process, the test, pictures | {ray["search"]:.1f} s |
-| a trial, beyond its training and validation (processes are used again) | {ray["trial"]:.2f} s |
-| the driver's CPU for a trial of one epoch | {ray["cpu"]:.3f} s |
-| state of the search, a trial | {ray["state"] / 1e3:.1f} kB |
-
-## Sizes
-
-| | measured on ml-100k | computed for ml-20m |
-|---|---|---|
-| data shared by the trials of a machine | {size["shared"] / 1e6:.1f} MB ({size["per_event"]:.0f} bytes an event) | {size["shared_large"] / 1e6:,.0f} MB |
-| parameters | {size["parameters"]:,} | {size["parameters_large"]:,} |
-| a checkpoint | {size["checkpoint"] / 1e6:.2f} MB ({size["per_parameter"]:.1f} bytes a parameter) | {large / 1e6:.0f} MB |
-| checkpoints of {trials} trials side by side, two of each | | {2 * trials * large / 1e9:.0f} GB |
-| written to storage if an epoch takes 5 minutes | | {trials * large / 300 / 1e6:.0f} MB/s |
-| reports to the driver then | | {trials / 300:.1f} a second |
-| state of a search of 1,000 trials | | {1000 * ray["state"] / 1e6:.0f} MB |
-"""
+def large(size: dict[str, float], ray: dict[str, float]) -> str:
+    """Measured sizes, and those of a large log."""
+    trials, checkpoint = MACHINES * TRIALS_EACH, size["checkpoint_large"]
+    shared = f"{size['shared'] / 1e6:.1f} MB ({size['per_event']:.0f} bytes an event)"
+    one = f"{size['checkpoint'] / 1e6:.2f} MB ({size['per_parameter']:.1f} bytes a parameter)"
+    rows = [
+        ["data shared by the trials of a machine", shared, f"{size['shared_large'] / 1e6:,.0f} MB"],
+        ["parameters", f"{size['parameters']:,}", f"{size['parameters_large']:,}"],
+        ["a checkpoint", one, f"{checkpoint / 1e6:.0f} MB"],
+        *(
+            [what, "", text]
+            for what, text in {
+                f"checkpoints of {trials} trials side by side, two of each": (
+                    f"{2 * trials * checkpoint / 1e9:.0f} GB"
+                ),
+                "written to storage if an epoch takes 5 minutes": (
+                    f"{trials * checkpoint / 300 / 1e6:.0f} MB/s"
+                ),
+                "reports to the driver then": f"{trials / 300:.1f} a second",
+                "state of a search of 1,000 trials": f"{1000 * ray['state'] / 1e6:.0f} MB",
+            }.items()
+        ),
+    ]
+    return table(("", "measured on ml-100k", "computed for ml-20m"), rows)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert
+    from recbole_pos.conversion.frames import Dataset
     from recbole_pos.experiment.attach import attach
+    from recbole_pos.experiment.callbacks import Callback
     from recbole_pos.experiment.evaluate import evaluate
     from recbole_pos.experiment.result import Result
-    from recbole_pos.experiment.run import load, run
+    from recbole_pos.experiment.run import run
     from recbole_pos.experiment.update import update
     from recbole_pos.layers.context import SequenceContext
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     from recbole_pos.model.models import register_model
     from recbole_pos.position.schemes import register_scheme
     from recbole_pos.serve.export import export
+    from recbole_pos.serve.fit import fit, load
     from recbole_pos.serve.recommend import recommend
     from recbole_pos.serve.recommender import Recommender
     from recbole_pos.study.comparing import compare
-    from recbole_pos.tune import search
+    from recbole_pos.tuning import search, tune
 
 __all__ = [
     "AttentionPosition",
+    "Callback",
+    "Dataset",
     "InputPosition",
     "PosRecommender",
     "Recommender",
@@ -44,12 +49,14 @@ __all__ = [
     "convert",
     "evaluate",
     "export",
+    "fit",
     "load",
     "recommend",
     "register_model",
     "register_scheme",
     "run",
     "search",
+    "tune",
     "update",
 ]
 
@@ -59,10 +66,13 @@ compat.install()
 _PLACES = {
     "attach": "recbole_pos.experiment.attach",
     "convert": "recbole_pos.conversion.convert",
+    "Dataset": "recbole_pos.conversion.frames",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
     "update": "recbole_pos.experiment.update",
-    **dict.fromkeys(("load", "run"), "recbole_pos.experiment.run"),
+    "Callback": "recbole_pos.experiment.callbacks",
+    "run": "recbole_pos.experiment.run",
+    **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),
     "export": "recbole_pos.serve.export",
     "recommend": "recbole_pos.serve.recommend",
     "Recommender": "recbole_pos.serve.recommender",
@@ -71,13 +81,13 @@ _PLACES = {
     "PosRecommender": "recbole_pos.model.base",
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
-    "search": "recbole_pos.tune",
+    **dict.fromkeys(("search", "tune"), "recbole_pos.tuning"),
     "compare": "recbole_pos.study.comparing",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What users import, from its place (PEP 562)."""
+    """Return what users import, from its place (PEP 562)."""
     if name not in _PLACES:
         raise AttributeError(f"module 'recbole_pos' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass
-class Share:
+class Shard:
     """The part of every batch that is this process's.
 
     ``own`` and ``whole`` count the targets of the current batch, here and in all processes. A batch
@@ -40,7 +40,7 @@ class Share:
         return self.part(rows)
 
     def part(self, rows: Any) -> Any:
-        """The same, nothing counted."""
+        """Return the same, nothing counted."""
         own = rows[self.rank :: self.size]
         return own if len(own) else rows[:1]
 
@@ -50,10 +50,10 @@ class Share:
         return self.own / self.whole
 
 
-def this_share() -> Share:
-    """What is this process's part; everything unless a group was joined."""
+def current_shard() -> Shard:
+    """Return what is this process's part; everything unless a group was joined."""
     joined = dist.is_available() and dist.is_initialized()
-    return Share(dist.get_rank(), dist.get_world_size()) if joined else Share()
+    return Shard(dist.get_rank(), dist.get_world_size()) if joined else Shard()
 
 
 class SharedLoss:
@@ -65,7 +65,7 @@ class SharedLoss:
 
     Args:
         model: which has the parameters; those that are frozen are left alone.
-        loss: of a batch, by the model: a tensor, or several.
+        loss: loss of a batch, by the model: a tensor, or several.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
@@ -109,29 +109,29 @@ class _Loss(nn.Module):
 
 
 def _sum(gradients: Tensor) -> Any:
-    """A future; instead of torch's mean, since losses have their weights already."""
+    """Return a future; instead of torch's mean, since losses have their weights already."""
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
 
 
-def over_whole_batch(loss: Callable[..., Tensor], share: Share) -> Callable[..., Tensor]:
-    """A loss in which the targets of a batch meet each other, as that of the whole batch.
+def over_whole_batch(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
+    """Return a loss in which the targets of a batch meet each other, as that of the whole batch.
 
     The states of all processes are gathered, and every process computes the same loss with the same
     draws; gradients are those of its own states.
 
     Args:
         loss: of states [m, d], item embeddings and targets [m], all of one batch.
-        share: this process's part; the result is to be weighted with it, as other losses are.
+        shard: this process's part; the result is to be weighted with it, as other losses are.
     """
 
     def of_all(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
         seed = int(torch.randint(2**62, ()))  # that of the first process is for all
-        own = torch.tensor([len(states) if share.own else 0, seed], device=states.device)
-        args = [torch.empty_like(own) for _ in range(share.size)]
+        own = torch.tensor([len(states) if shard.own else 0, seed], device=states.device)
+        args = [torch.empty_like(own) for _ in range(shard.size)]
         dist.all_gather(args, own)
         sizes = [int(one[0]) for one in args]
-        gathered = _GatheredRows.apply(states, sizes, share.rank, share.weight)
+        gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         of_targets = torch.cat(_gather(targets, sizes))
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import io
+import json
 import os
 import shutil
 import socket
@@ -90,6 +91,11 @@ def write_text(path: Path, text: str) -> None:
     """A whole file of text."""
     with whole(path) as file:
         file.write(text)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a whole file of json; what is no plain value stands there as text."""
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
 
 def to_plain(value: Any) -> Any:
-    """Tensors and plain values that ``weights_only=True`` accepts, recursively."""
+    """Return tensors and plain values that ``weights_only=True`` accepts, recursively."""
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.generic):
@@ -36,7 +36,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Inverse of :func:`to_plain` for the values models keep beside their weights."""
+    """Return inverse of :func:`to_plain` for the values models keep beside their weights."""
     if isinstance(value, dict):
         if value.get("kind") == SPARSE:
             parts = tuple(value[k].cpu().numpy() for k in ("data", "indices", "indptr"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +22,8 @@ def register() -> None:
     """Register every model of the plugin with RecBole, as its modules are imported."""
     doors: dict[str, Callable[[ModuleType], None]] = {
         "recbole.utils.utils": _add_models,
-        "recbole.data.dataset": functools.partial(_add_class, "Dataset", _dataset),
-        "recbole.trainer": functools.partial(_add_class, "Trainer", _trainer),
+        "recbole.data.dataset": functools.partial(_add_class, "Dataset", "data.dataset"),
+        "recbole.trainer": functools.partial(_add_class, "Trainer", "experiment.trainer"),
         "recbole.config.configurator": _add_defaults,
         "recbole.trainer.trainer": _read_safely_in_trainer,
         "recbole.quick_start.quick_start": _read_safely_in_quick_start,
@@ -37,24 +38,15 @@ def _is_ours(name: str) -> bool:
     return served(name)
 
 
-def _dataset() -> type:
-    from recbole_pos.data.dataset import PosSequentialDataset
-
-    return PosSequentialDataset
+_OURS = {"Dataset": "PosSequentialDataset", "Trainer": "PosTrainer"}
 
 
-def _trainer() -> type:
-    from recbole_pos.experiment.trainer import PosTrainer
-
-    return PosTrainer
-
-
-def _add_class(suffix: str, get: Callable[[], type], module: ModuleType) -> None:
+def _add_class(suffix: str, place: str, module: ModuleType) -> None:
     """Make a module have ``<model><suffix>`` for the plugin's models."""
 
-    def attribute(name: str) -> type:
+    def attribute(name: str) -> Any:
         if name.endswith(suffix) and _is_ours(name.removesuffix(suffix)):
-            return get()
+            return getattr(import_module(f"recbole_pos.{place}"), _OURS[suffix])
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     vars(module)["__getattr__"] = attribute

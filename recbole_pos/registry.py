@@ -38,7 +38,7 @@ class Registration:
     Attributes:
         cls: the class.
         given: the defaults it was registered with; None for those of the class.
-        defaults: of all its options.
+        defaults: defaults of all its options.
         own: those of its options that it shares with nothing of the plugin's or RecBole's.
         module: the module whose import registers it again; None if none does, as of a notebook.
     """
@@ -96,7 +96,7 @@ class Registry(Mapping[str, type]):
         Raises:
             UsageError: if another class has the name, or the name is no identifier.
         """
-        place = place_of(added.cls)
+        place = import_path(added.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
                 f"{self.kind} {place}: found the name {shown(name)}, expected letters, digits and "
@@ -121,12 +121,14 @@ class Registry(Mapping[str, type]):
 
     def given(self, cls: type) -> Registration | None:
         """Return what a class, or an earlier one of the same place, was registered as."""
-        same = (added for added in self._added.values() if place_of(added.cls) == place_of(cls))
+        same = (
+            added for added in self._added.values() if import_path(added.cls) == import_path(cls)
+        )
         return next(same, None)
 
-    def name_of(self, cls: type) -> str | None:
+    def registered_name(self, cls: type) -> str | None:
         """Return the name of a class, its own rather than another, without importing any."""
-        place = place_of(cls)
+        place = import_path(cls)
         names = [name for name, known in self.places.items() if known == place]
         names += [name for name, added in self._added.items() if added.cls is cls]
         names += [name for name, points in self._points.items() if points[0].value == place]
@@ -140,7 +142,7 @@ class Registry(Mapping[str, type]):
             return _package(self._points[name][0])
         return self._added[name].cls.__module__
 
-    def module_of(self, name: str) -> str | None:
+    def find_module(self, name: str) -> str | None:
         """Return the module whose import makes a name known; None where none need or can."""
         return None if name in self._points or name not in self._added else self._added[name].module
 
@@ -176,7 +178,7 @@ class Registry(Mapping[str, type]):
         return {name: list(places.values()) for name, places in points.items()}
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a name is the plugin's.
+        """Return whether a name is the plugin's.
 
         Raises:
             UsageError: if several packages bring it.
@@ -226,8 +228,8 @@ class Registry(Mapping[str, type]):
         if name in self.places:
             return f"{US} ({self.places[name]})"
         if name in self._added:
-            known = place_of(self._added[name].cls)
-            return known if known != place_of(cls) else None
+            known = import_path(self._added[name].cls)
+            return known if known != import_path(cls) else None
         points = self._points.get(name, ())
         top = cls.__module__.partition(".")[0]
         others = [point for point in points if re.split("[:.]", point.value)[0] != top]
@@ -250,7 +252,7 @@ def without_working_directory() -> Iterator[None]:
         sys.path[:] = [*before, *added]
 
 
-def place_of(cls: type) -> str:
+def import_path(cls: type) -> str:
     """``module:Class``; a script's is the same in the processes that it spawns."""
     module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
     return f"{module}:{cls.__qualname__}"
@@ -317,11 +319,11 @@ def read_defaults(given: Defaults | None, cls: type) -> dict[str, Any]:
         file = next((f / given for f in folders if (f / given).is_file()), None)
         if file is None:
             raise UsageError(
-                f"{place_of(cls)}: defaults: no file {given} in {' or '.join(map(str, folders))}"
+                f"{import_path(cls)}: defaults: no file {given} in {' or '.join(map(str, folders))}"
             )
         return read_yaml(file)
     raise UsageError(
-        f"{place_of(cls)}: defaults: expected a dict of options or the path of a yaml file, "
+        f"{import_path(cls)}: defaults: expected a dict of options or the path of a yaml file, "
         f"found {shown(given)}"
     )
 

@@ -33,7 +33,8 @@ class Options(Protocol):
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number of at most 64 bits; yaml's true and false are none."""
+    """Return whether a value is a finite number of at most 64 bits; yaml's true and false are
+    none."""
     try:
         plain = isinstance(value, (int, float)) and not isinstance(value, bool)
         return plain and math.isfinite(value)
@@ -42,7 +43,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is an int; yaml's true and false are none."""
+    """Return whether a value is an int; yaml's true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -58,7 +59,7 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as a message has it: whole, unless it would fill the screen.
+    """Return a value as a message has it: whole, unless it would fill the screen.
 
     Of a large one only the beginning is looked at, however often its parts stand in each other.
     """
@@ -92,20 +93,20 @@ def _brief(value: Any, left: list[int]) -> str:
 
 
 def short(text: str) -> str:
-    """A text as a message has it: whole, unless it would fill the screen."""
+    """Return a text as a message has it: whole, unless it would fill the screen."""
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
 def no_formula(value: Any) -> Any:
-    """A cell of a csv file for people: text that a spreadsheet would take for a formula gets a
-    ``'`` before it; numbers stay."""
+    """Return a cell of a csv file for people: text that a spreadsheet would take for a formula gets
+    a ``'`` before it; numbers stay."""
     if not (isinstance(value, str) and value[:1] in tuple("=+-@\t\r")):
         return value
     return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Names as a message has them: the first of them, none longer than it can be read."""
+    """Return names as a message has them: the first of them, none longer than it can be read."""
     names = list(map(str, names))
     short = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_FEW])
     return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")

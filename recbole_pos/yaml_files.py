@@ -72,7 +72,7 @@ class YamlLoader(_Rules, yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A value; one that is not what its tag says, as in ``!!bool x``, is not yaml."""
+        """Return a value; one that is not what its tag says, as in ``!!bool x``, is not yaml."""
         try:
             return super().construct_object(node, deep)
         except (AttributeError, LookupError) as error:
@@ -80,7 +80,7 @@ class YamlLoader(_Rules, yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def _size(self, node: yaml.Node, where: yaml.Mark) -> int:
-        """How many values a node has, those of aliases counted each time."""
+        """Return how many values a node has, those of aliases counted each time."""
         if isinstance(node, yaml.ScalarNode):
             if len(node.value) > _LONGEST_NUMBER and node.tag in _NUMBERS:
                 problem = f"a number has {len(node.value):,} characters"
@@ -143,7 +143,7 @@ def parse_scalar(text: str, where: str) -> Any:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a yaml file.
+    """Return the text of a yaml file.
 
     Raises:
         OSError, ValueError: if it cannot be read, is not UTF-8 or too long.
@@ -156,7 +156,8 @@ def read_text(path: str | Path) -> str:
 
 
 def yaml_problem(error: Exception) -> str:
-    """What an error of reading yaml says, on one line: ``line 3: key 'a' is given twice``."""
+    """Return what an error of reading yaml says, on one line: ``line 3: key 'a' is given
+    twice``."""
     mark = getattr(error, "problem_mark", None)
     line = f"line {mark.line + 1}: " if mark else ""
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -171,7 +172,7 @@ _BEGUN = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a yaml file; ``{}`` for an empty one.
+    """Return the mapping in a yaml file; ``{}`` for an empty one.
 
     Raises:
         UsageError: if the file is missing, not yaml, or not a mapping.
@@ -194,5 +195,5 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def overall_defaults() -> dict[str, Any]:
-    """Defaults of the plugin for every model, its own and RecBole's."""
+    """Return defaults of the plugin for every model, its own and RecBole's."""
     return read_yaml(ROOT / "overall.yaml")

@@ -28,8 +28,8 @@ from pathlib import Path
 import pandas as pd
 
 import recbole_pos
-from recbole_pos.study.collect import results_of
-from recbole_pos.study.shown import span
+from recbole_pos.study.collect import collect_results
+from recbole_pos.study.rendered_table import span
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 
@@ -96,7 +96,7 @@ class Studies:
         folder = StudyFolder(out)
         plan = folder.read_plan()
         facts = json.loads((out / "facts.json").read_text("utf-8"))
-        trials = results_of(plan, folder).searches
+        trials = collect_results(plan, folder).searches
         sections = {
             **tables,
             **({"Trials of the searches": _trials(trials)} if len(trials) else {}),
@@ -174,14 +174,15 @@ def shorten(title: str, tables: dict[str, str]) -> str:
 
     Args:
         title: of a table of metrics.
-        tables: all tables of the study; "TITLE: METRIC less that of REFERENCE" has differences.
+        tables: all tables of the study; "TITLE: difference in METRIC from REFERENCE" has
+            differences.
     """
     header, *rows = _cells(tables[title])
     kept = [n for n, name in enumerate(header) if "@" in name and " - " not in name][:3]
     head = ["configuration", "seeds"]
     added: dict[str, list[str]] = {}
     for other, table in tables.items():
-        found = re.fullmatch(rf"{re.escape(title)}: (\S+) less that of (.+)", other)
+        found = re.fullmatch(rf"{re.escape(title)}: difference in (\S+) from (.+)", other)
         if found:
             kept = [header.index(found[1])]
             differences = _cells(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -193,6 +194,19 @@ def no_ray() -> Iterator[None]:
 
 
 @pytest.fixture
+def two_machines(no_ray: None) -> Iterator[Any]:
+    """Two raylets on loopback, one CPU each; see machines.py."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
 def experiment(tiny: Path) -> Callable[..., Experiment]:
     """``experiment(model, **options)`` on the tiny dataset, with small sizes."""
 
@@ -206,7 +220,13 @@ def experiment(tiny: Path) -> Callable[..., Experiment]:
 def registered() -> Iterator[None]:
     """Models and schemes that a test registers, or imports to do so, are gone after it."""
     kept, path = [(table, dict(table._added)) for table in (ADDED, SCHEMES)], list(sys.path)
+    root, level = logging.root, logging.root.level
+    handlers = list(root.handlers)
     yield
+    root.setLevel(level)  # RecBole's functions configure it
+    for handler in root.handlers[:]:
+        if handler not in handlers and type(handler).__module__ != "_pytest.logging":
+            root.removeHandler(handler)
     plugins._allowed.clear()
     for table, added in kept:
         table._added = added

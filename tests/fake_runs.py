@@ -11,10 +11,10 @@ from rich.console import Console
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
 from recbole_pos.study.results import DONE
+from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.study.work import Job, Work
 
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2, "n_layers": 1}
 
@@ -40,7 +40,7 @@ def finish(folder: StudyFolder, job: Job, value: float = 0.1) -> None:
 
 def said(made: Plan, folder: StudyFolder, rows: tuple[str, ...] = ()) -> str:
     """What a dry run prints."""
-    lines, table = preview(Work(made, folder, rows))
+    lines, table = preview(Scheduler(made, folder, rows))
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
     return "\n".join([*lines, console.file.getvalue()])

@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 
-from recbole_pos.distributed import Share, SharedLoss, over_whole_batch
+from recbole_pos.distributed import Shard, SharedLoss, over_whole_batch
 from recbole_pos.experiment.environment import Rank
 from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.layers.sce import scalable_cross_entropy
@@ -81,15 +81,15 @@ def sampled_loss(rank: int, size: int) -> dict[str, Any]:
         x, targets = torch.randn(rows, 4), torch.randint(1, 30, (rows,))
         sizes = {"n_buckets": 3, "bucket_size_x": 2, "bucket_size_y": 6}
         alone = functools.partial(scalable_cross_entropy, **sizes, mix_x=mix)
-        share = Share(rank, size)
-        together = over_whole_batch(alone, share)
+        shard = Shard(rank, size)
+        together = over_whole_batch(alone, shard)
 
         def of_rows(index: Tensor, loss=alone, e=encoder, i=items, x=x, t=targets) -> Tensor:
             return loss(e(x[index]), i.weight, t[index])
 
         shared = SharedLoss(model, functools.partial(of_rows, loss=together))
         torch.manual_seed(50 + rank)
-        value = shared(share.of(torch.arange(rows))) * share.weight
+        value = shared(shard.of(torch.arange(rows))) * shard.weight
         value.backward()
         gradients = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()

@@ -55,9 +55,9 @@ class Server:
         return self.ask("POST", path, body, **more)
 
 
-def started(run_dir: Path, *options: str) -> tuple[subprocess.Popen, str]:
+def started(run_dir: Path | str, *options: str) -> tuple[subprocess.Popen, str]:
     """The process, and the first line that it printed."""
-    command = [sys.executable, "-m", "recbole_pos.cli.main", "serve", str(run_dir), "--port=0"]
+    command = [sys.executable, "-m", "recbole_pos.cli.main", "serve", "--port=0", str(run_dir)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen([*command, *options], **pipes)
     assert process.stdout is not None
@@ -65,7 +65,7 @@ def started(run_dir: Path, *options: str) -> tuple[subprocess.Popen, str]:
 
 
 @contextmanager
-def serving(run_dir: Path, *options: str) -> Iterator[Server]:
+def serving(run_dir: Path | str, *options: str) -> Iterator[Server]:
     """One that is ready; ended with SIGTERM, if it still runs, which must go well."""
     process, line = started(run_dir, *options)
     try:

@@ -15,7 +15,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.relations import tables as relation_tables
-from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.lookup import PackedSequences
 from recbole_pos.relations.search import Edges, EventOrder
 
 RELATIONS: list[Any] = [
@@ -177,7 +177,7 @@ def shaken(made: Experiment) -> Any:
     return model
 
 
-def all_windows(made: Experiment) -> Rows:
+def all_windows(made: Experiment) -> PackedSequences:
     """Every training window of the shop as one batch."""
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._batches()))
@@ -190,12 +190,12 @@ def all_windows(made: Experiment) -> Rows:
     )
 
 
-def places(rows: Rows) -> np.ndarray:
+def places(rows: PackedSequences) -> np.ndarray:
     """[m] the place of each event in its window, counted from the oldest."""
     return np.concatenate([np.arange(length) for length in rows.lengths])
 
 
-def find(model: Any, rows: Rows) -> tuple[EventOrder, list[Edges], Edges | None]:
+def find(model: Any, rows: PackedSequences) -> tuple[EventOrder, list[Edges], Edges | None]:
     """The relations that the model itself finds for the rows, in evaluation mode."""
     order = model.lookup.order(rows, np.random.default_rng(model.seed))
     return order, *model.lookup.find(rows, order)

@@ -26,7 +26,7 @@ COMMANDS = {
     "conversion": ["convert"],
     "public": ["data"],
     "study": ["compare", "tune"],
-    "tune": ["tune", "compare"],
+    "tuning": ["tune", "compare"],
     "serve": ["recommend", "serve", "export", "similar"],
     "inspect": ["inspect", "plot"],
 }

@@ -19,7 +19,6 @@ from shop import (
     places,
     shaken,
     tables,
-    train,
     write,
 )
 
@@ -184,22 +183,6 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     torch.testing.assert_close(model.row_states(rows, None), backbone(model, rows))
 
 
-def test_a_single_sequence_in_a_batch(folder: Path, double) -> None:
-    """Of any length; gradients are finite, and no one else is there to be read."""
-    made = open_shop(folder)
-    model = shaken(made)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    for window in range(0, len(loader.windows.start), 2):
-        model.zero_grad()
-        loss = model.window_loss(loader.gather(np.array([window])))
-        loss.backward()
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
-    rows = made.loaders["test"]._dataset
-    for n in range(0, len(rows), 3):
-        assert model.full_sort_predict(rows[[n]]).isfinite().all()
-
-
 def test_relations_of_a_batch(folder: Path) -> None:
     """At most top_k of each; normalised one by one, so that more of them leave weights alone."""
     made = open_shop(folder)
@@ -267,20 +250,6 @@ def test_every_parameter_has_a_gradient(folder: Path) -> None:
         for name, p in made.model.named_parameters():
             assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name
     assert found[0] == pytest.approx(found[1], rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"augmentation": "prefix", "chunking": False, "eval_args": {"split": {"RS": [6, 2, 2]}}},
-        {"eval_args": {"split": {"GT": [0.7, 0.85]}}},
-    ],
-    ids=str,
-)
-def test_rows_of_recbole_and_other_splits(folder: Path, tmp_path: Path, options: dict) -> None:
-    """Several held-out targets of a user in one batch."""
-    assert train(folder, tmp_path / "run", **options, epochs=1).epochs == 1
 
 
 @pytest.mark.parametrize(
@@ -376,9 +345,9 @@ def test_long_histories_are_predicted_part_by_part(
     monkeypatch.setattr(model, "row_states", lambda r, *a: seen.append(r) or states(r, *a))
     rows = made.loaders["test"]._dataset[list(range(6))]
     with torch.no_grad():
-        whole = model.states_of(rows)
+        whole = model.compute_states(rows)
         monkeypatch.setattr(attrformer, "MOST_EVENTS", 8)
-        parts = model.states_of(rows)
+        parts = model.compute_states(rows)
     asked = [int(r.lengths[r.last].sum()) for r in seen]
     assert len(asked) > 3 and asked[0] == sum(asked[1:])
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
@@ -396,7 +365,7 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
         times, items = torch.from_numpy(lookup.times[events]), lookup.items[events]
         found = model.after(items, torch.from_numpy(lengths), times)
-        same = torch.isclose(found, model.states_of(rows), rtol=1e-9, atol=1e-9).all()
+        same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)
 
 
@@ -435,23 +404,6 @@ def test_rows_without_their_place_in_the_log_are_refused(folder: Path) -> None:
         made.model.full_sort_predict(rows)
 
 
-@pytest.mark.parametrize(
-    ("options", "warned"),
-    [
-        ({"cross_sequence": "time_respecting"}, True),
-        ({"cross_sequence": "random_order"}, False),
-        ({"cross_sequence": "none", "relations": ["brand", "time"]}, True),
-    ],
-    ids=str,
-)
-def test_times_that_number_events_are_no_clock(tmp_path: Path, options: dict, warned: bool) -> None:
-    made = tables()
-    place = made["inter"].groupby("user_id:token").cumcount()
-    made["inter"]["timestamp:float"] = place.astype(float)
-    notices = open_shop(write(tmp_path, made), **{**UNTIMED, **options}).model.notices
-    assert any("looks like a running number" in notice for notice in notices) == warned
-
-
 def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
     """Of all, or of a user: sessions with the time of their day have an order among them."""
     made, respecting = tables(), {"cross_sequence": "time_respecting"}
@@ -469,17 +421,3 @@ def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
         open_shop(folder, **UNTIMED, **respecting)
     with pytest.raises(UsageError, match="all events of a user.* leave the time out of rel"):
         open_shop(folder, **timed)
-
-
-@torch.no_grad()
-def test_times_of_positions_are_in_seconds(folder: Path, double) -> None:
-    """Days that count days: the states of a log that counts seconds."""
-    states, rows = [], None
-    for unit, scale in (("days", 1), ("seconds", 86_400), ("seconds", 1)):
-        made = open_shop(folder, relations=["brand"], position=["time_rope"], timestamp_unit=unit)
-        torch.manual_seed(0)
-        model = shaken(made)
-        rows = rows or all_windows(made)
-        model.lookup.times = (model.lookup.times - model.lookup.times.min()) * scale
-        states.append(model.row_states(rows, None))
-    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])

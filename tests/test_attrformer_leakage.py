@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.lookup import PackedSequences
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -39,7 +39,7 @@ class Draws:
         return shape * float(self.scale)
 
 
-def influence(model, rows: Rows) -> np.ndarray:
+def influence(model, rows: PackedSequences) -> np.ndarray:
     """[m, m] bool: the state at the row has a gradient to the input of the column."""
     leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
     model.item_embedding.forward = lambda items: leaf
@@ -189,12 +189,12 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     """
     items, moved = model.lookup.items, 0
     with torch.inference_mode():
-        want = model.states_of(rows)
+        want = model.compute_states(rows)
         for place in places:
             events = torch.from_numpy(later(int(rows[TARGET_EVENT][place])))
             kept = items.clone()
             items[events] = 1 + items[events] % (model.n_items - 1)
-            got = model.states_of(rows)
+            got = model.compute_states(rows)
             items.copy_(kept)
             # not to the bit: what stands beside a row decides in which order sums are made
             torch.testing.assert_close(got[place], want[place], rtol=0, atol=1e-6)
@@ -229,14 +229,14 @@ def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others
     made = open_shop(folder, inference_relations=inference)
     model, lookup, rows = shaken(made), made.model.lookup, rows_of_phase(made)
     with torch.inference_mode():
-        together = model.states_of(rows)
-        again = model.states_of(rows)
-        alone = torch.cat([model.states_of(rows[i : i + 1]) for i in range(len(rows))])
+        together = model.compute_states(rows)
+        again = model.compute_states(rows)
+        alone = torch.cat([model.compute_states(rows[i : i + 1]) for i in range(len(rows))])
         kept = lookup.items.clone()
         user = int(lookup.users[rows[TARGET_EVENT][0]])
         other = torch.from_numpy(lookup.users != user)
         lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
-        changed = model.states_of(rows[0:1] if inference == "training_bank" else rows)
+        changed = model.compute_states(rows[0:1] if inference == "training_bank" else rows)
         lookup.items.copy_(kept)
     assert torch.equal(together, again)
     assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
@@ -296,44 +296,6 @@ def test_the_bank(folder: Path) -> None:
     assert banks[0].tolist() == banks[1].tolist() != banks[2].tolist() and len(banks[0]) == 5
 
 
-def test_predictions_where_some_users_have_no_training_events(folder: Path) -> None:
-    """The bank of a batch of such users alone is empty."""
-    made = open_shop(folder, inference_relations="batch", eval_args={"split": {"GT": [0.3, 0.5]}})
-    model, lookup = shaken(made), made.model.lookup
-    data, alone = made.loaders["test"]._dataset, 0
-    for n in range(len(data)):
-        row = data[[n]]
-        user = lookup.users[row[TARGET_EVENT].numpy()]
-        alone += int((lookup.train_end[user] == lookup.offsets[user]).all())
-        with torch.inference_mode():
-            assert model.states_of(row).isfinite().all()
-    assert 0 < alone < len(data)
-
-
-def test_targets_and_prior_are_training_events(folder: Path) -> None:
-    """The item after a user's last training target is held out: it has no weight."""
-    made = open_shop(folder, future_weights=[1.0, 0.5, 0.25])
-    model, lookup = made.model, made.model.lookup
-    part, users = made.dataset.part, lookup.users
-    target = np.flatnonzero((part == TRAIN) & (lookup.ranks > 0))
-    items, betas = model.future(target)
-    cut = 0
-    for t, event in enumerate(target):
-        for n, beta in enumerate([1.0, 0.5, 0.25]):
-            later = event + n
-            inside = later < len(users) and users[later] == users[event]
-            if inside and part[later] == TRAIN:
-                assert betas[t, n] == beta and items[t, n] == lookup.items[later]
-            else:
-                assert betas[t, n] == 0
-                cut += inside
-    assert cut > 5
-    counts = np.bincount(lookup.items.numpy()[part == TRAIN], minlength=model.n_items)[1:]
-    want = torch.from_numpy((counts + 1) / (counts + 1).sum())
-    torch.testing.assert_close(model.prior[1:].double(), want, rtol=1e-6, atol=0)
-    assert (part == TEST).any() and model.prior[0] == 0
-
-
 def test_training_never_sees_held_out_events(folder: Path) -> None:
     """Every held-out item is changed; the loss of every batch and its gradients stay."""
     made = open_shop(folder, future_weights=[1.0, 0.5, 0.25])
@@ -356,20 +318,3 @@ def test_training_never_sees_held_out_events(folder: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
     items[~held_out] = 1 + items[~held_out] % (model.n_items - 1)
     assert not torch.equal(results()[0], want[0])
-
-
-def test_runs_repeat_and_differ_by_seed(folder: Path) -> None:
-    """The clock of training comes from torch's generator."""
-    torch.set_default_dtype(torch.float32)
-
-    def loss(seed: int) -> float:
-        made = open_shop(folder, seed=seed)
-        loader = made.trainer.training_loader(made.loaders["train"])
-        return made.trainer._train_epoch(loader, 0)["loss"]
-
-    assert loss(1) == loss(1) != loss(2)
-    loader = (made := open_shop(folder, chunking=False)).trainer.training_loader(
-        made.loaders["train"]
-    )
-    sizes = [len(batch) for batch in loader._batches()]  # of random windows, about as many each
-    assert len(sizes) > 3 and max(sizes) - min(sizes) <= 1

@@ -176,10 +176,9 @@ def test_the_clock_stands_during_evaluation(job: Any, monkeypatch: pytest.Monkey
 def test_the_level_is_one_that_all_reach() -> None:
     import quality
 
-    fast, slow = quality.Side("PosSASRec"), quality.Side("peer")
-    fast.runs = [{"points": [(1.0, 0.1), (2.0, 0.5)]}, {"points": [(1.0, 0.45), (2.0, 0.4)]}]
-    slow.runs = [{"points": [(4.0, 0.1), (8.0, 0.2), (12.0, 0.4)]}, {"points": [(6.0, 0.41)]}]
-    text = quality.table([fast, slow])
+    fast = [{"points": [(1.0, 0.1), (2.0, 0.5)]}, {"points": [(1.0, 0.45), (2.0, 0.4)]}]
+    slow = [{"points": [(4.0, 0.1), (8.0, 0.2), (12.0, 0.4)]}, {"points": [(6.0, 0.41)]}]
+    text = quality.table({"PosSASRec": fast, "peer": slow})
     assert "NDCG@10 of 0.3920" in text
     assert "| peer | 9.0 (6.0 to 12.0) | 6.0 (6.0 to 6.0) | 3, 1 |" in text
     assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
@@ -217,18 +216,6 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         monkeypatch.setattr(scale, "measure", measure)
         assert scale.run(replace(cell, side="FPARec"), tmp_path, 0) == want
-
-
-def test_one_size_is_varied_at_a_time() -> None:
-    import scale
-
-    grid = list(scale.cells(full=False))
-    for axis, sizes in (("items", scale.ITEMS), ("length", scale.LENGTHS), ("events", None)):
-        for side in scale.MODELS:
-            here = [cell for cell in grid if (cell.axis, cell.side) == (axis, side)]
-            assert [cell.size for cell in here] == list(sizes or scale.EVENTS)[: len(here)]
-            others = {replace(cell, **{axis: 0}) for cell in here}
-            assert len(here) >= 2 and len(others) == 1
 
 
 def test_the_page_of_scale(tmp_path: Path) -> None:

@@ -132,30 +132,6 @@ def test_other_content_of_one_size_and_time(folder: Path, any_size: list[str]) -
     assert prepared(folder, relations=["channel"], load_col=None).item_feat is None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"eval_args": {"split": {"LS": "valid_and_test"}}},
-        {"user_inter_num_interval": "[4,inf)"},
-        {"TIME_FIELD": "stars", "relations": ["brand"]},
-        {"seq_len": {"tags": 1}},
-    ],
-    ids=str,
-)
-def test_another_option(folder: Path, any_size: list[str], options: dict) -> None:
-    try:
-        want = all_of(prepared(folder, cache=False, **options))
-    except Exception as error:
-        want = str(error)
-    del any_size[:]
-    prepared(folder)
-    try:
-        assert all_of(prepared(folder, **options)) == want
-    except Exception as error:
-        assert str(error) == want
-    assert len(any_size) >= 4, "text was read for each"
-
-
 def test_options_of_model_and_training_share_one(folder: Path, any_size: list[str]) -> None:
     prepared(folder)
     prepared(folder, hidden_size=16, MAX_ITEM_LIST_LENGTH=3, topk=[1], valid_metric="MRR@1")
@@ -276,23 +252,6 @@ def test_a_cache_of_somebody_else_is_not_read(
     (tmp_path / "no one").touch()  # no folder can be made in it
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no one"))
     assert all_of(prepared(folder)) == want
-
-
-def test_no_byte_may_change(tmp_path: Path) -> None:
-    arrays = {
-        "a": np.arange(3),
-        "empty": np.empty((0, 2), dtype=bool),
-        "text": np.array(["x", "äö"]),
-    }
-    write_arrays(tmp_path / "one", arrays, {"plain": [1.5, None]}, b"key")
-    found, about = read_arrays(tmp_path / "one", b"key")
-    assert facts(dict(found)) == facts(arrays) and about == {"plain": [1.5, None]}
-    whole = (tmp_path / "one").read_bytes()
-    for n in (*range(0, len(whole), 17), *range(len(whole) - 40, len(whole))):
-        for damaged in (whole[:n], whole[:n] + bytes([whole[n] ^ 128]) + whole[n + 1 :]):
-            (tmp_path / "one").write_bytes(damaged)
-            with pytest.raises(ValueError):
-                read_arrays(tmp_path / "one", b"key")
 
 
 def test_off_and_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

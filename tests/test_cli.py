@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import recbole_pos
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.main import main
-from recbole_pos.cli.parser import config_files, parse_overrides, split_options
+from recbole_pos.cli.parser import parse_overrides, split_options
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
@@ -121,13 +122,35 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out == f"recbole-pos {recbole_pos.__version__}\n"
 
 
-def test_values_with_spaces_may_follow_lists(monkeypatch) -> None:
-    """argparse would take such a value for one more file."""
-    seen = {}
-    monkeypatch.setattr("recbole_pos.experiment.run.run", lambda *a, **k: seen.update(given=a))
-    files = ["--config_files", "a.yaml", "b.yaml", "--eval_args={target: last}"]
-    assert main(["-m", "Pop", "-d", "x", *files]) == 0
-    assert seen["given"][2:] == (["a.yaml", "b.yaml"], {"eval_args": {"target": "last"}})
+def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
+    """What the command line has comes first; a value that cannot be names its variable."""
+    taken: list[Any] = []
+    monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: taken.append(given))
+    monkeypatch.setattr(
+        "recbole_pos.serve.recommend.write_recommendations", lambda *given: taken.append(given)
+    )
+    for name, text in {
+        "RUN_DIR": "live",
+        "PORT": "90",
+        "ALLOW_RELOAD": "true",
+        "EXCLUDE_SEEN": "0",
+        "K": "7",
+    }.items():
+        monkeypatch.setenv(f"RECBOLE_POS_{name}", text)
+    assert main(["serve", "--threads", "3"]) == 0
+    folders, settings = taken.pop()
+    assert folders == {"default": "live"}
+    assert (settings.port, settings.threads, settings.allow_reload) == (90, 3, True)
+    assert main(["serve", "A=a", "B=b", "--port", "91"]) == 0
+    folders, settings = taken.pop()
+    assert folders == {"A": "a", "B": "b"} and settings.port == 91
+    assert main(["recommend"]) == 0
+    request, _ = taken.pop()
+    assert (request.run_dir, request.k, request.exclude_seen) == ("live", 7, False)
+    monkeypatch.setenv("RECBOLE_POS_PORT", "http")
+    assert main(["serve"]) == 2
+    assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err
+    assert main(["models"]) == 0  # others do not read it
 
 
 def test_overrides_are_yaml() -> None:
@@ -143,12 +166,6 @@ def test_the_script_is_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "-m", "x", "-d", "y"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True)
     assert done.returncode == 2 and "unknown model 'x'" in done.stderr
-
-
-def test_names_of_config_files_may_have_spaces(tmp_path: Path) -> None:
-    spaced = tmp_path / "my best.yaml"
-    spaced.write_text("epochs: 1")
-    assert config_files([str(spaced), "a.yaml b.yaml"]) == [str(spaced), "a.yaml", "b.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import yaml
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import (
@@ -110,7 +111,7 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     experiment.trainer.fit(
         experiment.loaders["train"], experiment.loaders["valid"], saved=False, verbose=False
     )
-    experiment.trainer._tensorboard()
+    make_loggers(config)
     keys = set(read_yaml(ROOT / "model" / f"{model}.yaml"))
     if model in MODELS:
         keys |= set(overall_defaults())

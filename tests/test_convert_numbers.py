@@ -70,6 +70,9 @@ def test_what_may_be_two_numbers_is_said(
         assert found == cells
         assert convert(tmp_path, cells, "--type", "amount=float") == 2
     assert column["notes"] or "_" in cells[0]
+    if " " in cells[0]:  # or two names, unless something has a decimal
+        assert "--thousands" in str(column["notes"])
+        assert convert(tmp_path, [*cells, "1 000.5"], "--table=amount=inter")[0] == "float"
     words = [word.replace("' '", " ") for word in options.replace("=' '", "='_'").split()]
     words = [word.replace("'_'", " ") for word in words]
     kind, found, _ = convert(tmp_path, cells, "--table=amount=inter", *words)

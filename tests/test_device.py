@@ -18,7 +18,7 @@ from recbole_pos import distributed
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import training_loader
-from recbole_pos.distributed import Share
+from recbole_pos.distributed import Shard
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.loss_watch import LATE
@@ -157,7 +157,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
 def loader_of(made: Experiment) -> Any:
     """A fresh one, whose log is on the host."""
     return training_loader(
-        made.config, made.loaders["train"]._dataset, made.trainer.adapter.needs()
+        made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
     )
 
 
@@ -251,7 +251,7 @@ def test_a_part_is_gathered_without_copies(tiny: Path, monkeypatch) -> None:
         whole = [len(batch) for batch in loader]
         parts = []
         for rank in range(2):
-            loader.divide(Share(rank, 2))
+            loader.divide(Shard(rank, 2))
             batches = loader.batches_on(ELSEWHERE, "always")
             found = [next(batches)]
             with no_reads():

@@ -25,7 +25,8 @@ from recbole_pos.experiment.evaluation import ranks_of_test
 ELSEWHERE = {
     *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile", "batch_shapes"),
     *("precision", "enable_amp", "enable_scaler", "eval_batch_size", "reproducibility"),
-    *("show_progress", "tensorboard", "log_wandb", "data_path", "plugins", "model", "dataset"),
+    *("show_progress", "tensorboard", "logger", "log_wandb", "data_path", "plugins"),
+    *("model", "dataset"),
     *("seed", "init_from", "train_only", "update_from", "new_items", "metric_decimal_place"),
     # how files are written and fields are called: another value does not fit the files at hand
     *("encoding", "field_separator", "seq_separator", "column_types", "load_col"),
@@ -100,7 +101,7 @@ def base_of(model: str, shops: Path) -> dict[str, Any]:
         **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), 8),
         **{"n_layers": 2, "n_heads": 1, "MAX_ITEM_LIST_LENGTH": 5, "epochs": 3, "topk": [3, 5]},
         **{"valid_metric": "NDCG@3", "show_progress": False, "learning_rate": 0.05},
-        **{"train_batch_size": 32, "eval_batch_size": 64, "load_col": shop.LOAD, "cache": False},
+        **{"train_batch_size": 64, "eval_batch_size": 256, "load_col": shop.LOAD, "cache": False},
         **{"selected_features": ["brand", "tags", "price"], "numerical_features": ["price"]},
         **{"relations": ["brand", {"field": "price"}, "country"], "relation_size": 4},
         **{"filter_inter_by_user_or_item": False, "data_path": str(shops)},

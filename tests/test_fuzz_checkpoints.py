@@ -125,7 +125,7 @@ def test_every_damage_is_refused_or_harmless(
         return made.trainer, made.loaders["train"]
 
     def weights() -> dict[str, Tensor]:
-        return training_state.weights_of(trainer.model)["state_dict"]
+        return training_state.extract_weights(trainer.model)["state_dict"]
 
     trainer, loader = fresh()
     untouched, outcomes = copy.deepcopy(weights()), collections.Counter()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_pos.data import gathering
-from recbole_pos.data.batch import Needs
+from recbole_pos.data.batch import BatchRequirements
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
 from recbole_pos.data.windows import Windows, training_windows
@@ -44,7 +44,9 @@ def example(sizes: list[int], longest: int, stride: int) -> tuple[EventLog, Wind
 def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> None:
     log, windows = example(sizes, longest, stride)
     batch = np.array(places) % len(windows.start)
-    found = WindowGatherer(log, windows, Needs(times=True, events=True), CPU).gather(batch)
+    found = WindowGatherer(log, windows, BatchRequirements(times=True, events=True), CPU).gather(
+        batch
+    )
     events, lengths, positions, targets = [], [], [], []
     for w in batch:
         for event in range(windows.start[w], windows.end[w]):

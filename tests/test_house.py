@@ -17,7 +17,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("runs", "inspect", "tune", "serve", "public", "study", "cli"),
+    *("runs", "inspect", "tuning", "serve", "public", "study", "cli"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_ray_stays_in_its_rooms() -> None:
     found = {name for name, all_ in GRAPH.items() if "ray" in all_}
     assert {_room(name) for name in found - {"recbole_pos.serve.on_ray"}} <= {
         "runs",
-        "tune",
+        "tuning",
         "study",
     }
 

@@ -15,6 +15,7 @@ import recbole_pos
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.identity import changes, identity
 from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment.run import load
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_changed_attributes_are_refused(
     # a shop goes on recommending, and is reported
     assert recbole_pos.Recommender.load(run).changed == sorted(sum(changed.values(), []))
     for refused in (
-        lambda: recbole_pos.load(run),
+        lambda: load(run),
         lambda: recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False),
     ):
         with pytest.raises(CheckpointError, match=f"the values of {names}, or the order of "):

@@ -80,26 +80,6 @@ def test_attention_maps_average_the_weights(experiment) -> None:
     assert attention_maps(experiment("FPARec").model, loader) is None
 
 
-def test_what_is_told_of_rows_is_what_they_sum_to(experiment) -> None:
-    """All of a history, the newest part of longer ones, and attention without softmax."""
-    made = experiment("PosSASRec")
-    whole, part = (attention_maps(made.model.eval(), made.loaders["test"], n) for n in (12, 5))
-    for found in (whole, part):
-        for sums in found.sums:
-            np.testing.assert_allclose(sums, 1, rtol=1e-5)
-    assert whole.caption == f"{whole.histories} histories of 12 events; every row sums to one"
-    for layer in whole.weights:
-        np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
-    rows = np.stack([layer.sum(-1) for layer in part.weights])
-    assert rows.max() < 0.999
-    sums = f"rows sum to {rows.min():.2f} to {rows.max():.2f}, the rest is on older events"
-    start = f"newest 5 of up to 12 events of {part.histories} histories"
-    assert part.caption == f"{start}; {sums}"
-    signed = experiment("PosSASRec", block="hstu")
-    reported = attention_maps(signed.model.eval(), signed.loaders["test"], 5).caption
-    assert reported == f"{start}; rows of this attention do not sum to one"
-
-
 @pytest.mark.parametrize(
     ("model", "files"),
     [
@@ -141,23 +121,14 @@ def line(epoch: int, score: float | None = 0.5, **others) -> bytes:
 WHOLE = line(0) + line(1)
 LINE_3 = {
     "binary rubbish": b"\x80\x00\xff\xfe{\n",
-    "half a line in the middle": line(2)[:20] + b"\n" + line(3),
-    "a list": b"[1, 2]\n",
     "nested too deeply": b"[" * 100_000 + b"\n",
-    "no epoch": b'{"loss": 1.0, "valid": null}\n',
     "no valid": b'{"epoch": 2, "loss": 1.0}\n',
     "epoch is true": line(True),
-    "epoch is a fraction": line(2.5),
-    "epoch out of range": line(10**30),
     "an earlier epoch": line(0),
     "loss is NaN": line(2, loss=float("nan")),
     "loss too large to draw": line(2, loss=1e308),
-    "loss has a thousand digits": line(2, loss=10**1000),
-    "loss is text": line(2, loss="1.0"),
-    "valid is a list": line(2, valid=[0.5]),
     "metric missing": line(2, valid={"hit@10": 0.5}),
     "metric is infinite": line(2, float("inf")),
-    "metric is true": line(2, valid={METRIC: True}),
 }
 
 

@@ -15,11 +15,9 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.inspect import distance, periods
-from recbole_pos.inspect.attention_report import draw_measures
+from recbole_pos.inspect import distance
 from recbole_pos.inspect.attention_weights import attention_layers, layer_inputs
 from recbole_pos.inspect.distance import measure, measure_attention, sample_histories
-from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.position.rotary import RotaryPosition
 
@@ -100,39 +98,6 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
     want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
     np.testing.assert_allclose(found.layers, want, rtol=1e-9, atol=1e-9)
     assert found.rescaled == ("positional_mask" in options)
-
-
-def test_equal_attention(experiment) -> None:
-    """Without queries, the last of t looks back (t - 1) / 2 on average, with entropy ln t."""
-    made = experiment("PosSASRec", position=["nope"])
-    for layer in attention_layers(made.model):
-        layer.query.weight.data.zero_()
-    sample = sample_histories(made.model.eval(), made.loaders["test"], 100, 5, seed=0)
-    found = measure_attention(made.model, sample)
-    last = [np.mean((sample.lengths - 1) / 2), np.mean(np.log(sample.lengths))]
-    for values in (*found.layers, found.uniform[..., None]):
-        np.testing.assert_allclose(values[1, :2], np.array(last)[:, None] + 0 * values[1, :2])
-        np.testing.assert_allclose(values, found.uniform[..., None] + 0 * values, rtol=1e-6)
-
-
-def test_attention_without_softmax_is_rescaled(experiment, monkeypatch) -> None:
-    made = experiment("PosSASRec", position=["alibi"])
-    sample = sample_histories(made.model.eval(), made.loaders["test"], 9, 5, seed=0)
-    plain = measure_attention(made.model, sample)
-    of_softmax = MultiHeadAttention.weights
-    monkeypatch.setattr(MultiHeadAttention, "weights", lambda *given: -3 * of_softmax(*given))
-    signed = measure_attention(made.model, sample)
-    np.testing.assert_allclose(signed.layers, plain.layers, rtol=1e-5)
-    assert signed.rescaled and not plain.rescaled
-
-
-def test_without_times_there_are_no_hours(experiment, tmp_path: Path) -> None:
-    made = experiment("PosSASRec", n_layers=1)
-    made.model.TIME_SEQ = "nowhere"
-    sample = sample_histories(made.model.eval(), made.loaders["test"], 9, 5, seed=0)
-    found = measure_attention(made.model, sample)
-    assert found.layers[0].shape == (2, 2, 2) and found.uniform.shape == (2, 2)
-    assert draw_measures(found, "", tmp_path / "a.png").is_file()
 
 
 def test_samples_are_users(experiment) -> None:
@@ -222,12 +187,6 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
     for text in ("periods of rope, layer 1", "149", "a week", "34", "(1 plane without time)"):
         assert text in printed
     assert (run / "periods.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_words_for_heads_and_periods() -> None:
-    assert periods.spans((1, 2, 3, 5)) == "1-3, 5"
-    assert periods.near(24 * 1.149) == "day" and periods.near(24 * 1.151) == ""
-    assert periods.near(7 * 24 * 0.851) == "week" and periods.near(1) == ""
 
 
 @pytest.mark.parametrize(

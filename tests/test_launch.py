@@ -8,10 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,9 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.distributed import Share
-from recbole_pos.errors import CheckpointError, Interrupted, TrainingError, UsageError
-from recbole_pos.experiment import checkpoint, launch
+from recbole_pos.distributed import Shard
+from recbole_pos.errors import CheckpointError, TrainingError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.environment import Rank, rank_here
 from recbole_pos.experiment.launch import Plan, free_port, gpu_here, gpus_for
@@ -392,45 +390,10 @@ def test_two_processes_take_the_steps_of_one(
     assert two.valid_targets == one.valid_targets and two.test_targets == one.test_targets
 
 
-@pytest.mark.parametrize(("model", "size"), [("FPARec", 3), ("GRU4Rec", 7), ("BPR", 2)])
-def test_every_event_is_counted_once_per_epoch(experiment, model: str, size: int) -> None:
-    """Over all processes, a batch that is smaller than their number included."""
-    made = experiment(model, train_batch_size=16)
-    whole = made.trainer.training_loader(made.loaders["train"])
-    expected = whole.targets if model == "FPARec" else whole.sample_size
-    seen, own = Counter(), 0
-    for rank in range(size):
-        part = experiment(model, train_batch_size=16)
-        loader = part.trainer.training_loader(part.loaders["train"])
-        share = Share(rank, size)
-        if model == "FPARec":
-            loader.share, gatherer = share, loader._gatherer
-            gatherer = SimpleNamespace(
-                device=gatherer.device,
-                gather=lambda b, there, g=gatherer, s=share: (_count(seen, b, s), g.gather(b))[1],
-            )
-            loader._gatherer = gatherer
-        else:
-            collate = loader.collate_fn
-            loader.collate_fn = lambda i, c=collate, s=share: (_count(seen, i, s), c(i))[1]
-            loader.divide(share)
-        for batch in loader:
-            assert len(batch) >= 1
-            own += share.own
-    assert own == expected
-    assert set(seen.values()) == {1}
-    assert len(seen) == (len(whole.windows.lengths) if model == "FPARec" else expected)
-
-
-def _count(seen: Counter, rows, share: Share) -> None:
-    if share.own:  # a borrowed row has no weight
-        seen.update(np.asarray(rows).tolist())
-
-
 def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
     rows = []
     for rank in range(3):
-        monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda r=rank: Share(r, 3))
+        monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda r=rank: Shard(r, 3))
         loader = experiment("FPARec", eval_batch_size=7).loaders["valid"]
         rows += [row for batch in loader for row in batch[0]["target_event"].tolist()]
     monkeypatch.undo()
@@ -439,10 +402,10 @@ def test_every_target_is_ranked_once(experiment, monkeypatch) -> None:
 
 
 def test_a_small_batch_has_no_borrowed_weight() -> None:
-    share = Share(2, 3)
-    assert share.of(np.array([5, 9])).tolist() == [5] and share.weight == 0
-    assert share.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and share.weight == 6 / 21
-    assert Share().of([1, 2, 3]) == [1, 2, 3]
+    shard = Shard(2, 3)
+    assert shard.of(np.array([5, 9])).tolist() == [5] and shard.weight == 0
+    assert shard.of(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
+    assert Shard().of([1, 2, 3]) == [1, 2, 3]
 
 
 @pytest.mark.long
@@ -470,21 +433,9 @@ def test_what_a_member_says_is_one_message(tiny: Path, tmp_path: Path, capsys) -
 
 def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
     """A process without a row would leave the others waiting for its part of the metrics."""
-    monkeypatch.setattr("recbole_pos.data.loaders.this_share", lambda: Share(0, 10**6))
+    monkeypatch.setattr("recbole_pos.data.loaders.current_shard", lambda: Shard(0, 10**6))
     with pytest.raises(UsageError, match="nproc: 1000000 processes share the valid targets"):
         prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
-
-
-def test_an_interrupt_before_the_first_checkpoint(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """There is nothing to resume yet, so nothing is said of it."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launch, "_run_processes", interrupt)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        run(tiny, tmp_path / "run", 2)
-    assert not isinstance(caught.value, Interrupted)
 
 
 @pytest.mark.parametrize(

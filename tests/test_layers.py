@@ -22,6 +22,7 @@ from recbole_pos.layers.hstu import HSTULayer, PointwiseAttention
 from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
 from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.position.compose import Compose
+from recbole_pos.position.kernel import FullFactor, ToeplitzFactor
 from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -232,6 +233,20 @@ def test_triangular_product(t: int, band: int) -> None:
     got = torch.autograd.grad((out * g).sum(), (weight, x))
     want = torch.autograd.grad(((toeplitz_matrix(weight, t) @ x) * g).sum(), (weight, x))
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kind", [lambda: FullFactor(N), lambda: ToeplitzFactor(N, 3)])
+def test_factors_of_the_kernel_learn(kind) -> None:
+    """Weights and what they mix, by finite differences."""
+    factor, ctx = kind(), context()
+    shake(factor)
+    x = torch.randn(20, 1, 2, requires_grad=True)
+
+    def mixed(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(factor, {"weight": weight}, (x, ctx))
+
+    assert torch.autograd.gradcheck(mixed, (factor.weight.detach().requires_grad_(), x))
+    assert torch.autograd.grad(mixed(factor.weight, x).square().sum(), factor.weight)[0].any()
 
 
 @pytest.mark.parametrize("t", [33, 64, 101])

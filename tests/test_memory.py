@@ -43,6 +43,19 @@ def test_weights_that_cannot_fit(
         prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems say no by themselves")
+def test_what_a_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than its own limit; and no more than is free, while a model is made."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "free_memory", lambda: 2**28)
+        with pytest.raises(MemoryError), memory.limited_memory():
+            bytearray(2**30)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, resource.RLIM_INFINITY))
+    assert memory.memory() == 2**20
+
+
 def test_scores_of_a_batch_must_fit(tiny: Path, monkeypatch: Any) -> None:
     """Of all items; of a part of them where a model is evaluated part by part."""
     configs = {

@@ -32,6 +32,16 @@ COMMANDS = {
     "config": "run -m FPARec -d ml-100k --config_files {}",
     "histories": "recommend run --histories {}",
     "data": "recommend run --data_path {}",
+    "dataset": "run -m Pop -d {}",
+    "dataset_path": "run -m Pop -d {}/shop",
+    "data_path": "run -m Pop -d shop --data_path {}",
+    "split": "run -m Pop -d ml-100k --benchmark_filename=[{},b]",
+    "suffix": "run -m Pop -d ml-100k --additional_feat_suffix=[{}]",
+    "init_from": "run -m PosSASRec -d ml-100k --init_from={}",
+    "update_from": "run -m PosSASRec -d ml-100k --update_from={}",
+    "convert": "convert {}",
+    "space": "tune -m FPARec -d ml-100k --space={}",
+    "to": "export run --to {}",
 }
 
 
@@ -55,8 +65,12 @@ def refused(command: str, path: str, capsys: pytest.CaptureFixture) -> str:
 def test_a_name_that_no_file_can_have(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, kind: str
 ) -> None:
+    """And nothing is left behind."""
     monkeypatch.chdir(folder)
-    refused(COMMANDS[kind], "x" * 5000, capsys)
+    there = set(folder.iterdir())
+    for length in (300, 5000):
+        refused(COMMANDS[kind], "x" * length, capsys)
+    assert set(folder.iterdir()) == there
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS)[:10])
@@ -117,22 +131,34 @@ def test_a_forged_result_is_refused(
 
 
 def test_a_forged_configuration_is_refused(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """One text of each kind; every option is held against the table of options."""
+    """By two commands each, which all read it alike; every option is held against its table."""
     file = folder / "run" / "config.yaml"
     good = file.read_text()
     try:
-        for text in (
-            "[1]",
-            "model: FPARec",
-            "model: [FPARec]\ndataset: tiny",
-            f"{good}\nepochs: .inf",
-            f"{good}\nepochs: two" + "\nx: " + "[" * 5000,
-            good.replace("dataset: tiny", "dataset: {tiny: 1}"),
-            good.replace("model: FPARec", 'model: "\\ud800"'),
-            good.replace("hidden_size: 16", "hidden_size: sixteen"),
+        for number, text in enumerate(
+            (
+                "[1]",
+                "model: FPARec",
+                "model: [FPARec]\ndataset: tiny",
+                f"{good}\nepochs: .inf",
+                f"{good}\nepochs: two" + "\nx: " + "[" * 5000,
+                good.replace("dataset: tiny", "dataset: {tiny: 1}"),
+                good.replace("model: FPARec", 'model: "\\ud800"'),
+                good.replace("hidden_size: 16", "hidden_size: sixteen"),
+            )
         ):
             file.write_text(text)
-            for kind in ("recommend", "evaluate", "update", "attach", "resume"):
+            for kind in ("recommend", ("evaluate", "update", "attach", "resume")[number % 4]):
                 refused(COMMANDS[kind], str(folder / "run"), capsys)
     finally:
         file.write_text(good)
+
+
+@pytest.mark.parametrize("content", [b"PAR1 nothing PAR1", b"", bytes(range(256)) * 9])
+@pytest.mark.parametrize("name", ["shop.inter", "shop.inter.parquet"])
+def test_damaged_files(
+    content: bytes, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / name).write_bytes(content)
+    assert name in refused("run -m Pop -d shop --data_path {}", str(tmp_path), capsys)

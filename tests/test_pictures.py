@@ -17,12 +17,12 @@ from recbole_pos.inspect.attention_report import draw_measures, draw_periods
 from recbole_pos.inspect.distance import Measured
 from recbole_pos.inspect.encoding import agreement, draw_encoding
 from recbole_pos.inspect.periods import Periods
-from recbole_pos.inspect.pictures import VERMILION, draw_triangles, new_figure, write
+from recbole_pos.inspect.pictures import draw_triangles, new_figure, write
 from recbole_pos.inspect.relation_use import RelationUse, draw_relations
 from recbole_pos.inspect.run_pictures import draw_attention, draw_curves, draw_kernel
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tune.plot import draw
-from recbole_pos.tune.record import Trial
+from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.record import Trial
 
 SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
@@ -185,13 +185,6 @@ def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, pictu
             )
 
 
-@pytest.mark.parametrize("epochs", [1, 3, 400])
-def test_epochs_are_whole(figures: dict[str, Figure], tmp_path: Path, epochs: int) -> None:
-    curves(epochs, SHORT)(tmp_path / "curves.png")
-    for panel in figures["curves.png"].axes:
-        assert all(tick == int(tick) for tick in panel.get_xticks())
-
-
 def test_heat_maps_are_of_events_from_the_newest(figures: dict, tmp_path: Path) -> None:
     attention(2, 2, 30, SHORT)(tmp_path / "attention.png")
     panels = [panel for panel in figures["attention.png"].axes if panel.images][:4]
@@ -225,39 +218,6 @@ def test_scales(figures: dict, tmp_path: Path) -> None:
     assert figures["kernel.png"].axes[0].images[0].get_clim() == (0, 1)
     draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), "weight", tmp_path / "a.png")
     assert figures["a.png"].axes[0].images[0].get_clim() == (-0.5, 0.5)
-
-
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_marks_of_a_search_have_the_colour_of_their_lines(
-    figures: dict, tmp_path: Path, mode: str
-) -> None:
-    search(["learning_rate", "n"], 12, SHORT, mode)(tmp_path / "curves.png")
-    panel = figures["curves.png"].axes[0]
-    lines = [line for line in panel.lines if len(line.get_xdata()) > 1]
-    marks = [line for line in panel.lines if len(line.get_xdata()) == 1]
-    stars = [mark for mark in marks if mark.get_marker() == "*"]
-    assert len(lines) == 12 and len(stars) == 1
-    for line in lines:
-        end = line.get_xdata()[-1], line.get_ydata()[-1]
-        (mark,) = (
-            m for m in marks if m not in stars and (m.get_xdata()[0], m.get_ydata()[0]) == end
-        )
-        assert mark.get_color() == line.get_color()
-    (best,) = (line for line in lines if line.get_color() == VERMILION)
-    # trial 11 has failed
-    assert stars[0].get_color() == VERMILION and stars[0].get_ydata()[0] == max(best.get_ydata())
-    number = {"max": 10, "min": 0}[mode]
-    assert f"best: trial {number}, epoch 3" in figures["curves.png"].get_suptitle()
-    legend = figures["curves.png"].legends[0]
-    shown = {
-        t.get_text(): h.get_color()
-        for t, h in zip(legend.texts, legend.legend_handles, strict=True)
-    }
-    assert {text for text, color in shown.items() if color == VERMILION} == {
-        text for text in shown if "the best" in text
-    }
-    thick = [line for line in figures["parallel.png"].axes[0].lines if line.get_linewidth() > 2]
-    assert [line.get_ydata()[-1] for line in thick] == [{"max": 1.0, "min": 0.0}[mode]]
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

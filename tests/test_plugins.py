@@ -29,7 +29,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
-from recbole_pos.model.models import ADDED, name_of
+from recbole_pos.model.models import ADDED, registered_name
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, adapter
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -106,7 +106,7 @@ def test_names_of_classes(tiny: Path) -> None:
     assert PosConfig("FPARec", "tiny", None, options(tiny))["hidden_size"] == 64
     for model in (FPARec, SASRec, BPR):
         assert PosConfig(model, "tiny", None, {"data_path": str(tiny)})["model"] == model.__name__
-    assert list(ADDED) == ["SmallFPARec"] and name_of(FPARec) == "FPARec"
+    assert list(ADDED) == ["SmallFPARec"] and registered_name(FPARec) == "FPARec"
     assert PosConfig(LightGCN, "tiny", None, options(tiny))["n_layers"] == 2  # not among the listed
 
 
@@ -332,35 +332,6 @@ def test_wrong_plugins(here: Path, tiny: Path, text: str, given: Any, named: str
     assert str(here) not in sys.path or text
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        ("run -m TinyGRU -d tiny --plugin=[my_models]", "did you mean plugins?"),
-        ("run -m TinyGRU --plugin=[my_models] --help", "did you mean plugins?"),
-        ("models --plugin my_models", "did you mean --plugins?"),
-        ("models --plugins=no_models", "no module 'no_models'"),
-    ],
-)
-def test_an_option_that_is_nearly_plugins(here: Path, capsys, command: str, named: str) -> None:
-    assert main(command.split()) == 2
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_run_of_a_module_in_fresh_processes(here: Path, tiny: Path) -> None:
-    """A run, its resumption and its use know the module; elsewhere its name says what to do."""
-    call(here, "-m", "recbole_pos.cli.main", "run", "-m", "TinyGRU", "-d", "tiny",
-         "--plugins=[my_models]", f"--data_path={tiny}", "--epochs=1", "--run_dir=out",
-         "--hidden_size=8", "--quiet")  # fmt: skip
-    main_ = "import sys\nfrom recbole_pos.cli.main import main\n"
-    call(here, "-c", f"{main_}import my_models\nsys.exit(main(['recommend', 'out']))")
-    (here / "elsewhere").mkdir()
-    message = call(here / "elsewhere", "-c",
-                f"{main_}main(['recommend', '../out'])\n{MODULE}{REGISTER}"
-                "print(type(recbole_pos.load('../out').model))\n")  # fmt: skip
-    assert "module 'my_models' is not installed" in message and "__main__.TinyGRU" in message
-
-
 # --- other processes ---
 
 
@@ -375,18 +346,6 @@ recbole_pos.run(TinyGRU, "tiny", None, given, run_dir="gru", nproc=2, verbose=Fa
     (tmp_path / "script.py").write_text(f'if __name__ == "__main__":\n{indented}\n')
     call(tmp_path, "script.py")
     assert (tmp_path / "gru" / "result.json").is_file()
-
-
-@pytest.mark.long
-def test_trials_of_a_search_know_classes_of_this_process(tiny: Path, mine, tmp_path: Path) -> None:
-    recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
-    (tmp_path / "space.yaml").write_text("gru_width: {choice: [1, 2]}\n")
-    found = recbole_pos.search(
-        mine.TinyGRU, "tiny", tmp_path / "space.yaml", None, options(tiny, hidden_size=8),
-        searcher="grid", max_concurrent=1, run_dir=tmp_path / "out", verbose=False,
-    )  # fmt: skip
-    assert [trial.state for trial in found.trials] == ["finished"] * 2
-    assert recbole_pos.load(tmp_path / "out" / "best").model.gru.num_layers == 1
 
 
 def test_what_this_process_knows_is_sent_to_others(here: Path, tiny: Path, mine) -> None:
@@ -537,7 +496,7 @@ def test_a_package_brings_them(package: Path, tiny: Path, mine) -> None:
     assert config["recency_slope"] == 2.0 and "plugins" not in config.plain
     from my_package.parts import Markov
 
-    assert name_of(Markov) == "Markov"
+    assert registered_name(Markov) == "Markov"
     recbole_pos.register_model(Markov)  # by hand too
 
 

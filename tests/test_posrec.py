@@ -8,7 +8,6 @@ import reference_graph as reference
 import torch
 from reference_graph import SESSIONS
 
-import recbole_pos
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 
@@ -101,14 +100,6 @@ def test_encodings_get_the_length_of_the_session(experiment, monkeypatch, positi
     assert seen[0][2].tolist() == [len(s) for s in SESSIONS for _ in set(s)]
 
 
-def test_dropout_stands_before_and_in_the_transformer(experiment, monkeypatch) -> None:
-    model = experiment("PosRec", hidden_dropout_prob=0.5).model.train()
-    seen = []
-    monkeypatch.setattr(model.trm_encoder, "forward", lambda x, ctx: seen.append(x) or x)
-    states(model, SESSIONS)
-    assert 0.3 < (seen[0] == 0).float().mean() < 0.7
-
-
 @pytest.mark.parametrize("name", ["PosRec", "FGNN"])
 def test_prefix_windows_give_the_loss_of_recboles_rows(experiment, name: str) -> None:
     """Each training target once, with what is before it; scores are products (equation 11)."""
@@ -127,29 +118,6 @@ def test_prefix_windows_give_the_loss_of_recboles_rows(experiment, name: str) ->
         torch.testing.assert_close(scores[row], states(model, [session])[0] @ table.T)
     wanted = scores[torch.arange(20), rows["item_id"][:20]]
     torch.testing.assert_close(model.predict(rows[:20]), wanted)
-
-
-def test_batches_hold_prefixes_of_like_length(experiment) -> None:
-    made = experiment("PosRec", MAX_ITEM_LIST_LENGTH=12)
-    loader = made.trainer.training_loader(made.loaders["train"])
-    spread = [int(batch.lengths.max() - batch.lengths.min()) for batch in loader]
-    assert np.mean(spread) <= 1.5
-    epochs = []
-    for epoch in (1, 1, 2):
-        loader.set_epoch(epoch)
-        epochs.append([batch.items.tolist() for batch in loader])
-    assert epochs[0] == epochs[1] != epochs[2]
-
-
-@pytest.mark.parametrize("name", ["PosRec", "FGNN"])
-def test_gradients_of_extreme_sessions(experiment, name: str) -> None:
-    """One item, alone or repeated, and the longest line there can be."""
-    model = experiment(name, hidden_size=16).model
-    for length in (1, 12):
-        found = states(model, [[3] * length, list(range(1, length + 1))])
-        found.square().sum().backward()
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        assert all(grad.isfinite().all() for grad in grads)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +139,3 @@ def test_states_of_several_positions_are_refused(experiment) -> None:
     items, ctx = packed(SESSIONS)
     with pytest.raises(ValueError, match="24 positions of 6 sessions"):
         experiment("PosRec").model.states(items, ctx, None)
-
-
-@pytest.mark.parametrize(("name", "lambda_2"), [("diginetica", 1.0), ("yoochoose", 0.5)])
-def test_presets_are_those_of_the_paper(name: str, lambda_2: float) -> None:
-    config = recbole_pos.config.posconfig.PosConfig(None, "ml-100k", [f"posrec/{name}.yaml"])
-    assert config["model"] == "PosRec" and config["lambda_2"] == lambda_2
-    assert config["train_batch_size"] == config["hidden_size"] == 100
-    assert (config["learning_rate"], config["lr_decay_rate"]) == (1e-3, 0.1)
-    assert (config["lr_decay_step"], config["epochs"]) == (3, 4)
-    assert config["lambda_0"] == config["lambda_1"] == config["graph_layers"] == 1
-    assert config["weight_decay"] > 0

@@ -41,7 +41,7 @@ def test_windows(experiment, model: str, options: dict[str, Any]) -> None:
     made = experiment(model, **options)
     one = made.model.train()
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
-    prepared = made.trainer.adapter.needs().prepare
+    prepared = made.trainer.adapter.requirements().prepare
     values = found(one, lambda batch: one.window_loss(prepared(batch)), batch)
     for value, other in zip(values, found(one, one.window_loss, batch), strict=True):
         assert (value is other is None) or torch.equal(value, other)
@@ -62,21 +62,23 @@ def test_rows(experiment, model: str, options: dict[str, Any]) -> None:
     one = made.model.train()
     whole = made.loaders["train"]._dataset
     rows = whole[np.flatnonzero(whole.inter_feat[one.ITEM_SEQ_LEN].numpy() < 7)[:20]]
-    needs = made.trainer.adapter.needs()
-    packed = needs.pack(rows)
+    requirements = made.trainer.adapter.requirements()
+    packed = requirements.pack(rows)
     width = packed.width if isinstance(packed, SequenceBatch) else packed[one.ITEM_SEQ].size(1)
     assert width <= 6 and rows[one.ITEM_SEQ].size(1) == 9
     loss = made.trainer.adapter.loss(packed=False)
-    values = found(one, lambda rows: loss(needs.pack(rows)), rows)
+    values = found(one, lambda rows: loss(requirements.pack(rows)), rows)
     for value, other in zip(values, found(one, loss, rows), strict=True):
         torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-7)
 
 
 def test_a_class_of_ones_own_keeps_its_own_loss_of_rows(experiment) -> None:
     made = experiment("FPARec", augmentation="prefix")
-    assert adapter(made.config, made.model).needs().pack is not None
-    made.model.__class__ = type("Mine", (type(made.model),), {"states_of": lambda self, rows: 0})
-    assert adapter(made.config, made.model).needs().pack is None
+    assert adapter(made.config, made.model).requirements().pack is not None
+    made.model.__class__ = type(
+        "Mine", (type(made.model),), {"compute_states": lambda self, rows: 0}
+    )
+    assert adapter(made.config, made.model).requirements().pack is None
 
 
 def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
@@ -88,7 +90,7 @@ def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
         threads.add(threading.get_ident())
         return made.model.prepare(batch)
 
-    object.__setattr__(loader.needs, "prepare", prepare)
+    object.__setattr__(loader.requirements, "prepare", prepare)
     assert isinstance(loader, WindowLoader)
     here = [batch.prepared for batch in loader.batches_on(torch.device("cpu"), "auto")]
     assert set(here) == {None} and not threads  # a CPU has the model do it

@@ -20,9 +20,10 @@ from recbole.utils.case_study import full_sort_scores, full_sort_topk
 
 import recbole_pos
 from recbole_pos import compat
-from recbole_pos.config.posconfig import PosConfig, plain_of
+from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.recbole_file import read
+from recbole_pos.experiment.run import load
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
@@ -84,7 +85,7 @@ def test_the_checkpoint_of_a_run_is_loaded_by_recbole(tiny: Path) -> None:
 def test_a_configuration_of_recbole_is_the_same_as_ours(tiny: Path) -> None:
     given = {"data_path": str(tiny), "learning_rate": 0.5, "hidden_size": 8}
     given["eval_args"] = {"order": "TO", "split": {"RS": [8, 1, 1]}, "target": "last"}
-    other = plain_of(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
+    other = to_plain_options(Config("FPARec", "tiny", config_dict={**given, "no_option": 3}))
     ours = PosConfig("FPARec", "tiny", None, {**given, "hidden_size": 4}).plain
     assert {k: v for k, v in other.items() if k != "eval_args"} == {
         k: v for k, v in ours.items() if k != "eval_args"
@@ -97,7 +98,7 @@ def test_other_data_are_refused(tiny: Path, tmp_path: Path) -> None:
     write_atomic(make_log(), tmp_path)
     _, file = train("PARec", tmp_path, **{**SMALL, "epochs": 1})
     write_atomic(make_log(seed=1), tmp_path)
-    for function in (load_data_and_model, recbole_pos.load):
+    for function in (load_data_and_model, load):
         with pytest.raises(CheckpointError, match="other data or another split"):
             function(file)
 

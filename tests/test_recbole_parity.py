@@ -214,16 +214,6 @@ def test_states_stand_with_their_targets_and_know_no_later_event(made, model: st
         assert (grad[: t + 1] > 0).all() and not grad[t + 1 :].any()
 
 
-def test_windows_a_batch(shop: Path) -> None:  # noqa: F811
-    """128 unless given; RecBole's own number is one of rows."""
-    base = {"data_path": str(shop), "augmentation": "all_positions"}
-    sizes = [
-        PosConfig("SASRec", "tiny", None, options)["train_batch_size"]
-        for options in (base, {**base, "train_batch_size": 9}, {"data_path": str(shop)})
-    ]
-    assert sizes == [128, 9, 2048]
-
-
 def test_what_cannot_learn_from_windows_says_so(made) -> None:
     with pytest.raises(UsageError, match="^loss_type: .*GRU4Rec.*augmentation"):
         made("GRU4Rec", loss_type="BPR", train_neg_sample_args={"sample_num": 1})

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, SMALL, small, wait
+from conftest import CROSS_ENTROPY, SMALL, small
 from recbole.data.interaction import Interaction
 from test_recommender import sample_histories
 
@@ -29,9 +25,9 @@ from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.state import weights_of
+from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve.on_ray import collect, recommend_on_ray, write_part
 from recbole_pos.serve.recommend import BulkRequest, Counts, write_recommendations
 from recbole_pos.serve.recommender import Growth, Recommender
@@ -115,7 +111,7 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     dataset.build()
     known = prepare(config, dataset=dataset)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
-    weights, target = weights_of(known.model), known.loaders["test"]
+    weights, target = extract_weights(known.model), known.loaders["test"]
     known.model.eval()
     before = prepare(config, dataset=dataset.without_test())
     before.trainer.load_weights(weights)
@@ -278,77 +274,6 @@ def test_ray_recommends_as_one_process(
     assert left == {"users", "given", "people", "people.parquet"}
 
 
-def slow(log: Path) -> Callable[[], None]:
-    """A function that makes a worker take its time for a part, and note where it is done."""
-    file = str(log)
-
-    def hook() -> None:
-        import os
-        import time
-
-        import ray
-
-        from recbole_pos.serve import on_ray
-
-        write = on_ray.write_part
-
-        def write_part(unit, asked):
-            result = write(unit, asked)
-            with open(file, "a") as stream:
-                stream.write(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}\n")
-            time.sleep(0.4)
-            return result
-
-        on_ray.write_part = write_part
-
-    return hook
-
-
-@pytest.fixture
-def raylets(no_ray: None) -> Iterator[Any]:
-    """Two raylets on loopback, one CPU each."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-@pytest.mark.long
-def test_a_node_is_killed_in_the_middle(raylets: Any, run_dir: Path, tmp_path: Path) -> None:
-    import ray
-
-    log = tmp_path / "log"
-    rows = pa.Table.from_pylist(sample_histories(0, 8000))
-    pq.write_table(rows, tmp_path / "h.parquet", row_group_size=200)
-    hook = {"worker_process_setup_hook": slow(log)}
-    ray.init(raylets.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(raylets.worker_nodes))
-
-    def there() -> list[str]:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [line.split()[1] for line in lines if line.split()[0] == other.node_id]
-
-    def kill() -> None:
-        """When two parts were done on the other machine."""
-        wait(lambda: len(there()) >= 2)
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        for pid in set(there()):
-            os.kill(int(pid), signal.SIGKILL)  # a machine takes its processes along
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    request = BulkRequest(run_dir, histories=tmp_path / "h.parquet", k=4)
-    recommend_on_ray(request, tmp_path / "out")
-    killer.join()
-    assert log.read_text().splitlines()[-1].split()[0] != other.node_id
-    same(tmp_path / "out", pd.read_csv(write_recommendations(request, tmp_path / "one.csv")))
-    assert not list(tmp_path.glob(".*"))
-
-
 def test_a_machine_does_not_find_the_run(run_dir: Path, tmp_path: Path) -> None:
     asked = {"packed": pack("PosSASRec"), "at": None, "names": {"items": None, "exclude": None}}
     for number, (run, place, message) in enumerate(
@@ -374,13 +299,13 @@ def test_what_a_lost_process_has_written_is_left_out(tmp_path: Path) -> None:
     ]
     for n in (1, 2, 7):  # 0 has no rows, and no file; 7 was not delivered
         pq.write_table(pa.table({"id": [str(n)] * n}), tmp_path / f"{n}.tmp")
-    counts = collect(results, tmp_path, 3, Screen(False))
+    counts = collect(results, tmp_path, 3, Reporter(False))
     assert (counts.rows, counts.people, counts.unknown) == (3, 3, 3)
     names = ["part-00000.parquet", "part-00001.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert sorted(pd.read_parquet(tmp_path)["id"]) == ["1", "2", "2"]
     with pytest.raises(StorageError, match="cannot read what a machine wrote"):
-        collect(results, tmp_path, 3, Screen(False))
+        collect(results, tmp_path, 3, Reporter(False))
 
 
 def test_options_that_do_not_fit(run_dir: Path, tmp_path: Path, capsys: Any) -> None:

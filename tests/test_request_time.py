@@ -186,7 +186,7 @@ def test_a_model_that_would_not_read_it_refuses(experiment, model_name: str, opt
     assert str(caught.value).startswith("request_time")
 
 
-def hourly(folder: Path, users: int = 240, length: int = 100) -> Path:
+def hourly(folder: Path, users: int = 60, length: int = 100) -> Path:
     """The next item is what the user takes at this hour; hours are sampled for every event."""
     rng = np.random.default_rng(0)
     hour = rng.integers(0, HOURS, (users, length))
@@ -216,8 +216,8 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
             "inner_size": 32,
             "n_layers": 1,
             "n_heads": 1,
-            "train_batch_size": 8,
-            "learning_rate": 0.005,
+            "train_batch_size": 4,
+            "learning_rate": 0.01,
             "epochs": 12,
         }
         run = recbole_pos.run(

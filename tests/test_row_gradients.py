@@ -11,7 +11,8 @@ from conftest import CROSS_ENTROPY
 
 from recbole_pos.experiment.parallel_trainer import ParallelTrainer
 from recbole_pos.layers import chunks, sce
-from recbole_pos.layers.row_gradients import ItemTable, kept_gradient, takes_rows
+from recbole_pos.layers.item_table import ItemTable
+from recbole_pos.layers.row_gradients import kept_gradient, takes_rows
 from recbole_pos.model import training
 
 SIZES = {"n_buckets": 5, "bucket_size_x": 9, "bucket_size_y": 4, "mix_x": True}
@@ -20,7 +21,7 @@ SIZES = {"n_buckets": 5, "bucket_size_x": 9, "bucket_size_y": 4, "mix_x": True}
 def example(rows: int = 400, d: int = 8) -> tuple[ItemTable, torch.Tensor, torch.Tensor]:
     """A table, and items that are read (padding too) and predicted, some of them several times."""
     torch.manual_seed(0)
-    table = ItemTable(rows, d, padding_idx=0)
+    table = ItemTable(rows, d)
     items, targets = torch.randint(1, 60, (2, 50))
     items[::7] = 0
     return table, items, targets
@@ -99,9 +100,9 @@ def trained(experiment: Any, monkeypatch: Any, kept: bool, model: str, **options
     ("model", "options"),
     [
         ("FPARec", {"clip_grad_norm": {"max_norm": 0.01}, "weight_decay": 0.1}),
-        ("PosSASRec", {"augmentation": "prefix", "learner": "sgd"}),
+        ("PosSASRec", {"augmentation": "prefix", "learner": "sgd", "train_batch_size": 128}),
         ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
-        ("PosRec", {}),
+        ("PosRec", {"train_batch_size": 128}),
     ],
 )
 def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, options: Any):

@@ -30,10 +30,9 @@ from schemes import (
 )
 from torch import Tensor
 
-from recbole_pos.config.defaults import plugin_defaults
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
-from recbole_pos.layers.attention import MultiHeadAttention, TransformerEncoder
+from recbole_pos.layers.attention import TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.layers.padded import PaddedContext
@@ -223,19 +222,6 @@ def test_half_precision_comes_close_and_all_is_learned(
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "kerple"])
-@torch.no_grad()
-def test_distances_count_wherever_they_are(name: str) -> None:
-    """Of the same query and key, the logit is the same one event later."""
-    position, _ = composed([name], 2, N, D, {})
-    layer, x = MultiHeadAttention(block(), position), torch.randn(1, D).expand(N, D)
-    query, key, value = layer._project(x)
-    q, k, _, bias = layer._places(query, key, value, context([N]))
-    logits = q @ k.transpose(-1, -2) + (0 if bias is None else bias)
-    inside = torch.ones(N - 1, N - 1).tril().bool()
-    torch.testing.assert_close(logits[..., 1:, 1:][..., inside], logits[..., :-1, :-1][..., inside])
-
-
 @pytest.mark.parametrize(
     ("names", "options"),
     [
@@ -274,18 +260,6 @@ def test_learned_frequencies_start_as_the_fixed_ones(learn: str) -> None:
         torch.testing.assert_close(got, turned(fusion=fusion), rtol=1e-9, atol=1e-9)
     got = turned(fusion="effective", learn_frequencies=learn, gate_value=0.3)
     torch.testing.assert_close(got, turned(fusion="early", gate_value=0.3), rtol=1e-9, atol=1e-9)
-
-
-def test_a_fresh_kernel_model_trains_and_predicts_as_its_backbone(experiment) -> None:
-    """To the bit, from the same seed."""
-    torch.set_default_dtype(torch.float32)
-    kernel = experiment("KernelAttention", hidden_dropout_prob=0.0)
-    same = {k: plugin_defaults("KernelAttention")[k] for k in ("n_heads", "embedding_scale")}
-    plain = experiment("PosSASRec", position=["nope"], hidden_dropout_prob=0.0, **same)
-    batch = next(iter(kernel.trainer.training_loader(kernel.loaders["train"])))
-    assert torch.equal(kernel.model.window_loss(batch), plain.model.window_loss(batch))
-    rows = next(iter(kernel.loaders["test"]))[0]
-    assert torch.equal(*(m.model.eval().full_sort_predict(rows) for m in (kernel, plain)))
 
 
 # each scheme once, with options of the model that differ from scheme to scheme
@@ -334,7 +308,7 @@ def test_histories_are_scored_in_parts_of_alike_length(experiment, monkeypatch, 
     expected, widths = model(rows[model.ITEM_SEQ], rows[model.ITEM_SEQ_LEN], times), []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda x, *a: widths.append(x.size(1)) or forward(x, *a))
-    torch.testing.assert_close(model.states_of(rows), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.compute_states(rows), expected, rtol=1e-12, atol=1e-12)
     assert len(widths) > 2 and widths == sorted(widths) and widths[0] < 4 < widths[-1]
 
 

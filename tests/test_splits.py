@@ -29,7 +29,7 @@ from recbole_pos.data.splits import (
     session_time,
     split_kind,
 )
-from recbole_pos.data.targets import Split, describe, make_split
+from recbole_pos.data.targets import Split, make_split
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
 
@@ -347,19 +347,3 @@ def test_one_order_one_grouping_and_fractions_of_sessions_only() -> None:
 def test_what_is_no_session_filter(value: Any) -> None:
     with pytest.raises(UsageError, match="^session_filter"):
         read_session_filter(value)
-
-
-def test_the_line_for_people() -> None:
-    events = one_each(3) + [Event(4, 1, 8.5), Event(5, 5, 8.25), Event(5, 5, 9.0)]
-    options = eval_args({"GT": [0.15, 0.55]}, "last", "drop")
-    assert describe(split_of(events, options).summary) == (
-        "split GT at time 1 and 5.600000000000001: train 6 events; valid 0 targets of 12 events "
-        "(12 dropped as cold); test 3 targets of 15 events (1 without history, 8 dropped as cold, "
-        "3 not chosen)"
-    )
-    assert describe(split_of(FIVE, eval_args({"ST": 3}), "2/3").summary) == (
-        "split ST at time 32: train 6 events of 2 sessions (1 older ones left out); test 4 targets "
-        "of 6 events of 2 sessions (2 without history)"
-    )
-    quiet = split_of([Event(1, 1, float(t)) for t in range(5)], eval_args({"LS": "test_only"}))
-    assert describe(quiet.summary) == ""

@@ -11,15 +11,15 @@ from fake_runs import finish, plan
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.asked import plan_and_folder, require_metrics
-from recbole_pos.study.collect import results_of
-from recbole_pos.study.comparing import facts_of
+from recbole_pos.study.collect import collect_results
+from recbole_pos.study.comparing import collect_facts
 from recbole_pos.study.configs import _read_typed
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import search_table
 from recbole_pos.study.results import FAILED
+from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.study.work import Work
 
 ROWS: dict[str, Any] = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"]}}
 GRID = {"learning_rate": [0.01, 0.001]}
@@ -31,18 +31,18 @@ def train(
     """As if so many fits were trained, and then a report were asked for."""
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_plan(made)
-    work, found = Work(made, folder, rows), []
-    while len(found) < fits and (job := work.ready()):
+    scheduler, found = Scheduler(made, folder, rows), []
+    while len(found) < fits and (job := scheduler.ready()):
         finish(folder, job)
-        work.end(job.fit, "done", known=folder.fit(job.digest))
+        scheduler.end(job.fit, "done", known=folder.fit(job.digest))
         found.append(job.fit.name)
-    folder.write_current(made, work.digests)
-    folder.write_facts(facts_of(work))
+    folder.write_current(made, scheduler.digests)
+    folder.write_facts(collect_facts(scheduler))
     return found
 
 
 def done(made: Plan, folder: StudyFolder) -> list[tuple[str, int]]:
-    runs = results_of(made, folder).runs
+    runs = collect_results(made, folder).runs
     return [(line["row"], line["seed"]) for _, line in runs.iterrows() if line["status"] == "done"]
 
 
@@ -71,7 +71,7 @@ def test_other_searches_make_other_rows(tiny: Path, tmp_path: Path) -> None:
         plan(tiny, **more, search=GRID, search_seeds=2),
         plan(tiny, **more),
     ):
-        results = results_of(other, folder)
+        results = collect_results(other, folder)
         assert done(other, folder) == [] and search_table(results) is None
 
 
@@ -81,12 +81,12 @@ def test_what_cannot_be_trained_is_a_failed_run(tiny: Path, tmp_path: Path) -> N
     train(plan(tiny, rows=ROWS, seeds=1, search=GRID), folder)
     made = plan(tiny, rows=ROWS, seeds=1, search={"learning_rate": [1e11, 1e12]})
     folder.write_plan(made)
-    work = Work(made, folder)
-    while job := work.ready():
-        work.end(job.fit, FAILED, "the loss is not a number")
-    folder.write_current(made, work.digests)
-    folder.write_facts(facts_of(work))
-    runs = results_of(made, folder).runs
+    scheduler = Scheduler(made, folder)
+    while job := scheduler.ready():
+        scheduler.end(job.fit, FAILED, "the loss is not a number")
+    folder.write_current(made, scheduler.digests)
+    folder.write_facts(collect_facts(scheduler))
+    runs = collect_results(made, folder).runs
     assert list(runs["status"]) == [FAILED, FAILED]
     assert all("all trials failed; the first one: the loss" in why for why in runs["reason"])
 
@@ -99,11 +99,11 @@ def test_what_a_report_does_not_find_has_not_failed(tiny: Path, tmp_path: Path) 
     more = {"NoPE + kernel": {"attach": {"to": "NoPE", "schemes": ["kernel"]}}}
     more |= {"RoPE": {"position": ["rope"]}, "RoPE again": {"retest": "RoPE", "mask_history": True}}
     made = plan(tiny, rows={**ROWS, **more}, seeds=1)
-    work = Work(made, there, (), [PackedStudy(tmp_path / "two.tar.xz")])
-    work.take()
-    there.write_current(made, work.digests)
-    there.write_facts(facts_of(work))
-    assert list(results_of(made, there).runs["status"]) == ["done", "done"]
+    scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "two.tar.xz")])
+    scheduler.take()
+    there.write_current(made, scheduler.digests)
+    there.write_facts(collect_facts(scheduler))
+    assert list(collect_results(made, there).runs["status"]) == ["done", "done"]
 
 
 def test_rows_alone_leave_what_others_chose(tiny: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_option_is_given_or_tried(tiny: Path, tmp_path: Path, place: str, spa
     base = {**first.base, **(given if place == "base" else {})}
     made = plan(tiny, rows=rows, base=base, search=search)
     with pytest.raises(UsageError, match="learning_rate is given here, and its search tries it"):
-        Work(made, StudyFolder(tmp_path / "s"))
+        Scheduler(made, StudyFolder(tmp_path / "s"))
 
 
 def test_what_a_space_fixes_gives_way_to_what_is_given(tiny: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_a_space_fixes_gives_way_to_what_is_given(tiny: Path, tmp_path: Pat
         "space": {"learning_rate": {"loguniform": [1e-3, 1e-2]}, "epochs": 9, "n_heads": 1},
     }
     made = plan(tiny, rows={"NoPE": ROWS["NoPE"]}, search=search)
-    job = Work(made, StudyFolder(tmp_path / "s")).ready()
+    job = Scheduler(made, StudyFolder(tmp_path / "s")).ready()
     assert job is not None
     assert job.config["epochs"] == made.base["epochs"] and job.config["n_heads"] == 1
 
@@ -147,12 +147,12 @@ def test_conditions_on_options_that_are_given(tiny: Path, tmp_path: Path) -> Non
     search = {"trials": 2, "space": {"hidden_dropout_prob": drawn}}
     base = {**plan(tiny).base, "n_heads": 2}
     made = plan(tiny, rows={"NoPE": ROWS["NoPE"]}, search=search, base=base)
-    job = Work(made, StudyFolder(tmp_path / "s")).ready()
+    job = Scheduler(made, StudyFolder(tmp_path / "s")).ready()
     assert job is not None and job.config["hidden_dropout_prob"] != 0.2
     for wrong in ({"hiden_dropout_prob": drawn}, {"hidden_dropout_prob": {"uniform": [0.1, 1.9]}}):
         made = plan(tiny, rows={"NoPE": ROWS["NoPE"]}, search={"trials": 2, "space": wrong})
         with pytest.raises(UsageError, match="dropout_prob"):
-            Work(made, StudyFolder(tmp_path / "t"))
+            Scheduler(made, StudyFolder(tmp_path / "t"))
 
 
 def test_names_of_rows_do_not_share_their_draws(tiny: Path, tmp_path: Path) -> None:
@@ -169,20 +169,20 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> N
     rows = {"NoPE": {**ROWS["NoPE"], "valid_metric": "MRR@10"}, "Learned": ROWS["Learned"]}
     made = plan(tiny, rows=rows, search=GRID, seeds=1, metrics=["hit@10"])
     folder = StudyFolder(tmp_path / "s")
-    work = Work(made, folder)
-    assert {row: one.metric for row, one in work.searches.items()} == {
+    scheduler = Scheduler(made, folder)
+    assert {row: one.metric for row, one in scheduler.searches.items()} == {
         "NoPE": "mrr@10",
         "Learned": "ndcg@10",
     }
-    while job := work.ready():
+    while job := scheduler.ready():
         finish(folder, job)
         value = 0.3 if job.fit.trial == 1 else 0.1
         folder.write_fit(job.digest, {"best_valid": {"mrr@10": value, "ndcg@10": 1 - value}})
-        work.end(job.fit, "done", known=folder.fit(job.digest))
-    folder.write_current(made, work.digests)
-    folder.write_facts(facts_of(work))
-    assert work.chosen() == {"NoPE": 1, "Learned": 0}
-    table = search_table(results_of(made, folder))
+        scheduler.end(job.fit, "done", known=folder.fit(job.digest))
+    folder.write_current(made, scheduler.digests)
+    folder.write_facts(collect_facts(scheduler))
+    assert scheduler.chosen() == {"NoPE": 1, "Learned": 0}
+    table = search_table(collect_results(made, folder))
     assert table is not None
     text = table.markdown()
     assert "0.3000 (MRR@10)" in text and "0.9000 (NDCG@10)" in text
@@ -191,7 +191,7 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, tmp_path: Path) -> N
 def test_metrics_that_nothing_computes(tiny: Path) -> None:
     configs = {"NoPE": {"metrics": ["NDCG"], "topk": [10]}}
     require_metrics(plan(tiny, metrics=["ndcg@10", "hit@3"]), configs)  # of the ranks
-    with pytest.raises(UsageError, match="foo@10 is not computed for row NoPE"):
+    with pytest.raises(UsageError, match="foo@10 is not computed for NoPE"):
         require_metrics(plan(tiny, metrics=["ndcg@10", "foo@10"]), configs)
     tables = [{"title": "T", "validation": True}]
     with pytest.raises(UsageError, match="ndcg@15 is not computed"):

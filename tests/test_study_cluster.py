@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from conftest import wait
-from ray.cluster_utils import Cluster
+from machines import killed, went_on
 
 import recbole_pos
 from recbole_pos.cli.main import main
@@ -28,87 +23,20 @@ BASE = {
 }
 
 
-def slow_epochs(file: str) -> Callable[[], None]:
-    """A function that makes a worker take its time for an epoch, and note it."""
-
-    def hook() -> None:
-        import os
-        import time
-
-        import ray
-
-        import recbole_pos  # noqa: F401
-        from recbole_pos.experiment.trainer import PosTrainer
-
-        train = PosTrainer._train_epoch
-
-        def _train_epoch(self, loader, epoch, **kwargs):
-            line = train(self, loader, epoch, **kwargs)
-            node = ray.get_runtime_context().get_node_id()
-            name = f"{'-'.join(self.config['position'])}-{self.config['seed']}"
-            with open(file, "a") as stream:
-                stream.write(f"{name} {epoch} {node} {os.getpid()}\n")
-            time.sleep(0.4)
-            return line
-
-        PosTrainer._train_epoch = _train_epoch
-
-    return hook
-
-
-@pytest.fixture
-def two_machines(no_ray: None) -> Iterator[Cluster]:
-    """Two raylets on loopback, one CPU each."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-def trained(file: Path) -> dict[str, list[tuple[int, str, int]]]:
-    """Fit -> epochs it trained, where, and in which process."""
-    found = defaultdict(list)
-    for line in file.read_text().splitlines() if file.exists() else []:
-        name, epoch, node, pid = line.split()
-        found[name].append((int(epoch), node, int(pid)))
-    return found
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("storage", [None, "file://{}/far"])
 def test_a_node_is_killed_in_the_middle(
-    two_machines: Cluster, tiny: Path, tmp_path: Path, storage: str | None
+    two_machines, tiny: Path, tmp_path: Path, storage: str | None
 ) -> None:
     log = tmp_path / "log"
-    hook = {"worker_process_setup_hook": slow_epochs(str(log))}
-    ray.init(two_machines.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(two_machines.worker_nodes))
-
-    def kill() -> None:
-        """When a fit is six epochs along on the other machine, with a storage or without."""
-        node = other.node_id
-        wait(lambda: any(e >= 5 for es in trained(log).values() for e, n, _ in es if n == node))
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        for pid in {pid for es in trained(log).values() for _, n, pid in es if n == node}:
-            os.kill(pid, signal.SIGKILL)  # a machine takes its processes along
-
-    killer = threading.Thread(target=kill)
-    killer.start()
     rows = {"NoPE": {"position": ["nope"]}, "RoPE": {"position": ["rope"]}}
     rows["RoPE + kernel"] = {"attach": {"to": "RoPE", "schemes": ["kernel"]}}
     study = {"dataset": "tiny", "base": {**BASE, "data_path": str(tiny)}, "rows": rows, "seeds": 1}
     place = storage and storage.format(tmp_path)
-    found = recbole_pos.compare(study, run_dir=tmp_path / "s", storage=place, verbose=False)
-    killer.join()
-    epochs = trained(log)
+    with killed(two_machines, log, after=6) as node:
+        found = recbole_pos.compare(study, run_dir=tmp_path / "s", storage=place, verbose=False)
     assert set(found.runs["status"]) == {"done"} and set(found.runs["epochs"]) == {LAST}
-    assert len({node for es in epochs.values() for _, node, _ in es}) == 2
-    (moved,) = [es for es in epochs.values() if len({node for _, node, _ in es}) > 1]
-    first = [e for e, node, _ in moved if node == other.node_id]
-    second = [e for e, node, _ in moved if node != other.node_id]
-    assert 1 <= second[0] <= first[-1] + 1  # from its last checkpoint, not from the start
-    assert sorted({*first, *second}) == list(range(LAST))
+    went_on(log, node, LAST)
     runs = list(tmp_path.glob("s/runs/*"))
     for path in runs:  # wherever they were trained
         assert {"result.json", "test_ranks.parquet", "checkpoint.pt"} <= set(os.listdir(path))

@@ -26,10 +26,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.comparing import Compared, StudyProgress
 from recbole_pos.study.configs import row_config, run_digest
+from recbole_pos.study.scheduler import Job
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.study.work import Job
 from recbole_pos.yaml_files import read_yaml
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
@@ -92,25 +92,6 @@ def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
     kept = folder / line["path"] / "config.yaml"
     alone = recbole_pos.run(config_file_list=[str(kept)], run_dir=tmp_path / "alone", verbose=False)
     assert alone.test == {name: line[name] for name in alone.test}
-
-
-def test_a_changed_option_trains_its_row_alone(cluster, tiny: Path, tmp_path: Path) -> None:
-    folder, options = tmp_path / "s", {"verbose": False}
-    first = recbole_pos.compare(study(tiny), run_dir=folder, **options)
-    before = times(folder)
-    rows = {"NoPE": {"position": ["nope"]}, "Learned": {"position": ["learned"], "n_heads": 1}}
-    rows["Rope"] = {"position": ["rope"], "epochs": 1}
-    part = recbole_pos.compare(
-        study(tiny, rows=rows, seeds=1), run_dir=folder, rows=("Rope",), **options
-    )
-    assert set(part.runs["row"]) == {"NoPE", "Rope"}  # those of before stay, not of other options
-    whole = recbole_pos.compare(study(tiny, rows=rows, seeds=1), run_dir=folder, **options)
-    assert len(whole.runs) == 3 and set(whole.runs["seed"]) == {2020}
-    after = times(folder)
-    assert {name: after[name] for name in before} == before  # nothing erased, nothing repeated
-    same = first.runs.set_index(["row", "seed"])["digest"]
-    now = whole.runs.set_index(["row", "seed"])["digest"]
-    assert now["NoPE", 2020] == same["NoPE", 2020]
 
 
 def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path, capsys) -> None:
@@ -184,19 +165,11 @@ def test_refused(row: dict[str, Any], named: str, tmp_path: Path) -> None:
         make_plan(Source("study", study(tmp_path, rows={"A": {}, "B": row})))
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"learning_rate": [1e-5, 3e-2]},
-        {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-5, 1e-1]}}},
-    ],
-    ids=["grid", "space"],
-)
 def test_a_search_goes_by_validation_alone(
-    cluster, tiny: Path, tmp_path: Path, search: dict, monkeypatch: pytest.MonkeyPatch
+    cluster, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No trial has a test event, so none can read a test metric; the best one is tested."""
-    folder = tmp_path / "s"
+    folder, search = tmp_path / "s", {"learning_rate": [1e-5, 3e-2]}
     kept = StudyFolder(folder)
     seen = []  # what a report would say when a fit has ended
     ended = StudyProgress.end
@@ -228,34 +201,6 @@ def test_a_search_goes_by_validation_alone(
     before = times(folder)
     recbole_pos.compare(study(tiny, search=search), run_dir=folder, verbose=False)
     assert times(folder) == before
-
-
-def test_the_mean_of_seeds_is_trained_and_reported(cluster, tiny: Path, tmp_path: Path) -> None:
-    grid = {"learning_rate": [0.01, 0.001]}
-    rows = {"NoPE": {"position": ["nope"]}}
-    content = study(tiny, rows=rows, search=grid, seeds=2, search_seeds=2)
-    folder = tmp_path / "s"
-    found = recbole_pos.compare(content, run_dir=folder, verbose=False)
-    kept = StudyFolder(folder)
-    every = [kept.fit(path.name) for path in kept.runs.iterdir()]
-    tried = [fit for fit in every if fit["stage"] == "trial"]
-    assert len(tried) == 4 and all(fit["test"] is None for fit in tried)
-    means = {
-        rate: sum(
-            fit["best_valid"]["ndcg@10"] / 2
-            for fit in tried
-            if fit["searched"]["learning_rate"] == rate
-        )
-        for rate in grid["learning_rate"]
-    }
-    rate = max(means, key=lambda rate: means[rate])
-    final = [fit for fit in every if fit["stage"] == "final"]
-    assert [fit["searched"]["learning_rate"] for fit in final] == [rate, rate]
-    assert set(found.runs["status"]) == {"done"}
-    by_seed = {
-        fit["seed"]: fit["best_valid"] for fit in tried if fit["searched"] == final[0]["searched"]
-    }
-    assert {fit["seed"]: fit["best_valid"] for fit in final} == by_seed  # tested, not trained again
 
 
 def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> None:
@@ -304,7 +249,7 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     line = f"compare -d tiny --data_path {tiny} -m PosSASRec --seeds 3 --dry_run"
     assert main([*line.split(), "--vary", "position=[nope],[rope,kernel]"]) == 0
     printed = capsys.readouterr().out
-    assert "2 rows, 3 seeds, 6 fits" in printed and not list(tmp_path.iterdir())
+    assert "2 configurations, 3 seeds, 6 runs" in printed and not list(tmp_path.iterdir())
     wrong = f"compare -d tiny --data_path {tiny} -m PosSASRec,FPARek".split()
     assert main(wrong) == 2 and "did you mean FPARec" in capsys.readouterr().err
     assert main(["compare", "-d", "tiny"]) == 2
@@ -349,7 +294,7 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}
     rows["Learned"] = {"position": ["learned"]}
-    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 90, "stopping_step": 100}}
+    long = {"base": {**BASE, "data_path": str(tiny), "epochs": 40, "stopping_step": 100}}
     process = start(folder, tiny, seeds=1, rows=rows, **long)
     try:
         begun = wait(lambda: digest_of_running(folder) if times(folder) else None)
@@ -373,7 +318,7 @@ def test_killed_and_continued(tiny: Path, tmp_path: Path) -> None:
     out, error = again.communicate(timeout=300)
     assert again.returncode == 0, out + error
     runs = pd.read_csv(folder / "runs.csv")
-    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {90}
+    assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {40}
     assert finished and times(folder).items() >= finished.items()
     alone = recbole_pos.run(
         config_file_list=[str(folder / runs.iloc[-1]["path"] / "config.yaml")],
@@ -387,19 +332,6 @@ def _workers(driver: int) -> list[int]:
     """Processes of Ray's that train, of this driver and no other."""
     family = psutil.Process(driver).children(recursive=True)
     return [one.pid for one in family if "train_run" in " ".join(one.cmdline())]
-
-
-def test_the_yaml_of_a_study_names_its_lines(tiny: Path, tmp_path: Path, capsys) -> None:
-    file = tmp_path / "study.yaml"
-    file.write_text(
-        "dataset: tiny\nbase: {data_path: " + str(tiny) + "}\nrows:\n"
-        "  One: {model: PosSASRec}\n  Two: {model: PosSASRec, n_layer: 3}\n"
-    )
-    assert main(["compare", str(file)]) == 2
-    printed = capsys.readouterr().err
-    assert f"{file}, line 5" in printed and "n_layers" in printed
-    with pytest.raises(UsageError, match="there is no row 'Three'"):
-        recbole_pos.compare(study(tiny), rows=("Three",), run_dir=tmp_path / "s", verbose=False)
 
 
 @pytest.mark.parametrize("ties", ["file", "drop"])

@@ -197,7 +197,7 @@ def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Pa
 
     what = made["what"]
     folder = Path(shutil.copytree(made["here"], tmp_path / "s"))
-    assert "2 rows, 2 seeds, 5 fits" in said(what, folder)
+    assert "2 configurations, 2 seeds, 5 runs" in said(what, folder)
     assert "5 finished" in said(what, folder)
     noted = json.loads((folder / "current.json").read_text())
     run = folder / "runs" / noted["NoPE, seed 2021"]["run"]
@@ -210,9 +210,9 @@ def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Pa
     shutil.rmtree(trial)  # what it chooses is not known before
     assert "3 finished, 1 to be trained, 1 that a search decides first" in said(what, folder)
     assert "2 finished, 4 to be trained" in said({**what, "search": None}, folder, seeds=3)
-    assert "1 row, 2 seeds, 2 fits" in said(what, folder, rows=("Pop",))
+    assert "1 configuration, 2 seeds, 2 runs" in said(what, folder, rows=("Pop",))
     elsewhere = {**what, "base": {**what["base"], "data_path": str(made["here"].parent)}}
-    assert "5 fits" in said(elsewhere, tmp_path / "nowhere")
+    assert "5 runs" in said(elsewhere, tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -1,4 +1,4 @@
-"""Tables of a generated study: what they say."""
+"""Tables of a generated study: what they say, on terminals of any width, too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ import pytest
 from rich.console import Console
 from study_example import example
 
-from recbole_pos.study.charts import COLORS, all_charts, draw_cost, draw_curves, looks
+from recbole_pos.study.charts import all_charts
 from recbole_pos.study.collect import write_results
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.rendered_table import (
+    Cell,
+    RenderedTable,
+    count,
+    interval,
+    listed,
+    number,
+    span,
+)
 from recbole_pos.study.result_tables import (
     all_tables,
     bins_table,
@@ -29,10 +38,8 @@ from recbole_pos.study.result_tables import (
     tidy,
 )
 from recbole_pos.study.results import Comparison, Results, compare
-from recbole_pos.study.shown import Cell, Shown, count, interval, listed, number, span
 from recbole_pos.study.statistics import estimate
 from recbole_pos.study.study_report import findings, html, protocol
-from recbole_pos.study.terminal import Fitted
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -57,7 +64,7 @@ def nothing_yet(results: Results) -> Results:
     return dataclasses.replace(without_ranks(results), runs=runs, **empty)
 
 
-def line_of(table: Shown, row: str) -> dict[str, Cell]:
+def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
     line = next(line for line in table.lines if line[0].text == row)
     return dict(zip(table.columns, line, strict=True))
 
@@ -173,7 +180,7 @@ def test_bins_and_failures_and_searches(results, found):
     searched = search_table(results)
     assert searched is not None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
-    assert "validation alone" in searched.notes[0]
+    assert "validation only" in searched.notes[0]
     unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
     searched = search_table(unfinished)
     assert searched is not None and line_of(searched, "RoPE")["chosen"] == Cell("not yet")
@@ -189,14 +196,16 @@ def test_tables_as_text(results, found):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
     console = Console(file=io.StringIO(), width=200)
     for table in all_tables(results, [found]):
-        console.print(Fitted(table))
+        console.print(table)
     assert "[-" in console.file.getvalue() and "FPARec" in console.file.getvalue()
 
 
 def test_text_of_the_users_is_no_markup():
-    table = Shown("[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",))
+    table = RenderedTable(
+        "[red]t", ("row", "[bold]x"), ((Cell("[blue]a|b"), Cell("1")),), ("[i]note",)
+    )
     console = Console(file=io.StringIO(), width=80)
-    console.print(Fitted(table))
+    console.print(table)
     for text in ("[red]t", "[bold]x", "[blue]a|b", "[i]note"):
         assert text in console.file.getvalue()
     assert "| [blue]a\\|b | 1 |" in table.markdown()
@@ -251,8 +260,11 @@ def test_findings_say_no_more_than_the_intervals(results, found):
 
 def test_the_protocol_follows_from_the_plan(results):
     message = " ".join(protocol(results))
-    assert "8 rows, each to be trained with 3 seeds (2020, 2021 and 2022)" in message
-    assert "Every row had the same search, 2 trials (Pop: none) with seed 2020" in message
+    assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
+    assert (
+        "Every configuration had the same tuning budget, 2 trials (Pop: none) with seed 2020"
+        in message
+    )
     assert "RoPE + kernel is made from the trained models of RoPE" in message
     assert "200 of 600 test items" in message
 
@@ -397,16 +409,61 @@ def test_pictures_are_the_same_each_time_and_say_what_they_show(results, found):
         assert "viewBox" in head and " width=" not in head and " height=" not in head
 
 
-def test_rows_can_be_told_apart_without_colours():
-    found = looks([f"row {number}" for number in range(20)]).values()
-    assert len({(look["marker"], look["ls"]) for look in found}) == 20
-    assert len(set(COLORS)) == 7
+# on terminals of any width
+
+FIGURE = re.compile(r"[+-]?\d[\d.,]*\d\*?|\d\*?")
+METRICS = RenderedTable(
+    "Two models",
+    ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs"),
+    ((Cell("PosSASRec"), Cell("2"), Cell("0.1080 ± 0.0034"), Cell("0.2025 ± 0.0060"),
+      Cell("+0.0501*", "[+0.0357, +0.0646]"), Cell("20")),),
+    spare=(5, 3, 1),
+)  # fmt: skip
 
 
-def test_what_cannot_be_drawn_is_left_out(results, found):
-    free = dataclasses.replace(results, runs=results.runs.drop(columns="seconds"))
-    assert draw_cost(free, found, "seconds") is None
-    none = dataclasses.replace(results, curves=pd.DataFrame(columns=results.curves.columns))
-    assert draw_curves(none, list(results.plan.rows)) is None
-    one = compare(results, TablePlan("one", ("NoPE",), ("ndcg@10",), "NoPE"))
-    assert [chart.title for chart in all_charts(results, one)][0].startswith("NDCG@10 in valid")
+def on_terminal(table: RenderedTable, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    return text
+
+
+def body(text: str) -> list[str]:
+    """Cells, one a line of the terminal."""
+    lines = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
+    return [cell.strip() for line in lines for cell in re.split("[│┃]", line)[1:-1]]
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_no_figure_and_no_word_is_broken(results, found, width: int) -> None:
+    for table in all_tables(results, [found]):
+        cells = [cell for line in table.lines for cell in line]
+        whole = {part for cell in cells for part in FIGURE.findall(f"{cell.text} {cell.detail}")}
+        names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
+        words = {word for name in names for word in re.split(r"[ |]", name)}
+        for cell in body(on_terminal(table, width)):
+            assert set(cell.split()) <= words, table.title
+            assert set(FIGURE.findall(cell)) <= whole | set(FIGURE.findall(" ".join(table.columns)))
+
+
+def test_what_is_folded_is_folded_between_figures() -> None:
+    for width, cell in ((120, "0.1080 ± 0.0034"), (70, "± 0.0034")):
+        assert cell in body(on_terminal(METRICS, width)), width
+    assert "[+0.0357, +0.0646]" in body(on_terminal(METRICS, 70))  # in a line of its own
+
+
+def test_columns_go_in_their_order_and_are_named() -> None:
+    assert "Left out" not in on_terminal(METRICS, 74)
+    text = " ".join(on_terminal(METRICS, 60).split())
+    assert "Left out for want of width: HR@10 and epochs; table.md has all columns." in text
+    assert {"PosSASRec", "+0.0501*"} <= set(body(on_terminal(METRICS, 60)))
+    few = on_terminal(METRICS, 24)  # the name and the main metric are the last to stay
+    assert {"PosSASRec", "0.1080"} <= set(body(few)) and "+0.0501" not in few
+
+
+def test_names_of_many_words_are_folded_between_them() -> None:
+    name = "AttrFormer from all attributes of behaviour and none of posterior targets"
+    table = RenderedTable("t", ("row", "x"), ((Cell(name), Cell("0.1080 ± 0.0034")),))
+    cells = body(on_terminal(table, 50))
+    assert " ".join(cells[2::2]) == name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from session_logs import CUT, file_phases, session_log
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.loaders import Needs, training_loader
+from recbole_pos.data.loaders import BatchRequirements, training_loader
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import BUILTIN_GENERAL
 
@@ -274,7 +273,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
     }
     config = PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all 3 items that occur in training"):
-        training_loader(config, PosDataset(config).build()[0], Needs())
+        training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
 def by_hand(made: Any, phase: str, k: int) -> dict[str, float]:
@@ -332,24 +331,6 @@ def test_a_split_without_validation(sessions: str, tmp_path: Path, capsys) -> No
     assert result.split["events"]["valid"] == 0 and len(result.split["boundaries"]) == 1
     printed = capsys.readouterr().out
     assert "no validation" in printed and "of 20 sessions (60 older ones left out)" in printed
-
-
-def test_the_yaml_in_the_guide(tmp_path: Path) -> None:
-    """As it stands, and with each of its commented lines instead."""
-    guide = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    (block,) = (b for b in re.findall(r"```yaml\n(.*?)```", guide, re.S) if "session_id" in b)
-    seen = []
-    for line in re.findall(r"# (split: .*?})|# (train_fraction: \S+)", block):
-        changed = re.sub(r"  # split.*\n", "", block)
-        if line[0]:
-            changed = re.sub(r"  split: .*", f"  {line[0]}", changed)
-        else:
-            changed = changed.replace("# train_fraction", "train_fraction")
-        file = tmp_path / "shop.yaml"
-        file.write_text(changed)
-        config = PosConfig("SPop", "ml-100k", [str(file)])
-        seen.append((config["eval_args"]["split"]["ST"], config["train_fraction"]))
-    assert seen == [(0.9, None), (186670, None), ([176670, 186670], None), ([0.9, 0.95], "1/64")]
 
 
 # c loses z and is short, so v is rare in the end; y is rare once d, of one event, is gone

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CROSS_ENTROPY, make_log, write_atomic
-from steps import learn
+from conftest import make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.errors import TrainingError, UsageError
@@ -248,13 +247,6 @@ def test_options_of_the_optimiser(experiment, learner: str, kind: type) -> None:
     assert learner == "sgd" or group["betas"] == (0.8, 0.7)
 
 
-def test_wrong_learner_and_augmentation(experiment) -> None:
-    with pytest.raises(UsageError, match="learner: 'adm'"):
-        experiment("FPARec", learner="adm")
-    with pytest.raises(UsageError, match="STAMP.*prefix"):
-        experiment("STAMP", augmentation="all_positions")
-
-
 @pytest.mark.parametrize(
     ("longest", "options", "is_advised"),
     [(12, {}, True), (25, {}, False), (12, {"embedding_scale": True}, False)],
@@ -270,13 +262,3 @@ def test_short_histories_are_told_of(
     mean = len(log) / log["user_id"].nunique()
     advised = f"{mean:.1f} events a user" in capsys.readouterr().out
     assert advised == is_advised
-
-
-@pytest.mark.long
-def test_one_batch_can_be_learnt_by_heart(experiment) -> None:
-    for model in recbole_pos.model.models.MODELS:
-        given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "learning_rate": 0.02}
-        made = experiment(model, **given, **CROSS_ENTROPY.get(model, {}))
-        loader = made.trainer.training_loader(made.loaders["train"])
-        losses = learn(made.trainer, made.model.window_loss, next(iter(loader)), 150)
-        assert losses[-1] < 0.3 < 3 < losses[0], model

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from conftest import write_atomic
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from spy import notes
 
 import recbole_pos
@@ -23,10 +21,9 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import prepare
-from recbole_pos.tune import Found, search
-from recbole_pos.tune.record import Record
+from recbole_pos.tuning import Found, search
+from recbole_pos.tuning.record import Record
 
 FAST = {
     "hidden_size": 16,
@@ -127,7 +124,9 @@ def test_test_data_are_read_once_and_never_by_a_trial(found: Any, tiny: Path) ->
 
 
 def test_a_finished_search_is_not_tested_again(found: Any, monkeypatch) -> None:
-    monkeypatch.setattr("recbole_pos.tune.tuning.load_best", lambda *a: pytest.fail("tested twice"))
+    monkeypatch.setattr(
+        "recbole_pos.tuning.tuning.load_best", lambda *a: pytest.fail("tested twice")
+    )
     again = search(resume=found[0].folder, verbose=False)
     assert again.test == found[0].test and again.best.number == found[0].best.number
 
@@ -214,38 +213,6 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
         assert [bool(row["reason"]) for row in csv.DictReader(file)] == [True, False, True, False]
 
 
-class PauseOnce(FIFOScheduler):
-    """Pauses every trial after its second epoch; it goes on when all others have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paused: set[str] = set()
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict) -> str:
-        if result["epoch"] == 2 and trial.trial_id not in self.paused:
-            self.paused.add(trial.trial_id)
-            return TrialScheduler.PAUSE
-        return TrialScheduler.CONTINUE
-
-
-@pytest.mark.long
-def test_a_paused_trial_goes_on_from_its_own_checkpoint(
-    cluster: Path, tiny: Path, tmp_path: Path
-) -> None:
-    before = len(notes(cluster))
-    made = tune(tiny, tmp_path, num_samples=2, scheduler=PauseOnce(), max_concurrent=1,
-                given={"epochs": 4, "learner": "adamw"})  # fmt: skip
-    assert [trial.epochs for trial in made.trials] == [4, 4]
-    epochs = [note for note in notes(cluster)[before:] if note[1] == "epoch"]
-    assert len(epochs) == 8  # none was trained twice
-    best = made.folder / "best.yaml"
-    again = recbole_pos.run(config_file_list=[str(best)], run_dir=tmp_path / "b", verbose=False)
-    assert again.best_valid["ndcg@10"] == made.best.score  # as if it had never been paused
-    ends = [checkpoint.load(folder / "checkpoint.pt")["weights"]["state_dict"]
-            for folder in (made.folder / "best", tmp_path / "b")]  # fmt: skip
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
-
-
 def test_a_general_model_by_the_space_of_recbole(
     cluster: Path, tiny: Path, tmp_path: Path, capsys
 ) -> None:
@@ -259,20 +226,6 @@ def test_a_general_model_by_the_space_of_recbole(
     printed = capsys.readouterr().out
     assert "trial   0  finished  mrr@10 0." in printed and "test (once)" in printed
     assert "best of 2 trials" in printed
-
-
-@pytest.mark.long
-def test_a_trial_may_be_several_processes(cluster: Path, tiny: Path, tmp_path: Path) -> None:
-    """In a placement group; with the result of one process, since dropout is off."""
-    space = "learning_rate: {choice: [0.01, 0.02]}\n"
-    plain = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
-    for nproc, name in ((1, "one"), (2, "two")):
-        made = tune(tiny, tmp_path / name, space, searcher="grid", given=plain, nproc=nproc)
-        assert [trial.state for trial in made.trials] == ["finished"] * 2, made.trials[0].reason
-    file = Path("out", "runs", "00001", "checkpoint.pt")
-    one, two = (checkpoint.load(tmp_path / name / file) for name in ("one", "two"))
-    for name, tensor in one["weights"]["state_dict"].items():
-        torch.testing.assert_close(two["weights"]["state_dict"][name], tensor, rtol=1e-2, atol=2e-4)
 
 
 def test_a_full_disk_is_one_line(cluster: Path, tiny: Path, tmp_path: Path, capsys) -> None:

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ import psutil
 import pytest
 import ray
 from conftest import PATIENCE, wait
-from ray.cluster_utils import Cluster
+from machines import killed, went_on
 
 from recbole_pos.errors import TrainingError
-from recbole_pos.tune import search
-from recbole_pos.tune.record import Record
+from recbole_pos.tuning import search
+from recbole_pos.tuning.record import Record
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = {
@@ -34,34 +33,6 @@ FAST = {
     "stopping_step": 100,
 }
 SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n"
-
-
-def slow_epochs(file: str, seconds: float) -> Callable[[], None]:
-    """A function that makes a worker take its time for an epoch, and note it."""
-
-    def hook() -> None:
-        import os
-        import time
-
-        import ray
-
-        import recbole_pos  # noqa: F401
-        from recbole_pos.experiment.trainer import PosTrainer
-
-        train = PosTrainer._train_epoch
-
-        def _train_epoch(self, loader, epoch, **kwargs):
-            line = train(self, loader, epoch, **kwargs)
-            node = ray.get_runtime_context().get_node_id()
-            rate = self.config["learning_rate"]
-            with open(file, "a") as stream:
-                stream.write(f"{rate!r} {epoch} {node} {os.getpid()}\n")
-            time.sleep(seconds)
-            return line
-
-        PosTrainer._train_epoch = _train_epoch
-
-    return hook
 
 
 def dies(file: str) -> Callable[[], None]:
@@ -116,63 +87,19 @@ def second_dies(flag: str, log: str) -> Callable[[], None]:
     return hook
 
 
-@pytest.fixture
-def two_machines(no_ray: None) -> Iterator[Cluster]:
-    """Two raylets on loopback, one CPU each."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-def trained(file: Path) -> dict[float, list[tuple[int, str, int]]]:
-    """Learning rate of a trial -> epochs it trained, where, and in which process."""
-    found = defaultdict(list)
-    for line in file.read_text().splitlines() if file.exists() else []:
-        rate, epoch, node, pid = line.split()
-        found[float(rate)].append((int(epoch), node, int(pid)))
-    return found
-
-
 @pytest.mark.long
-def test_a_node_is_killed_in_the_middle(two_machines: Cluster, tiny: Path, tmp_path: Path) -> None:
-    log, space = tmp_path / "log", tmp_path / "space.yaml"
+def test_a_node_is_killed_in_the_middle(two_machines, tiny: Path, tmp_path: Path) -> None:
+    log, space, last = tmp_path / "log", tmp_path / "space.yaml", 8
     space.write_text(SPACE)
-    hook = {"worker_process_setup_hook": slow_epochs(str(log), 0.4)}
-    ray.init(two_machines.address, runtime_env=hook, log_to_driver=False)
-    other = next(iter(two_machines.worker_nodes))
-    killed: list[str] = []
-
-    def kill() -> None:
-        """When a trial is three epochs along on the other machine."""
-        node = other.node_id
-        wait(lambda: any(e >= 2 for es in trained(log).values() for e, n, _ in es if n == node))
-        killed.append(node)
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        for pid in {pid for es in trained(log).values() for _, n, pid in es if n == node}:
-            os.kill(pid, signal.SIGKILL)  # a machine takes its processes along
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    last = 8
     given = {**FAST, "data_path": str(tiny), "epochs": last}
     options = {"searcher": "random", "seed": 3, "scheduler": "none", "verbose": False}
-    found = search("FPARec", "tiny", space, [], given, num_samples=4, run_dir=tmp_path / "two",
-                   storage=str(tmp_path / "storage"), **options)  # fmt: skip
-    killer.join()
-    epochs = trained(log)
-    assert killed and len({n for es in epochs.values() for _, n, _ in es}) == 2  # both had trials
+    with killed(two_machines, log, after=3) as node:
+        found = search("FPARec", "tiny", space, [], given, num_samples=4, run_dir=tmp_path / "two",
+                       storage=str(tmp_path / "storage"), **options)  # fmt: skip
+    went_on(log, node, last)
     assert [trial.number for trial in found.trials] == [0, 1, 2, 3]
     assert [trial.state for trial in found.trials] == ["finished"] * 4
     assert [list(trial.curve) for trial in found.trials] == [list(range(1, last + 1))] * 4
-    moved = [es for es in epochs.values() if len({pid for *_, pid in es}) > 1]
-    assert moved  # the trial on the dead machine
-    for es in moved:
-        first = [e for e, node, _ in es if node == killed[0]]
-        second = [e for e, node, _ in es if node != killed[0]]
-        assert 1 <= second[0] <= first[-1] + 1  # from its last checkpoint, not from the start
-        assert sorted({*first, *second}) == list(range(last))
 
 
 @pytest.mark.long
@@ -305,7 +232,7 @@ def test_a_driver_killed_before_it_wrote_anything(no_ray, tiny: Path, tmp_path: 
     given = {**FAST, "data_path": str(tiny), "epochs": 1}
     options = {"searcher": "random", "num_samples": 2, "run_dir": folder, "verbose": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recbole_pos.tune.tuning._tuner", _die)
+        patch.setattr("recbole_pos.tuning.tuning._tuner", _die)
         with pytest.raises(ZeroDivisionError):
             search("FPARec", "tiny", space, [], given, **options)
     assert sorted(os.listdir(folder)) == ["lock", "runs", "search.json"]

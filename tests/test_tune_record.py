@@ -18,12 +18,12 @@ from ray.tune.schedulers import FIFOScheduler
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.worker import reason
-from recbole_pos.screen import Screen
-from recbole_pos.tune import search
-from recbole_pos.tune.record import BEST, EARLIER, Record, adopt, best_of, write_trials
-from recbole_pos.tune.settings import SearchFolder, read_settings, resumed_settings
-from recbole_pos.tune.trials import FAILURE, INFRASTRUCTURE, Recorder, _no_stacks
+from recbole_pos.tuning import search
+from recbole_pos.tuning.record import BEST, EARLIER, Record, adopt, find_best_trial, write_trials
+from recbole_pos.tuning.settings import SearchFolder, read_settings, resumed_settings
+from recbole_pos.tuning.trials import FAILURE, INFRASTRUCTURE, Recorder, _no_stacks
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def ray_trial(number: int, starts: int = 0) -> Any:
 
 
 def recorder(file: Path) -> Recorder:
-    return Recorder(Record(file), "ndcg@10", "max", 4, Screen())
+    return Recorder(Record(file), "ndcg@10", "max", 4, Reporter())
 
 
 def test_how_trials_end(tmp_path: Path, capsys) -> None:
@@ -206,7 +206,7 @@ def test_how_trials_end(tmp_path: Path, capsys) -> None:
         assert [trial.epochs for trial in known.trials] == [2, 1, 1, 0, 0]
         assert [bool(trial.reason) for trial in known.trials] == [False] * 2 + [True] * 3
         assert [trial.number for trial in known.unfinished] == [3, 4]
-        assert best_of(known.trials, "max") is known.trials[0]
+        assert find_best_trial(known.trials, "max") is known.trials[0]
 
 
 def test_what_is_lost_again_when_resumed_is_failed(tmp_path: Path) -> None:

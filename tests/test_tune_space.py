@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,14 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.files import only_writer
 from recbole_pos.model.models import MODELS
-from recbole_pos.position.time_rotary import _share
 from recbole_pos.runs.searchers import SEARCHERS, GridSearcher, OptunaSearcher, RandomSearcher
 from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.runs.space_files import parse_space, read_space, space_file
-from recbole_pos.tune.settings import SearchFolder, Settings, read_settings
-from recbole_pos.tune.tuning import _prepare
-from recbole_pos.yaml_files import ROOT, parse_scalar
+from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings
+from recbole_pos.tuning.tuning import _prepare, search
+from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
 epochs: 7
@@ -47,29 +45,6 @@ def settings(
     file: Path | None, model: str = "PosSASRec", given: dict | None = None, **args: Any
 ) -> Settings:
     return read_settings(model, "ml-100k", file, [], given or {}, SearchArguments(**args))
-
-
-def test_the_space_of_torope_tells_its_ratios_apart() -> None:
-    """With two heads, split_head has one of either kind for every ratio."""
-    found = settings(None, "TORoPE")
-    heads = found.config({"fusion": "split_head"})["n_heads"]
-    ratios = next(p for p in found.space.parameters if p.name == "time_ratio").values
-    assert len({_share(ratio, heads, "", "") for ratio in ratios}) == 3
-
-
-def test_the_command_of_posrec_searches_all_of_its_space() -> None:
-    """As its file prints it; the presets would overrule most of it."""
-    comment = re.sub(r"\n# *|\\", " ", (ROOT / "tune" / "PosRec.yaml").read_text(encoding="utf-8"))
-    command = re.search(r"recbole-pos tune (.*?)  *Position", comment).group(1)
-    words = shlex.split(command)
-    assert words[:4] == ["-m", "PosRec", "-d", "diginetica"]
-    given = dict(word.removeprefix("--").split("=", 1) for word in words[4:])
-    given = {key: parse_scalar(value, key) for key, value in given.items()}
-    found = settings(None, "PosRec", given)
-    assert found.overruled == [] and found.metric == "mrr@10" and found.epochs == 30
-    names = ["learning_rate", "weight_decay", "lambda_2", "hidden_dropout_prob", "messages"]
-    assert found.space.names == names
-    assert found.config()["eval_args"]["split"] == {"ST": [176670, 186670]}
 
 
 def test_every_kind_is_drawn_within_its_range(tmp_path: Path) -> None:
@@ -117,32 +92,18 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
     ("text", "line", "message"),
     [
         ("learning_rate: {loguniform: [1e-4, 1]}\nlearing_rate: {uniform: [0, 1]}", 2, "nearest"),
-        ("a: 1\n\nn_layers: {randint: [3, 1]}", 3, "from 3 to 1 is empty"),
-        ("n_layers: {randint: [1, 2.5]}", 1, "whole numbers"),
         ("learning_rate: {loguniform: [-8, 0]}", 1, "above 0"),
-        ("learning_rate: {uniform: [0.1]}", 1, r"takes \[low, high\]"),
-        ("learning_rate: {uniform: [0.1, 0.1]}", 1, "empty"),
-        ("learning_rate: {uniform: 3}", 1, "takes"),
-        ("hidden_dropout_prob: {quniform: [0, 0.5, 0]}", 1, "step"),
         ("n_layers: {choice: []}", 1, "no values"),
-        ("n_layers: {choice: [1, 1]}", 1, "listed twice"),
         ("n_layers: {chioce: [1, 2]}", 1, "did you mean choice"),
         ("n_layers: {when: {block: hstu}}", 1, "cannot search by"),
-        ("n_layers: {choice: [1, 2], uniform: [0, 1]}", 1, "expected one of"),
         ("n_layers: {randint: [1, 2]}\nn_layers: {randint: [1, 2]}", 2, "given already"),
         ("n_layers: {randint: [0, 2]}", 1, "n_layers must be at least 1"),
-        ("hidden_dropout_prob: {uniform: [0.0, 1.5]}", 1, "below 1"),
-        ("n_layers: {choice: [1, two]}", 1, "expected a whole number"),
-        ("block: {choice: [hstu, transfomer]}", 1, "did you mean transformer"),
-        ("n_layers: 0\nhidden_size: {choice: [8]}", 1, "n_layers must be at least 1"),
         ("n_layers: {choice: [1, 2], when: {nothing: 1}}", 1, "neither searched"),
         ("n_layers: {choice: [1, 2], when: {block: hsdu}}", 1, "never holds"),
         ("n_layers: {choice: [1], when: {n_heads: 1}}\nn_heads: {choice: [1], when: {n_layers: 1}}",
          1, "depends on itself"),
         ("epochs: {randint: [1, 9]}", 1, "cannot be searched"),
         ("eval_args: {choice: [{split: {RS: [8, 1, 1]}}]}", 1, "same for all trials"),
-        ("user_inter_num_interval: {choice: ['[5,inf)']}", 1, "same for all trials"),
-        ("n_layers: {choice: [1, 2]", 1, "not valid yaml"),
         ("n_layers: !!python/object/apply:os.system [ls]", 1, "not valid yaml"),
         ("1: {choice: [1]}", 1, "is text"),
     ],
@@ -189,14 +150,8 @@ def test_metric_and_its_direction(tmp_path: Path) -> None:
         ({"scheduler": "ahsa"}, "did you mean asha"),
         ({"searcher": "tpe"}, "optuna, random, grid"),
         ({"num_samples": 0}, "--num_samples"),
-        ({"max_concurrent": 0}, "--max_concurrent"),
-        ({"grace_epochs": 0}, "--grace_epochs"),
-        ({"cpus_per_trial": 0}, "--cpus_per_trial"),
-        ({"nproc": 0}, "--nproc"),
-        ({"gpus_per_trial": 1.5}, "--gpus_per_trial"),
         ({"gpus_per_trial": math.nan}, "--gpus_per_trial"),
         ({"cpus_per_trial": 1e-300}, "--cpus_per_trial"),
-        ({"num_samples": []}, "--num_samples"),
         ({"seed": -1}, "--seed"),
     ],
 )
@@ -226,13 +181,8 @@ LONG = "x" * 10_000
         (f"{LONG}: {{choice: [1]}}", "space.yaml"),
         (f"n_layers: {{{LONG}: [1], when: {{n_heads: 1}}}}", "space.yaml"),
         (f"n_layers: {{choice: [{LONG}, {LONG}]}}", "space.yaml"),
-        (f"n_layers: {{loguniform: [-{'9' * 4000}, 1]}}", "space.yaml"),
-        (f"n_layers: {{choice: [1], when: {{n_heads: {LONG}}}}}", "space.yaml"),
-        (f"n_layers: [{LONG}", "space.yaml"),
         (f"n_layers: {LONG}\nn_heads: {{choice: [1]}}", "space.yaml"),
-        (f"x {LONG} 1,2", "x.hyper"),
         (f"{LONG} choice 1", "x.hyper"),
-        ("x loguniform 1,1e9", "x.hyper"),
     ],
 )
 def test_a_message_quotes_the_beginning_of_a_long_value(
@@ -317,10 +267,13 @@ def test_a_folder_is_of_one_search(tmp_path: Path) -> None:
     folder = SearchFolder.create(tmp_path / "s", made)
     with pytest.raises(UsageError, match="holds a search"):
         RunFolder.create(folder.path, "tiny", "FPARec")
-    with folder.held():
+    (tmp_path / "old" / "trials").mkdir(parents=True)  # of 0.2.0, killed before its settings
+    for taken in (folder.path, tmp_path / "old"):
+        with pytest.raises(UsageError, match="holds a search already"):
+            SearchFolder.create(taken, made)
+    with only_writer(folder.path, "searched"):
         with pytest.raises(UsageError, match=r"is being searched by process \d+"):
-            with SearchFolder(folder.path).held():
-                pass
+            search(resume=folder.path)
     assert folder.read() == made
     (tmp_path / "config.yaml").write_text("model: FPARec")
     with pytest.raises(UsageError, match="holds a run already"):
@@ -377,20 +330,6 @@ def test_sizes_that_do_not_fit_are_found_before_the_first_trial(
 ) -> None:
     with pytest.raises(UsageError, match=f"space.yaml, line [12]: .*{message}"):
         settings(write(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        (
-            "PosSASRec",
-            "n_heads: {choice: [1, 8]}\nhidden_size: {choice: [60, 65], when: {n_heads: 1}}",
-        ),
-        ("FGNN", "n_heads: {choice: [3, 4]}\nhidden_size: {choice: [10, 64]}"),  # of full size
-    ],
-)
-def test_sizes_that_fit_where_they_come_together(tmp_path: Path, model: str, text: str) -> None:
-    assert settings(write(tmp_path, text), model).space.names == ["n_heads", "hidden_size"]
 
 
 LEARNING = "learning_rate: {choice: [0.01, 0.001]}\n"
@@ -518,6 +457,6 @@ def test_a_grid_ends() -> None:
 @pytest.mark.parametrize("how", [["--seed=5"], ["--seed", "5"]])
 def test_the_seed_of_the_command_is_that_of_the_search(how: list[str], monkeypatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr("recbole_pos.tune.search", lambda *a, **k: called.append((a, k)))
+    monkeypatch.setattr("recbole_pos.tuning.search", lambda *a, **k: called.append((a, k)))
     assert main(["tune", "-m", "FPARec", "-d", "tiny", *how, "--epochs=3"]) == 0
     assert called[0][1]["settings"].seed == 5 and called[0][0][4] == {"epochs": 3}

@@ -44,7 +44,7 @@ def here(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(epochs: int = 40) -> list[str]:
+def words(epochs: int = 20) -> list[str]:
     command = ["update", "live", "--run_dir", "next", "--data_path=.", "--quiet"]
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
@@ -94,7 +94,7 @@ def test_the_same_line_again_after_kills_at_any_moment(here: Path) -> None:
     start(here, (folder / "config.yaml").exists)
     start(here, lambda: epochs(folder) >= 3)
     start(here, lambda: epochs(folder) >= 9)
-    start(here, lambda: epochs(folder) >= 40 and (folder / "test_ranks.parquet").exists())
+    start(here, lambda: epochs(folder) >= 20 and (folder / "test_ranks.parquet").exists())
     assert main(words()) == 0
     before = (folder / "result.json").read_bytes()
     assert main(words()) == 0  # nothing is left to do
@@ -162,7 +162,7 @@ def test_an_unfinished_run_says_so_once_and_how_to_finish_it(here: Path, more: b
     reported = [line for line in printed.splitlines() if "recbole-pos run --resume live" in line]
     assert len(reported) == 1 and reported[0].startswith("warning: ")
     with pytest.warns(RunWarning):
-        recbole_pos.load("live", grown=True, data_path=".")
+        recbole_pos.load("live", data_path=".")
     from recbole_pos.serve.holder import ModelHolder
 
     with pytest.warns(RunWarning):
@@ -179,7 +179,7 @@ def test_a_run_without_an_epoch_says_so(here: Path, capsys: Any) -> None:
 def test_a_finished_run_says_nothing(here: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
-        recbole_pos.load("live", grown=True, data_path=".")
+        recbole_pos.load("live", data_path=".")
 
 
 def test_a_full_disk_ends_a_run_in_one_line_and_it_is_resumed(here: Path) -> None:

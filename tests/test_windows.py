@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recbole_pos.config.options import rule
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import gather_index, training_windows
-from recbole_pos.distributed import Share
+from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
 
 window_case = st.tuples(
@@ -140,9 +140,9 @@ def test_every_process_has_as_many_of_the_batches_that_were_cut(experiment) -> N
     steps, targets = set(), 0
     for rank in range(3):
         loader = made.trainer.training_loader(made.loaders["train"])
-        loader.share = Share()  # as another process would begin
-        loader.divide(Share(rank, 3))
-        own = [loader.share.own for _ in loader]
+        loader.shard = Shard()  # as another process would begin
+        loader.divide(Shard(rank, 3))
+        own = [loader.shard.own for _ in loader]
         steps.add(len(own))
         targets += sum(own)
     assert steps == {len(loader)} and targets == loader.targets

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, config_files, option, read_settings
+from recbole_pos.cli.parser import (
+    Argument,
+    Parser,
+    config_files,
+    option,
+    read_settings,
+)
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -52,6 +58,10 @@ _CHECKPOINT = option(
     metavar="RUN_DIR",
     help="the folder of a run, or a checkpoint in it",
 )
+_ENVIRONMENT = (
+    "What is not given here is read from the environment: RECBOLE_POS_RUN_DIR, RECBOLE_POS_PORT, "
+    "... (the names of the options)."
+)
 _DEFAULTS = argparse.ArgumentDefaultsHelpFormatter
 
 
@@ -71,16 +81,22 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _command(
-    name: str, text: str, *arguments: Argument | type, configured: bool = False, **settings: Any
+    name: str,
+    text: str,
+    *arguments: Argument | type,
+    configured: bool = False,
+    environment: bool = False,
+    **settings: Any,
 ) -> Callable[[Callable], Callable]:
     """Make a function the command of a name.
 
     Args:
-        name: of the command; of one within a group, with that before it.
+        name: name of the command; of one within a group, with that before it.
         text: what it does, in the list of commands.
         arguments: what adds its arguments; of a settings class, all its fields.
         configured: whether it takes options of the configuration, the function's second argument.
-        settings: of its parser.
+        environment: whether what is not given is read from the environment.
+        settings: settings of its parser.
     """
     group, _, name = name.rpartition(" ")
 
@@ -92,6 +108,7 @@ def _command(
             for one in arguments:
                 parser.add_fields(one) if is_dataclass(one) else one(parser)
             parser.set_defaults(command=function, parser=parser, configured=configured)
+            parser.environment = environment
 
         _ADDERS.append(add)
         return function
@@ -177,13 +194,13 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Say what begins, before torch and RecBole are imported, which takes seconds."""
     if settings.as_json or any(rank for _, rank, _ in started_by(os.environ)):
         return
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
 
     what = " on ".join(word for word in (args.model, args.dataset) if word)
     if settings.resume is not None:
         what = f"resumes {settings.resume}"
-    screen = Screen(settings.verbose, log=settings.log)
-    screen.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
+    reporter = Reporter(settings.verbose, log=settings.log)
+    reporter.line(f"recbole-pos {__version__}: {what or 'the model of the files'}")
 
 
 @_command(
@@ -199,7 +216,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     "--key=value and is then the same in all trials.",
 )
 def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from recbole_pos.tune import search
+    from recbole_pos.tuning import search
 
     if args.resume is not None:  # whose folder has all other options
         from recbole_pos.config.plugins import import_named
@@ -218,10 +235,10 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     *_DATASET,
     CompareArguments,
     configured=True,
-    description="Compare models (-m A,B,C), the rows of a study's file, or runs that exist. "
-    "What is missing is trained, with every seed; then tables, differences with intervals, and "
-    "a report. The same command again resumes where it was stopped. Keys of the configuration "
-    "(--key value) are the same for all rows.",
+    description="Compare models (-m A,B,C), the configurations of a study's file, or finished "
+    "runs. What is missing is trained, with every seed; then come tables, differences with "
+    "intervals and a report. The same command again resumes. Options (--key value) hold for all "
+    "configurations.",
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.study.comparing import compare
@@ -327,7 +344,7 @@ _ADDERS.append(_add_inspect)
 )
 def _inspect_attention(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.attention_report import inspect_attention, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     given = args.checkpoint, args.users, args.min_events, args.seed, args.data_path
     show(inspect_attention(*given), wide_console())
@@ -347,7 +364,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
 )
 def _inspect_relations(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.relation_use import inspect_relations, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     show(inspect_relations(args.checkpoint, args.batches, args.data_path), wide_console())
 
@@ -371,7 +388,7 @@ def _inspect_relations(args: argparse.Namespace) -> None:
 )
 def _inspect_encoding(args: argparse.Namespace) -> None:
     from recbole_pos.inspect.encoding import inspect_encoding, show
-    from recbole_pos.screen import wide_console
+    from recbole_pos.reporter import wide_console
 
     given = args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
     show(inspect_encoding(*given), max(args.length), wide_console())
@@ -392,7 +409,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 )
 def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.experiment.evaluate import evaluate
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
     def values(words: list[str] | None, name: str) -> list[Any] | None:
@@ -406,7 +423,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Screen().results(f"{args.run_dir}, best epoch", {args.part: scores})
+        Reporter().results(f"{args.run_dir}, best epoch", {args.part: scores})
 
 
 @_command(
@@ -442,17 +459,25 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="csv, or parquet if it ends so (RUN_DIR/recommendations.csv); with --address a folder",
     ),
     option(
+        "--item_vectors",
+        metavar="FILE",
+        help="content vectors of items that were not there in training, which are recommended too "
+        "(models trained with item_vectors)",
+    ),
+    option(
         "--address", help="score on a running Ray cluster: auto, or HOST:PORT (this machine alone)"
     ),
     option("--processes", type=int, metavar="N", help="with --address, at most (all CPUs)"),
     *_READING,
+    environment=True,
     description="The items with the highest scores after everything a user has done, held-out "
     "and later events included, best first; or after histories that are given.",
+    epilog=_ENVIRONMENT,
 )
 def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import BulkRequest, write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at".split()
+    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors".split()
     request = BulkRequest(**{name: getattr(args, name) for name in names})
     if args.address is None:
         if args.processes is not None:
@@ -479,14 +504,14 @@ def _recommend(args: argparse.Namespace) -> None:
     option("--exclude", metavar="FILE", help="names to leave out, one a line"),
 )
 def _similar(args: argparse.Namespace) -> None:
-    from recbole_pos.screen import Screen
+    from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
     files = {"items": args.allowed, "exclude": args.exclude}
     names = {name: None if file is None else read_names(file) for name, file in files.items()}
     trained = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    report_unknown(trained, Screen(), **names)
+    report_unknown(trained, Reporter(), **names)
     neighbours = trained.similar(args.items, args.k, names["items"], names["exclude"])
     print(neighbours.to_string(index=False))
 
@@ -518,15 +543,23 @@ def _export(args: argparse.Namespace) -> None:
 @_command(
     "serve",
     "answer over HTTP what a trained model recommends",
-    _RUN_DIR,
+    option(
+        "run_dir",
+        nargs="+",
+        metavar="RUN_DIR",
+        help="the folder of a run; of several models NAME=RUN_DIR each",
+    ),
     ServeArguments,
     _PLUGINS,
+    environment=True,
     description="POST /recommend, /similar and /reload; GET /health and /metrics. There is no "
     "authentication and no TLS. SIGHUP reloads the model.",
+    epilog=_ENVIRONMENT,
 )
 def _serve(args: argparse.Namespace) -> None:
     with _ended_by_signals():
         try:
+            from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve
         except ModuleNotFoundError as error:
             if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
@@ -534,7 +567,7 @@ def _serve(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
             ) from None
-        serve(args.run_dir, read_settings(args, ServeArguments))
+        serve(parse_models(args.run_dir), read_settings(args, ServeArguments))
 
 
 @contextmanager

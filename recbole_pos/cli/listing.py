@@ -59,7 +59,7 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     """Print the options of a model, those of its own first, with defaults and sentences.
 
     Args:
-        model: of the plugin or of RecBole.
+        model: model of the plugin or of RecBole.
         given: options; of them count ``position``, schemes instead of its own, and ``plugins``.
 
     Raises:

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from recbole_pos.cli.commands import make_parser
-from recbole_pos.cli.parser import parse_overrides, split_options
+from recbole_pos.cli.parser import parse_overrides, read_environment, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
 from recbole_pos.values import shown, suggest
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted by
-    Ctrl-C), 143 (by SIGTERM)."""
+    """Return entry point; returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (interrupted
+    by Ctrl-C), 143 (by SIGTERM)."""
     words = sys.argv[1:] if argv is None else list(argv)
     with _heeding_sigterm() as terminated, _warning_in_lines():
         try:
@@ -50,6 +50,8 @@ def _run_command(words: list[str]) -> None:
     if command and command.get_default("configured"):
         own, options = split_options(words[1:], command.options)
         words = [words[0], *own]
+    if command and command.environment:
+        read_environment(command)
     args, rest = parser.parse_known_args(words)
     if rest:
         slip = rest[0].lstrip("-").partition("=")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -55,6 +56,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
         self._exclusive: dict[str, Any] = {}
+        self.environment = False  # whether options that are not given are read from there
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong.
@@ -131,6 +133,35 @@ def option(*names: str, **settings: Any) -> Argument:
     return lambda parser: parser.add_option(*names, **settings)
 
 
+def read_environment(parser: Parser) -> None:
+    """Take what the environment has, ``RECBOLE_POS_<NAME>``, for options that are not given.
+
+    Raises:
+        UsageError: for a value that the option does not take; names the variable.
+    """
+    for action in parser._actions:
+        variable = f"RECBOLE_POS_{action.dest.upper()}"
+        text = os.environ.get(variable, "")
+        if not text:
+            continue
+        several = action.nargs in ("+", "*")
+        read = action.type if callable(action.type) else str
+        try:
+            if action.nargs == 0:
+                read = _FLAGS.__getitem__
+            found = [read(word) for word in (shlex.split(text) if several else [text])]
+        except KeyError:
+            raise UsageError(f"{variable}: found {shown(text)}, expected true or false") from None
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise UsageError(f"{variable}: {error}") from None
+        action.default = found if several else found[0]
+        if not action.option_strings:
+            action.nargs, action.required = "*" if several else "?", False
+
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
 def read_settings(args: argparse.Namespace, kind: type[Settings]) -> Settings:
     """Return the settings that a command line gives."""
     values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}
@@ -145,7 +176,7 @@ def split_options(words: list[str], own: set[str]) -> tuple[list[str], list[str]
     command's own is its value, unless it begins like another option.
 
     Args:
-        words: of the command line.
+        words: words of the command line.
         own: names of the command's own options, without dashes.
     """
     mine, options = [], []

@@ -103,11 +103,13 @@ class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
     vary: tuple[str, ...] = _flag(
-        (), "a row for each value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
+        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", list, "OPTION=A,B"
     )
-    seeds: int | None = _flag(None, "seeds of every row (1, or as the study says)", int, "N")
-    reference: str | None = _flag(None, "row that differences are taken to (the first)")
-    rows: tuple[str, ...] = _flag((), "train these rows alone; all are shown", list, "ROW")
+    seeds: int | None = _flag(None, "seeds per configuration (1, or as the study says)", int, "N")
+    reference: str | None = _flag(None, "configuration to compare with (the first)")
+    rows: tuple[str, ...] = _flag(
+        (), "train only these configurations; all are shown", list, "NAME"
+    )
     run_dir: str | Path | None = _flag(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _flag(False, "list what would be trained, and train nothing", bool)
     report: bool = _flag(False, "tables and report of what is finished, and train nothing", bool)
@@ -144,8 +146,11 @@ class ConvertArguments:
     """Arguments of :func:`recbole_pos.convert`."""
 
     name: str | None = _flag(None, "of the dataset (that of the file)")
-    items: str | Path | None = _flag(None, "file with attributes of items", metavar="FILE")
-    users: str | Path | None = _flag(None, "file with attributes of users", metavar="FILE")
+    # these four: files or, in Python, frames
+    items: Any = _flag(None, "file with attributes of items", metavar="FILE")
+    users: Any = _flag(None, "file with attributes of users", metavar="FILE")
+    valid: Any = _flag(None, "interactions to validate with; needs --test", metavar="FILE")
+    test: Any = _flag(None, "interactions to test with, which no split chooses", metavar="FILE")
     user: str | None = _flag(None, "column of who (by name)", metavar="COLUMN")
     item: str | None = _flag(None, "column of what (by name)", metavar="COLUMN")
     time: str | None = _flag(
@@ -201,8 +206,14 @@ class ServeArguments:
     max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
     max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
     allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
+    shares: tuple[str, ...] = _flag(
+        (), "of several models, the parts of all ids that each answers", list, "NAME=PART"
+    )
     data_path: str | None = _flag(
         None, "folder of datasets (where the run found its own)", metavar="DIR"
+    )
+    item_vectors: str | None = _flag(
+        None, "content vectors of further items, read again by /reload", metavar="FILE"
     )
 
 
@@ -212,7 +223,7 @@ Settings = TypeVar(
 
 
 def arguments(default: Settings, given: dict[str, Any]) -> Settings:
-    """A settings object with some fields given by name, as keywords of a call.
+    """Return a settings object with some fields given by name, as keywords of a call.
 
     Raises:
         TypeError: for another name, as Python raises it of a call.
@@ -224,6 +235,13 @@ def arguments(default: Settings, given: dict[str, Any]) -> Settings:
                 f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(known))}"
             )
     return replace(default, **given)
+
+
+def divide(default: Settings, given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """A settings object with the fields that are given by name; what is no field is an option."""
+    known = {one.name for one in fields(default)}
+    options = {name: value for name, value in given.items() if name not in known}
+    return arguments(default, {k: v for k, v in given.items() if k in known}), options
 
 
 def changed(given: Any) -> dict[str, Any]:

@@ -41,13 +41,14 @@ def plugin_defaults(
 
 
 def starts_from_runs(model: str) -> bool:
-    """Whether a model can start with the weights of a run with fewer schemes (``init_from``)."""
+    """Return whether a model can start with the weights of a run with fewer schemes
+    (``init_from``)."""
     schemes = model in ADDED and on_our_base(model) and "position" in own_defaults(model)
     return model in MODELS or schemes
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Options of a model and schemes that are not the plugin's, which may have any value.
+    """Return options of a model and schemes that are not the plugin's, which may have any value.
 
     What they share with the plugin or RecBole means the same, and is checked in the same way.
     """

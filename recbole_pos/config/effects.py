@@ -113,6 +113,25 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
+def preloaded(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, whose items may have content vectors."""
+    from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
+
+    instead = "the plugin's own models read vectors of items"
+    if not on_our_base(config["model"]):
+        return custom(instead)(config, value)
+    return None
+
+
+def of_wandb(config: Options, value: Any) -> str | None:
+    """Read where a run is reported to Weights & Biases."""
+    given = config["logger"] if "logger" in config else None
+    named = [given] if isinstance(given, str) else given or ()
+    if "wandb" in named or config["log_wandb"]:
+        return None
+    return "is only read with logger: wandb"
+
+
 def labelled(config: Options, value: Any) -> str | None:
     """As above, of what makes labels of a field; its own values say what has the effect."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
@@ -170,13 +189,15 @@ def of_tables(config: Options, value: Any) -> str | None:
 
 
 def fields_read(config: Options) -> set[str]:
-    """Fields that a model of the plugin's or RecBole's reads, beside ids and times."""
+    """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items"):
         given = config[key] if key in config else None
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
             names.update(name for name in both if isinstance(name, str))
+    for pair in (config["preload_weight"] or {}).items():
+        names.update(map(str, pair))
     return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
 
 
@@ -217,7 +238,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """Refuse options that change nothing for the types of the fields that a model reads.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         default: values that may be given where they are not read.
         dataset: after ``build``.
 
@@ -226,11 +247,11 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     """
     if config["model"] in ADDED:
         return
-    from recbole_pos.data.attributes import table_of
+    from recbole_pos.data.attributes import find_table
 
     names = [name for name in fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
-    users = any(table_of(name, dataset) == "user" for name in names)
+    users = any(find_table(name, dataset) == "user" for name in names)
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),

@@ -31,13 +31,13 @@ class Option:
     """One row.
 
     Attributes:
-        name: of the option.
+        name: name of the option.
         low, high: smallest and largest number allowed; sizes are also checked against the memory of
             the machine, see ``experiment/memory.py``.
         choices: the names it may have.
         unit: what its number counts, where the name does not tell.
         example: of what is expected, where the default is empty or of another kind.
-        inner: of a mapping whose keys are known, an example of each value.
+        inner: an example of each value of a mapping whose keys are known.
         role: what changing it changes.
         alone: whether a list may be given as the one thing in it.
         empty: whether it may be empty although its default is not.
@@ -45,7 +45,7 @@ class Option:
         pair: whether a list of it has two numbers.
         only: conditions under which it is read, see ``effects.py``: each returns what is wrong, as
             it follows the name of the option in a message, and None if the option is read.
-        why: of an option without effect, or a bound, the reason.
+        why: reason of an option without effect, or of a bound.
         check: raises for a wrong value, instead of all that the row says otherwise.
         each: the same of each value in a mapping.
     """
@@ -256,6 +256,14 @@ def check_schemes(where: str, value: Any) -> None:
         raise UsageError(f"{where} is empty; [nope] stands for no position")
     value = value if isinstance(value, (list, tuple, dict)) else [value]
     _check_type(where, value, ["rope"])
+
+
+def check_vectors(where: str, value: Any) -> None:
+    """Check files of vectors: one, or several by name."""
+    for name, path in value.items() if isinstance(value, dict) else [("", value)]:
+        _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
+    if value == {}:
+        raise UsageError(f"{where}: expected at least one file")
 
 
 def check_nothing(where: str, value: Any) -> None:

@@ -61,6 +61,7 @@ _NO_GRAPH = (custom("knowledge graphs are not read"),)
 _OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
 _OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
 _TRANSFORMER = (under("block", "transformer"),)
+_VECTORS = (effects.either(under("preload_weight"), under("item_vectors")),)
 
 _TABLE: list[Option] = [
     # what is run, and how files are written
@@ -95,7 +96,7 @@ _TABLE: list[Option] = [
         example=["ent"],
         alone=True,
         role=DATA,
-        only=(custom("attributes of items belong into the item table"),),
+        only=(effects.preloaded, under("preload_weight")),
     ),
     Option("seq_len", 1, 10**6, example={"tags": 10}, unit="tokens", **_OF_FIELDS),
     Option("threshold", example={"rating": 4}, role=DATA, only=(effects.labelled,)),
@@ -104,7 +105,7 @@ _TABLE: list[Option] = [
         "preload_weight",
         example={"ent_id": "ent_emb"},
         role=DATA,
-        only=(custom("give vectors of items as float fields of the item table"),),
+        only=(effects.preloaded,),
     ),
     *_rows("alias_of_user_id alias_of_item_id", example=["name"], **_OF_FIELDS),
     Option("normalize_field", example=["price"], **_OF_FIELDS),
@@ -151,7 +152,7 @@ _TABLE: list[Option] = [
     Option("seed", 0, 2**32 - 1),
     Option("shuffle", only=_TRAINED),
     Option("require_pow", example=True, only=(custom(),)),
-    Option("wandb_project", only=(under("log_wandb"),)),
+    Option("wandb_project", only=(effects.of_wandb,)),
     Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
     Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
     Option(
@@ -164,6 +165,7 @@ _TABLE: list[Option] = [
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
+    _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
     _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
@@ -222,6 +224,23 @@ _TABLE: list[Option] = [
     *_rows("init_from update_from", example=_RUN, role=DATA),
     Option("train_only", example=["kernel"]),
     Option("new_items", example="category"),
+    # content vectors of items
+    Option(
+        "item_vectors",
+        example="vectors.parquet",
+        only=(effects.preloaded,),
+        check=option.check_vectors,
+    ),
+    _choice("item_vectors_use", "init add replace late", only=_VECTORS),
+    Option("item_vectors_train", example=True, only=_VECTORS),
+    Option("item_vectors_whiten", only=_VECTORS),
+    Option(
+        "item_vectors_weight",
+        0,
+        _WEIGHT,
+        example=1.0,
+        only=(*_VECTORS, under("item_vectors_use", "late")),
+    ),
     # sizes
     *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
     Option("inner_size", 1, _SIZE, only=(under("block", "transformer", "ligr"),)),

@@ -25,7 +25,7 @@ from typing import Any
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.registry import place_of, without_working_directory
+from recbole_pos.registry import import_path, without_working_directory
 from recbole_pos.values import near, short, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -137,9 +137,9 @@ def take_model(name: str, modules: Iterable[str]) -> None:
             ADDED.take(sys.modules[module], name)
 
 
-def modules_of(model: str, schemes: Iterable[str]) -> list[str]:
+def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
     """Return the modules without which another process would not know a model and schemes."""
-    modules = [ADDED.module_of(model), *(SCHEMES.module_of(name) for name in schemes)]
+    modules = [ADDED.find_module(model), *(SCHEMES.find_module(name) for name in schemes)]
     return list(dict.fromkeys(module for module in modules if module))
 
 
@@ -164,7 +164,7 @@ def pack(model: str) -> bytes:
                 cloudpickle.dumps(added)
             except Exception as error:  # whatever its module holds
                 raise UsageError(
-                    f"{kind} {shown(name)} ({place_of(added.cls)}) cannot be sent to other "
+                    f"{kind} {shown(name)} ({import_path(added.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
     return cloudpickle.dumps((_allowed, made))

@@ -26,9 +26,10 @@ from recbole_pos.config.defaults import (
 )
 from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import of_role, rule
-from recbole_pos.config.plugins import import_plugins, modules_of, require_spelling, take_model
+from recbole_pos.config.plugins import find_modules, import_plugins, require_spelling, take_model
 from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
+from recbole_pos.data.item_vectors import absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
@@ -36,8 +37,8 @@ from recbole_pos.model.models import (
     CAUSAL_BUILTINS,
     OURS,
     built_in,
-    name_of,
     on_our_base,
+    registered_name,
     runnable,
     served,
 )
@@ -58,7 +59,7 @@ _DEFAULTS = "the attribute `defaults`, or recbole_pos.register_model(..., defaul
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Options of two sources, the higher one winning; ``eval_args`` key by key."""
+    """Return options of two sources, the higher one winning; ``eval_args`` key by key."""
     both = [source["eval_args"] for source in (low, high) if source.get("eval_args")]
     merged = {**low, **high}
     if len(both) == 2 and all(isinstance(value, dict) for value in both):
@@ -101,7 +102,7 @@ class PosConfig(Config):
         strict: bool = True,
     ) -> None:
         self.strict = strict
-        self.asked = name_of(model) if isinstance(model, type) else model
+        self.asked = registered_name(model) if isinstance(model, type) else model
         self.public: dict[str, Any] = {}  # what the yaml of a public log says
         self.asked_for: set[str] = set()  # options that were read, and that no one gives
         try:
@@ -137,7 +138,10 @@ class PosConfig(Config):
         return {}  # what they say depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
-        return dict(config_dict or {})  # typed already; RecBole would eval strings
+        given = dict(config_dict or {})  # typed already; RecBole would eval strings
+        if "item_vectors" in given:  # perhaps in memory
+            given["item_vectors"] = to_files(given["item_vectors"])
+        return given
 
     def _merge_external_config_dict(self) -> None:
         self.plugins: list[str] = []
@@ -152,7 +156,7 @@ class PosConfig(Config):
         names = [name for value in given for name in positions(value, None)]
 
         def known() -> bool:
-            """Whether what modules would bring is here, registered in another way."""
+            """Return whether what modules would bring is here, registered in another way."""
             foreign = [name in ADDED for name in models if name and name not in built_in()]
             foreign += [name in SCHEMES for name in names if name not in SCHEMES.places]
             return bool(foreign) and all(foreign)
@@ -167,7 +171,8 @@ class PosConfig(Config):
                 require_spelling(content, str(file))
 
     def _options_for(self, *names: str) -> dict[str, Any]:
-        """What is given for a run of a model and schemes: config files in order, config_dict."""
+        """Return what is given for a run of a model and schemes: config files in order,
+        config_dict."""
         merged: dict[str, Any] = {}
         self.sources: dict[str, str] = {}  # key -> the file it came from, for messages
         for file, content in self.files:
@@ -219,7 +224,7 @@ class PosConfig(Config):
         schemes = positions(self._options_for(model).get("position"), model)
         self.external_config_dict = self._options_for(model, *schemes)
         known = [name for name in schemes if name in SCHEMES]
-        modules = list(dict.fromkeys([*self.plugins, *modules_of(model, known)]))
+        modules = list(dict.fromkeys([*self.plugins, *find_modules(model, known)]))
         if modules:  # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
 
@@ -255,6 +260,7 @@ class PosConfig(Config):
         self.plain = to_plain({key: v for key, v in final.items() if key not in _left_out()})
         self.plain.update(model=self.model, dataset=self.dataset)
         base = Path(str(final["data_path"]))
+        self.plain["item_vectors"] = absolute(self.plain["item_vectors"])
         if (base / self.dataset).is_dir():  # so that the run can be loaded from another folder
             self.plain["data_path"] = str(base.resolve())
         if self.strict:
@@ -345,8 +351,8 @@ class PosConfig(Config):
         check(where, key, value, self.internal_config_dict.get(key))
 
 
-def plain_of(config: Config) -> dict[str, Any]:
-    """What makes a configuration again: ``plain``, and for one of RecBole's own the same.
+def to_plain_options(config: Config) -> dict[str, Any]:
+    """Return what makes a configuration again: ``plain``, and for one of RecBole's own the same.
 
     RecBole's have other data for ml-100k than its folder in ``data_path``, and take any key.
     """
@@ -358,7 +364,7 @@ def plain_of(config: Config) -> dict[str, Any]:
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = positions(given.get("position"), config["model"])
-    if modules := modules_of(config["model"], [name for name in schemes if name in SCHEMES]):
+    if modules := find_modules(config["model"], [name for name in schemes if name in SCHEMES]):
         plain[PLUGINS] = modules
     return to_plain(plain)
 
@@ -368,6 +374,6 @@ def _left_out() -> set[str]:
 
 
 def fitted(plain: dict[str, Any]) -> dict[str, Any]:
-    """What must change of a configuration from a machine with more cores."""
+    """Return what must change of a configuration from a machine with more cores."""
     worker, most = plain.get("worker", 0), rule("worker").high
     return {"worker": most} if is_whole(worker) and most is not None and worker > most else {}

@@ -48,10 +48,10 @@ def preset_or_file(name: str | Path) -> Path:
 def parts_for(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    """What of a config file a run takes, and where it stands: the shared part, then its own.
+    """Return what of a config file a run takes, and where it stands: the shared part, then its own.
 
     Args:
-        content: of the file.
+        content: content of the file.
         names: the model that runs, and its position schemes.
         file: for messages.
 

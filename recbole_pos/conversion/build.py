@@ -161,7 +161,7 @@ class Builder:
     """Makes the tables of a dataset, and reports every column.
 
     Args:
-        source: of the interactions.
+        source: source of the interactions.
         events: those that are kept.
         roles: columns of user, item and time.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 import zlib
@@ -19,16 +20,17 @@ import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments, arguments
 from recbole_pos.conversion.build import TABLES, Builder, ColumnOverrides, field_name
+from recbole_pos.conversion.cells import Cells
 from recbole_pos.conversion.events import count_copied_targets, find_copies, read_events
 from recbole_pos.conversion.layout import explode
-from recbole_pos.conversion.reading import Dialect, read
+from recbole_pos.conversion.reading import Dialect, is_frame, read, read_frame
 from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.roles import find_roles, require_column
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import sequence_separator, shop_yaml, write_table
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.files import LOCK, replacing, write_text
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed, shown
 
 REPORT = "convert.json"
@@ -39,13 +41,15 @@ _UNREADABLE = (
 )
 _CUTOFF = 20  # the largest that rankings have by default
 _MODEL = "PosSASRec"
+_FRAME = "interactions"  # what messages call a frame of them
+_FRAMES = {"events": _FRAME, "valid": "valid", "test": "test", "item": "items", "user": "users"}
+_PARTS = ("train", "valid", "test")
+_INTER = ("inter", *(f"{part}.inter" for part in _PARTS))
 _NAME = re.compile(r"\w[\w.-]*")
 _LONGEST = 200  # bytes of a name, so that there is room for what files add to it
 
 
-def convert(
-    events: str | Path, *, settings: ConvertArguments | None = None, **given: Any
-) -> Report:
+def convert(events: Any, *, settings: ConvertArguments | None = None, **given: Any) -> Report:
     """Make a dataset of a file of events, or of a folder of them.
 
     Nothing is dropped in silence: every line is kept, or counted under a reason with its number.
@@ -53,7 +57,8 @@ def convert(
     user), but for few, goes into the table of items (users): the first value that is not missing.
 
     Args:
-        events: csv, tsv or json lines (.gz as well), parquet, or a folder of files of one of these.
+        events: csv, tsv or json lines (.gz as well), parquet, or a folder of files of one of these;
+            or a frame, as :meth:`recbole_pos.Dataset.from_frame` takes it.
         settings: arguments of :class:`~recbole_pos.config.arguments.ConvertArguments`.
         given: single ones of them by name; types, tables and rename as dicts.
 
@@ -82,8 +87,8 @@ def convert(
         [('brand', 'token', 'item')]
     """
     asked = arguments(settings or ConvertArguments(), given)
-    with _refusing(str(events)):
-        return make_dataset(Path(events), asked)
+    with _refusing(str(events) if isinstance(events, (str, os.PathLike)) else _FRAME):
+        return make_dataset(events, asked)
 
 
 @contextmanager
@@ -98,9 +103,10 @@ def _refusing(file: str) -> Iterator[None]:
         raise UsageError(f"{file[:100]} cannot be converted: {why}") from error
 
 
-def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = False) -> Report:
+def make_dataset(events: Any, asked: ConvertArguments, allow_empty: bool = False) -> Report:
     """Do what :func:`convert` does; ``allow_empty``: columns that are named may have no value."""
-    name = asked.name or (events.name or events.resolve().name).split(".")[0]
+    what = Path(events if isinstance(events, (str, os.PathLike)) else _FRAME)
+    name = asked.name or (what.name or what.resolve().name).split(".")[0]
     folder = Path(asked.data_path) / name
     _require_name(name, folder, asked)
     overrides = ColumnOverrides(
@@ -110,8 +116,8 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
         _pairs("decimal", asked.decimal),
         _pairs("thousands", asked.thousands),
     )
-    screen = Screen(asked.verbose)
-    with screen.task(f"reading {events}"):
+    reporter = Reporter(asked.verbose)
+    with reporter.task(f"reading {what}"):
         sources = _sources(events, asked)
     overrides.check(list(sources.values()))
     named = {"user": asked.user, "item": asked.item, "time": asked.time}
@@ -119,7 +125,7 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     roles, guessed = find_roles(source.columns, {**named, **lists}, asked.date_format)
     guessed = [role for role in roles if role in guessed or named[role] is None]
     if guessed:
-        screen.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
+        reporter.line("guessed: " + ", ".join(f"--{role} {roles[role]}" for role in guessed))
     kept = read_events(source, roles, asked.date_format)
     has_time = roles["time"] in source.columns
     if asked.rm_copies:
@@ -150,11 +156,23 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(asked.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={asked.data_path}")
-    report.show(screen)
+    report.show(reporter)
     if asked.dry_run:
-        screen.line("nothing is written (dry_run)")
+        reporter.line("nothing is written (dry_run)")
         return report
 
+    parts = [part for part in _PARTS if part == "train" or getattr(asked, part) is not None]
+    parts = parts if len(parts) > 1 else []
+    if parts:
+        inter, number = tables.pop("inter"), source.part_of(kept.rows)
+        for place, part in enumerate(parts):
+            rows = np.flatnonzero(number == place)
+            if not len(rows):
+                raise UsageError(f"{part}: none of its interactions is left; see what was dropped")
+            tables[f"{part}.inter"] = {
+                field: cells.take(rows) if isinstance(cells, Cells) else cells[rows]
+                for field, cells in inter.items()
+            }
     separator = sequence_separator(tables)
     text = shop_yaml(
         name,
@@ -165,18 +183,21 @@ def make_dataset(events: Path, asked: ConvertArguments, allow_empty: bool = Fals
         builder.list_relations(loaded, has_time),
         small=report.counts["items"] <= _CUTOFF,
         has_time=has_time,
+        parts=parts,
     )
-    with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
+    with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
         write_text(new / f"{name}.yaml", text)
         write_text(new / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
         for suffix, table in tables.items():
-            with screen.task(f"writing {folder / name}.{suffix}"):
+            with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new / f"{name}.{suffix}", table, separator)
     files = sorted(folder.iterdir())
-    screen.line(f"wrote {folder}: {listed(one.name for one in files if is_of_dataset(one, name))}")
-    if others := [one.name for one in files if not is_of_dataset(one, name)]:
-        screen.line(f"left as they were: {listed(others)}")
-    screen.line(report.command)
+    reporter.line(
+        f"wrote {folder}: {listed(one.name for one in files if belongs_to_dataset(one, name))}"
+    )
+    if others := [one.name for one in files if not belongs_to_dataset(one, name)]:
+        reporter.line(f"left as they were: {listed(others)}")
+    reporter.line(report.command)
     return report
 
 
@@ -195,19 +216,20 @@ def _describe_copies(counts: dict[str, Any]) -> str:
     )
 
 
-def is_of_dataset(file: Path, name: str) -> bool:
-    """Whether a file in the folder of a dataset is replaced with it, or made of what was.
+def belongs_to_dataset(file: Path, name: str) -> bool:
+    """Return whether a file in the folder of a dataset is replaced with it, or made of what was.
 
     Others are the user's own, and stay.
     """
-    tables = [f"{name}.{suffix}{end}" for suffix in TABLES for end in ("", ".parquet")]
+    suffixes = {*TABLES, *_INTER}
+    tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", ".parquet")]
     own = [*tables, f"{name}.yaml", REPORT]
     unfinished = file.name.endswith(".tmp") and file.name.startswith(tuple(f".{o}." for o in own))
     return unfinished or file.name in (*own, CACHE, LOCK)
 
 
 def parquet_files(folder: Path, name: str) -> list[Path]:
-    """The tables of a dataset that are there in parquet."""
+    """Return the tables of a dataset that are there in parquet."""
     files = [folder / f"{name}.{suffix}.parquet" for suffix in TABLES]
     return [file for file in files if file.exists()]
 
@@ -218,7 +240,7 @@ def _require_name(name: str, folder: Path, asked: ConvertArguments) -> None:
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
             f"most {_LONGEST}, as in --name {field_name(name[:40], ())}"
         )
-    files = [folder / f"{name}.{suffix}" for suffix in ("inter", "item", "user", "yaml")]
+    files = [folder / f"{name}.{suffix}" for suffix in (*_INTER, "item", "user", "yaml")]
     files += parquet_files(folder, name)
     if found := [file.name for file in files if file.exists()]:
         if not (asked.overwrite or asked.dry_run):
@@ -243,26 +265,43 @@ def _pairs(option: str, given: Any) -> dict[str, str]:
     return pairs
 
 
-def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
-    """What is read, by what it is of: events, item, user."""
+def _sources(events: Any, asked: ConvertArguments) -> dict[str, Source]:
+    """Return what is read, by what it is of: events, item, user."""
     for option in ("min_user", "min_item", "core"):
         if getattr(asked, option) < 1:
             raise UsageError(f"{option}: expected a number of events, at least 1")
     if asked.separator is not None and len(asked.separator) != 1:
         raise UsageError(f"separator: {shown(asked.separator)} must be one character")
+    if asked.valid is not None and asked.test is None:
+        raise UsageError("valid: interactions to test with are missing; give --test, too")
     dialect = Dialect(asked.separator, not asked.no_quotes, asked.encoding, header=asked.header)
     sources = {}
-    for role, path, option in (
+    for role, given, option in (
         ("events", events, "columns"),
+        ("valid", asked.valid, "columns"),
+        ("test", asked.test, "columns"),
         ("item", asked.items, "item_columns"),
         ("user", asked.users, "user_columns"),
     ):
         names = getattr(asked, option)
         names = tuple(names.split(",")) if isinstance(names, str) else tuple(names)
-        if path is None and names:
-            raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
-        if path is not None:
-            sources[role] = read(path, replace(dialect, names=names, option=option))
+        if given is None:
+            if names and option != "columns":
+                raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
+        elif is_frame(given):
+            if names:
+                raise UsageError(f"{option}: a frame names its columns; leave the option out")
+            sources[role] = read_frame(given, _FRAMES[role])
+        elif isinstance(given, (str, os.PathLike)):
+            sources[role] = read(Path(given), replace(dialect, names=names, option=option))
+        else:
+            raise UsageError(
+                f"{_FRAMES[role]}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), "
+                f"found {type(given).__name__}; a lazy frame is collected first"
+            )
+    for part in ("valid", "test"):
+        if part in sources:
+            sources["events"] = sources["events"].add_part(sources.pop(part))
     columns = {n: c for source in sources.values() for n, c in source.columns.items()}
     for column in asked.drop:
         require_column(column, columns, "drop")
@@ -273,7 +312,7 @@ def _sources(events: Path, asked: ConvertArguments) -> dict[str, Source]:
 
 
 def _day(seconds: float) -> str:
-    """A time for people."""
+    """Return a time for people."""
     try:
         return str(datetime(1970, 1, 1) + timedelta(seconds=float(np.floor(seconds))))
     except OverflowError:

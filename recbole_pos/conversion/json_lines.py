@@ -89,7 +89,7 @@ def _read_fast(block: bytes, texts: dict[str, Any]) -> pa.Table | None:
 
 
 def _has_large_floats(table: pa.Table) -> bool:
-    """Whether whole numbers may have become other ones, as ids too large for int64 do."""
+    """Return whether whole numbers may have become other ones, as ids too large for int64 do."""
     floats = (column for column in table.columns if pa.types.is_floating(column.type))
     return any((pc.max(pc.abs(column)).as_py() or 0) >= 2**53 for column in floats)
 

@@ -58,7 +58,7 @@ def _kind(cell: str) -> str:
 
 
 def _shape(cell: str) -> str:
-    """A cell without its digits: u12 and u7 are alike."""
+    """Return a cell without its digits: u12 and u7 are alike."""
     return "9" if _NUMBER.match(cell) else re.sub(r"\d+", "9", cell)
 
 
@@ -85,7 +85,7 @@ def explode(source: Source, given: Mapping[str, str | None]) -> tuple[Source, di
     """Return a row for each interaction where a file has a row for each user, with lists.
 
     Args:
-        source: of the interactions.
+        source: source of the interactions.
         given: columns of user, item and time that the user names.
 
     Returns:
@@ -167,7 +167,7 @@ def _is_bracketed(column: pa.ChunkedArray) -> bool:
 
 
 def _is_listed(column: pa.ChunkedArray) -> bool:
-    """Whether the first cells of a column are lists, or text with commas."""
+    """Return whether the first cells of a column are lists, or text with commas."""
     if _is_bracketed(column):
         return True
     return _is_text(column.type) and bool(pc.any(pc.match_substring(_head(column), ",")).as_py())

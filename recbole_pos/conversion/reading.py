@@ -1,4 +1,5 @@
-"""Read a file, or a folder of files, by what its name says it is; text as it is written."""
+"""Read a file, or a folder of files, by what its name says it is; text as it is written; or a
+frame, by Arrow."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import csv
 import io
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from recbole_pos.conversion.source import (
     flatten,
     is_packed,
     open_unpacked,
+    plain_type,
     require_few_columns,
     union,
 )
@@ -46,6 +49,7 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
 _BLOCK = 1 << 22  # bytes
 _SAMPLE = 100  # rows
+_ROWS = 1 << 20  # of a frame in one piece, whose text has under 2 GiB
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Dialect:
         separator: between cells; None to see it in the first line.
         quotes: whether cells may stand in quotation marks.
         encoding: as Python names it.
-        names: of the columns of a file that does not have them.
+        names: names of the columns of a file that does not have them.
         header: whether the first line names the columns, whatever it looks like.
         option: with which ``names`` are given.
     """
@@ -110,6 +114,41 @@ def read(path: str | Path, dialect: Dialect) -> Source:
     columns = union([(part.columns, part.rows) for part in parts])
     require_few_columns(path, len(columns))
     return Source(path, parts, columns, form, has_comma, notes=list(notes))
+
+
+def is_frame(given: Any) -> bool:
+    """Whether a value is a DataFrame of pandas, or anything that Arrow reads."""
+    pandas = sys.modules.get("pandas")
+    return hasattr(given, "__arrow_c_stream__") or (
+        pandas is not None and isinstance(given, pandas.DataFrame)
+    )
+
+
+def read_frame(frame: Any, name: str) -> Source:
+    """Read a frame; ``name`` is what messages call it.
+
+    Raises:
+        UsageError: if two columns have one name, or there is no row.
+    """
+    if isinstance(frame, pa.Table):
+        table = frame
+    elif hasattr(frame, "iloc"):  # pandas, of which Arrow knows more than the protocol says
+        table = pa.Table.from_pandas(frame)
+    else:
+        table = pa.table(frame)
+    names = Counter(table.column_names)
+    if twice := [column for column, times in names.items() if times > 1]:
+        raise UsageError(f"{name}: two columns are called {shown(twice[0])}; rename one")
+    require_few_columns(Path(name), table.num_columns)
+    if not table.num_rows:
+        raise UsageError(f"{name} has no row")
+    table = pa.Table.from_batches(table.to_batches(max_chunksize=_ROWS), table.schema)
+    columns = {
+        column: cells.cast(plain_type(cells.type)) for column, cells in flatten(table).items()
+    }
+    return Source(
+        Path(name), [Part(Path(name), columns, table.num_rows, first=0)], columns, "frame"
+    )
 
 
 def _find_files(path: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from recbole_pos.conversion.cells import INNER, Cells
 from recbole_pos.conversion.source import Source
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 
 FIRST = 10  # lines that are named, of each reason
 
@@ -77,7 +77,7 @@ class Report:
     """All there is to tell; ``asdict`` of it is convert.json.
 
     Attributes:
-        name: of the dataset.
+        name: name of the dataset.
         lines: of events, and of items and users where there are such files.
         columns: in the order of the files.
         times: how many events have which form of time.
@@ -102,7 +102,7 @@ class Report:
         """Return plain values."""
         return dataclasses.asdict(self)
 
-    def show(self, screen: Screen) -> None:
+    def show(self, reporter: Reporter) -> None:
         """Show the table of columns; lines read, kept and dropped; contradictions and notes."""
         names = ("column", "field", "type", "table", "different", "missing", "examples", "")
         rows = [
@@ -118,25 +118,25 @@ class Report:
             )
             for column in self.columns
         ]
-        screen.table(_table(names, rows, right=(4, 5)))
+        reporter.table(_table(names, rows, right=(4, 5)))
         for what, lines in self.lines.items():
-            screen.line(f"{what}: {lines.source} ({lines.form})")
+            reporter.line(f"{what}: {lines.source} ({lines.form})")
             counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
             for reason, dropped in lines.dropped.items():
                 counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _first(dropped)))
-            screen.table(_table(("lines", "", "first"), counts, right=(1,)))
+            reporter.table(_table(("lines", "", "first"), counts, right=(1,)))
         for name, found in self.contradictions.items():
-            screen.line(
+            reporter.line(
                 f"{name}: {found['lines']:,} lines say something else than the first of the "
                 f"{found['table']}, which was taken: {_first(found)}"
             )
         for note in self.notes:
-            screen.line(note)
+            reporter.line(note)
         totals = ", ".join(f"{self.counts[key]:,} {key}" for key in ("events", "users", "items"))
         first, last = self.counts["first"], self.counts["last"]
         between = f"{first} to {last} UTC; " if first else ""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.times.items())
-        screen.line(f"{totals}, {between}times: {forms}")
+        reporter.line(f"{totals}, {between}times: {forms}")
 
 
 def _first(lines: dict[str, Any]) -> str:

@@ -49,9 +49,9 @@ def find_roles(
     """Find the columns of user, item and time.
 
     Args:
-        columns: of the interactions.
+        columns: columns of the interactions.
         given: names that the user gives, by role; None where it is to be guessed.
-        date_format: of the time.
+        date_format: date format of the time.
 
     Returns:
         names by role, and which of them were guessed.
@@ -103,7 +103,8 @@ def by_name(role: str, names: Iterable[str]) -> list[str]:
 
 
 def is_time(column: pa.ChunkedArray, name: str, date_format: str | None) -> bool:
-    """Whether the first values of a column read as times; if only it is doubtful how, they do."""
+    """Return whether the first values of a column read as times; if only it is doubtful how, they
+    do."""
     known = column.slice(0, SAMPLE).drop_null()
     if not len(known):
         return False

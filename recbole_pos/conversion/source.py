@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,7 +33,7 @@ class Part:
     """One file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         columns: its cells as read.
         rows: how many.
         broken: what is no row, in the order of the file.
@@ -86,6 +86,7 @@ class Source:
         form: what was read, for people.
         decimal_comma: whether numbers may be written with one.
         origin: [rows] which row of the files each is, where these had lists; None if it is itself.
+        cuts: where the rows of another given part begin, see :meth:`add_part`.
         rejected: rows that are no interactions, by reason.
         notes: what is left out of it, for people.
     """
@@ -96,6 +97,7 @@ class Source:
     form: str
     decimal_comma: bool = False
     origin: np.ndarray | None = None
+    cuts: tuple[int, ...] = ()
     rejected: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -104,9 +106,27 @@ class Source:
         """Rows of all files; of lists what is in them."""
         return sum(part.rows for part in self.parts) if self.origin is None else len(self.origin)
 
+    def add_part(self, other: Source) -> Source:
+        """Return this and, below, what was read of a part that is held out."""
+        both = union([(self.columns, self.rows), (other.columns, other.rows)])
+        return replace(
+            self,
+            parts=[*self.parts, *other.parts],
+            columns=both,
+            cuts=(*self.cuts, self.rows),
+            notes=[*self.notes, *other.notes],
+        )
+
+    def part_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return [rows] which given part each row is of, 0 for the first."""
+        return np.searchsorted(self.cuts, self._origin(rows), side="right")
+
+    def _origin(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self.origin is None else self.origin[rows]
+
     def places(self, rows: np.ndarray) -> list[str]:
         """Return ``orders.csv:17`` for each of some rows, numbered through all files."""
-        rows = rows if self.origin is None else self.origin[rows]
+        rows = self._origin(rows)
         places, begin = [], 0
         for part in self.parts:
             inside = rows[(rows >= begin) & (rows < begin + part.rows)] - begin
@@ -122,7 +142,7 @@ def open_unpacked(file: Path) -> IO[bytes]:
 
 
 def is_packed(file: Path) -> bool:
-    """Whether a file is gzip's, by its name, in letters of either case."""
+    """Return whether a file is gzip's, by its name, in letters of either case."""
     return file.suffix.lower() == ".gz"
 
 
@@ -161,8 +181,21 @@ def union(tables: list[tuple[Columns, int]]) -> Columns:
     return joined
 
 
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that files have for one: text as ``string``, in lists and codes too."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return pa.dictionary(pa.int32(), plain_type(kind.value_type))
+    if is_list(kind):
+        return pa.large_list(plain_type(kind.value_type))
+    is_text = types.is_large_string(kind) or "string_view" in str(kind)  # Arrow 14 has no such type
+    return pa.string() if is_text else kind
+
+
 def is_list(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of lists."""
+    """Return whether an Arrow type is one of lists."""
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 

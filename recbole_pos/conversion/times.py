@@ -90,7 +90,7 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
 
     Args:
         column: [rows] of any Arrow type.
-        name: of the column, for messages.
+        name: name of the column, for messages.
         date_format: s, ms, us or ns for numbers; or a form such as %d/%m/%Y %H:%M for text.
 
     Raises:

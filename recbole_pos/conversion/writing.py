@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ field_separator: "\\t"  # (str) Separator of columns in the atomic files.
 seq_separator: {separator}  # (str) Separator inside sequences.
 {fields}
 {time}
-
+{parts}
 load_col:  # (dict) The suffix of atomic files: (list) fields to load.
 {loaded}
 {small}
@@ -34,6 +34,7 @@ for:
 {relations}
 """
 _UNIT = "timestamp_unit: seconds  # (str) What the time field counts, since 1970 in UTC."
+_GIVEN = "benchmark_filename: {}  # (list) Parts of the interactions, which were given.\n"
 _ORDER = "# The time field only orders the events of a user: for schemes and models without time."
 _FEW_ITEMS = """
 # There are too few items for rankings of 20.
@@ -100,11 +101,12 @@ def shop_yaml(
     relations: list[str],
     small: bool,
     has_time: bool = True,
+    parts: Sequence[str] = (),
 ) -> str:
     """Return the yaml that is read for every run on a dataset.
 
     Args:
-        name: of the dataset.
+        name: name of the dataset.
         fields: of user, item and time.
         origin: the columns that these were.
         loaded: fields by table.
@@ -112,6 +114,7 @@ def shop_yaml(
         relations: for AttrFormer, in yaml.
         small: whether there are too few items for the usual cutoffs.
         has_time: whether the time field is a time, or only numbers the events of a user.
+        parts: names of the files of interactions, where there are several.
     """
     return _YAML.format(
         name=name,
@@ -121,6 +124,7 @@ def shop_yaml(
             for key, of in _ROLES.items()
         ),
         time=_UNIT if has_time else _ORDER,
+        parts=_GIVEN.format(flow(list(parts))) if parts else "",
         loaded="\n".join(f"  {table}: {flow(names)}" for table, names in loaded.items()),
         small=_FEW_ITEMS if small else "",
         relations="\n".join(f"      - {entry}" for entry in relations),

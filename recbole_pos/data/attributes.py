@@ -22,8 +22,8 @@ def loaded_fields(dataset: Fields) -> list[str]:
     return list(dict.fromkeys(field for feat in tables if feat is not None for field in feat))
 
 
-def table_of(field: str, dataset: Fields) -> str:
-    """Which table a loaded field stands in: item, user or inter."""
+def find_table(field: str, dataset: Fields) -> str:
+    """Return which table a loaded field stands in: item, user or inter."""
     for table in TABLES[:2]:
         feat = getattr(dataset, f"{table}_feat")
         if feat is not None and field in list(feat.columns):
@@ -52,7 +52,7 @@ def not_loaded(field: str, dataset: Fields, others: tuple[str, ...] = ()) -> str
 
 
 def is_strict(config: Options) -> bool:
-    """Whether what has no effect is refused; not for a run that exists."""
+    """Return whether what has no effect is refused; not for a run that exists."""
     return bool(getattr(config, "strict", True))
 
 
@@ -60,7 +60,7 @@ def require_values(field: str, dataset: Dataset, where: str = "") -> None:
     """Refuse a loaded field without any value; ``where`` is the option, as ``option: ``."""
     if not is_strict(dataset.config):
         return
-    table, missing = table_of(field, dataset), dataset.missing.get(field)
+    table, missing = find_table(field, dataset), dataset.missing.get(field)
     feat = getattr(dataset, f"{table}_feat") if table != "inter" else dataset.log.fields
     if bool((feat[field] != 0).any()) if missing is None else not missing.all():
         return
@@ -81,7 +81,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     for field in fields:
         if field not in loaded_fields(dataset):
             raise UsageError(f"selected_features: {not_loaded(field, dataset)}")
-        if table_of(field, dataset) != "item" or field == dataset.iid_field:
+        if find_table(field, dataset) != "item" or field == dataset.iid_field:
             raise UsageError(f"selected_features: {shown(field)} is no attribute of items")
         require_values(field, dataset, "selected_features: ")
         ftype = dataset.field2type[field].value
@@ -102,7 +102,7 @@ def item_attribute(dataset: Dataset, field: str) -> Tensor:
     if field not in loaded_fields(dataset):
         raise UsageError(not_loaded(field, dataset))
     ftype = dataset.field2type[field].value
-    if table_of(field, dataset) != "item" or ftype not in ("token", "token_seq"):
+    if find_table(field, dataset) != "item" or ftype not in ("token", "token_seq"):
         raise UsageError(
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )

@@ -24,8 +24,8 @@ class SequenceBatch:
         times: [m] float64 time of each input event, or None.
         at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
-        prepared: what the model has made of the batch on the host, see ``Needs``; dataclasses and
-            tuples of tensors, which go where the batch goes.
+        prepared: what the model has made of the batch on the host, see ``BatchRequirements``;
+            dataclasses and tuples of tensors, which go where the batch goes.
         real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
         count: how many of them, None for k.
     """
@@ -43,20 +43,20 @@ class SequenceBatch:
     count: int | None = None
 
     def __len__(self) -> int:
-        """The number of targets that are real."""
+        """Return the number of targets that are real."""
         return self.targets.numel() if self.count is None else self.count
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """The same batch on a device; of pinned memory, without waiting for the copy."""
+        """Return the same batch on a device; of pinned memory, without waiting for the copy."""
         return each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> SequenceBatch:
-        """The same batch where a GPU can copy it from by itself."""
+        """Return the same batch where a GPU can copy it from by itself."""
         return each_tensor(self, Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
-class Needs:
+class BatchRequirements:
     """What a model declares about the batches it learns from.
 
     Attributes:
@@ -97,7 +97,7 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def sent(made: SequenceBatch | Interaction, device: torch.device) -> SequenceBatch | Interaction:
-    """A batch of the host on a device, which copies it by itself."""
+    """Return a batch of the host on a device, which copies it by itself."""
     if isinstance(made, SequenceBatch):
         return (made.pin_memory() if device.type == "cuda" else made).to(device)
     columns = made.interaction

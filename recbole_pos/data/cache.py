@@ -48,9 +48,9 @@ class Cache:
 
     Args:
         config: RecBole's.
-        folder: of the dataset.
+        folder: folder of the dataset.
         files: its tables.
-        key: of this user.
+        key: key of this user.
     """
 
     def __init__(self, config: Options, folder: Path, files: Iterable[Path], key: bytes) -> None:

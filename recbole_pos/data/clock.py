@@ -25,7 +25,7 @@ def check_clock(
 
     Args:
         log: the interactions.
-        unit: of the time field, ``timestamp_unit``.
+        unit: unit of the time field, ``timestamp_unit``.
         shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
         instead: what to do if there is no clock, for the message.
         across: whether times are compared between users only, so that one a user is enough.
@@ -81,5 +81,5 @@ def _year(year: float) -> str:
 
 
 def _numbers_all_events(times: np.ndarray, distinct: np.ndarray) -> bool:
-    """Whether times are 1, 2, 3, ... over the whole log."""
+    """Return whether times are 1, 2, 3, ... over the whole log."""
     return len(distinct) == len(times) and distinct[-1] - distinct[0] == len(times) - 1

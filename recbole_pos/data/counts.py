@@ -15,15 +15,15 @@ FILTERS = (
 )
 
 
-def counts_of(dataset: Any) -> dict[str, int]:
-    """Users, items and events of a dataset after ``build``."""
+def count_interactions(dataset: Any) -> dict[str, int]:
+    """Return users, items and events of a dataset after ``build``."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
     """Refuse other data (after ``build``) under the name of a public dataset."""
-    found = counts_of(dataset)
+    found = count_interactions(dataset)
     if all(found[what] == count for what, count in expected.items()):
         return
     here, there = (

@@ -20,13 +20,13 @@ from scipy.sparse import coo_matrix
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.events import PART, EventLog, read_only
 from recbole_pos.data.filtering import FilteredTables
-from recbole_pos.data.grown import Later, divide, extended, known_lines
+from recbole_pos.data.grown import HeldOut, divide, extended, known_lines
 from recbole_pos.data.identity import identity
 from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
-from recbole_pos.data.targets import Split, make_split, read_ties, shuffle_ties
+from recbole_pos.data.targets import Split, count_items, make_split, read_ties, shuffle_ties
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -43,7 +43,7 @@ class _ExactTimeMixin(FilteredTables):
         alone: whether only what was known is read, and all else held out.
 
     Attributes (after ``build``):
-        later: what was held out; None if nothing was.
+        held_out: what came after the run; None if nothing was.
         events_of_users: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
         phase: train, valid or test; None for the dataset before the split.
@@ -54,7 +54,7 @@ class _ExactTimeMixin(FilteredTables):
     split: Split
     phase: str | None = None
     whole: _ExactTimeMixin | None = None  # what a part is a part of
-    later: Later | None = None
+    held_out: HeldOut | None = None
     events_of_users: np.ndarray
 
     def __init__(self, config: Options, known: Known | None = None, alone: bool = True) -> None:
@@ -77,13 +77,13 @@ class _ExactTimeMixin(FilteredTables):
     def _filter_by_inter_num(self) -> None:
         """Filters count events, so grown data would pass otherwise than those that were known."""
         if self.known is not None and self.alone:
-            self._keep_known(self.known)
+            self._restrict_to_known(self.known)
         else:
             super()._filter_by_inter_num()
 
-    def _keep_known(self, known: Known) -> None:
+    def _restrict_to_known(self, known: Known) -> None:
         uid, iid = self.uid_field, self.iid_field
-        self.inter_feat, self.later = divide(self.inter_feat, known, uid, iid, self.time_field)
+        self.inter_feat, self.held_out = divide(self.inter_feat, known, uid, iid, self.time_field)
         for name, field in (("user_feat", uid), ("item_feat", iid)):
             if (feat := getattr(self, name)) is not None:
                 setattr(self, name, known_lines(feat, field, known))
@@ -199,6 +199,11 @@ class _ExactTimeMixin(FilteredTables):
         """Let the events of the log be those of the dataset, as RecBole knows them."""
         raise NotImplementedError
 
+    @property
+    def popularity(self) -> np.ndarray:
+        """[items] int64 training interactions of each item."""
+        return count_items(self.log, self.part == TRAIN, self.item_num)
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Digests of events, split and attributes: weights fit, and know, only these."""
@@ -218,14 +223,14 @@ class _ExactTimeMixin(FilteredTables):
         counts = np.bincount(np.asarray(self.inter_feat[field]))
         return float(np.mean(counts[counts > 0]))
 
-    def _events_of(self, phase: str) -> np.ndarray:
+    def _select_events(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
 
-    def _targets_of(self, phase: str) -> np.ndarray:
+    def _select_targets(self, phase: str) -> np.ndarray:
         return np.flatnonzero((self.part == PHASES.index(phase)) & self.split.is_target)
 
     def build(self: Kind) -> list[Kind]:
-        """[train, valid, test] datasets over the same log."""
+        """Return [train, valid, test] datasets over the same log."""
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
@@ -245,7 +250,7 @@ class _ExactTimeMixin(FilteredTables):
         return other
 
     def without_test(self: Kind) -> Kind:
-        """A copy, after ``build``, whose log ends before the test events of every user.
+        """Return a copy, after ``build``, whose log ends before the test events of every user.
 
         Training and validation stay as they are: histories never reach into a later part.
         """
@@ -264,7 +269,7 @@ class _ExactTimeMixin(FilteredTables):
 
     def with_later(self: Kind, new_users: bool = True) -> Kind:
         """Return a copy, after ``build``, in which what was held out is history (``grown.py``)."""
-        return self if self.later is None else extended(self, self.later, new_users)
+        return self if self.held_out is None else extended(self, self.held_out, new_users)
 
     def _part(self: Kind, phase: str) -> Kind:
         part = copy.copy(self)
@@ -284,8 +289,8 @@ class PosDataset(_ExactTimeMixin, Dataset):
         self.inter_feat = Interaction(self.log.fields)
 
     def _rows(self, phase: str) -> Interaction:
-        """All training events, or a row for each held-out target."""
-        chosen = self._events_of(phase) if phase == "train" else self._targets_of(phase)
+        """Return all training events, or a row for each held-out target."""
+        chosen = self._select_events(phase) if phase == "train" else self._select_targets(phase)
         events = torch.from_numpy(chosen)
         columns = {name: column[events] for name, column in self.log.fields.items()}
         return Interaction({**columns, TARGET_EVENT: events})
@@ -348,7 +353,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         return self._prefix_rows(is_target)
 
     def training_windows(self) -> Windows:
-        """Windows over the training events, for models that learn from all positions."""
+        """Return windows over the training events, for models that learn from all positions."""
         start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
         some = self.log.lengths > 0  # of nothing, reduceat makes a sum of what follows
         train[some] = np.add.reduceat(self.part == TRAIN, start[some], dtype=np.int64)
@@ -361,8 +366,8 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         )
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Users by items: the events of this phase (all events before the split)."""
-        events = slice(None) if self.phase is None else self._events_of(self.phase)
+        """Return users by items: the events of this phase (all events before the split)."""
+        events = slice(None) if self.phase is None else self._select_events(self.phase)
         users, items = self.log.users[events].numpy(), self.log.items[events].numpy()
         data = np.ones(len(users)) if value_field is None else self.log.fields[value_field][events]
         matrix = coo_matrix((data, (users, items)), shape=(self.user_num, self.item_num))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.batch import Needs, SequenceBatch
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
@@ -26,10 +26,12 @@ class WindowGatherer:
     device.
     """
 
-    def __init__(self, log: EventLog, windows: Windows, needs: Needs, device: torch.device) -> None:
-        self.windows, self.needs, self.device = windows, needs, device
+    def __init__(
+        self, log: EventLog, windows: Windows, requirements: BatchRequirements, device: torch.device
+    ) -> None:
+        self.windows, self.requirements, self.device = windows, requirements, device
         self.items = log.items.to(device)
-        self.times = log.times.to(device) if needs.times else None
+        self.times = log.times.to(device) if requirements.times else None
         columns = (windows.start, windows.end, windows.first)
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
 
@@ -54,13 +56,13 @@ class WindowGatherer:
             targets=self.items[trained + 1],
             positions=positions,
             times=None if self.times is None else self.times[event],
-            at=self.times[end] if self.times is not None and self.needs.requests else None,
-            events=event if self.needs.events else None,
+            at=self.times[end] if self.times is not None and self.requirements.requests else None,
+            events=event if self.requirements.events else None,
         )
 
 
 def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """[total] start[w] .. start[w] + lengths[w] - 1 of all w, one after the other."""
+    """Return [total] start[w] .. start[w] + lengths[w] - 1 of all w, one after the other."""
     shift = start - (lengths.cumsum(0) - lengths)
     steps = torch.arange(total, device=start.device)
     return steps + shift.repeat_interleave(lengths, output_size=total)
@@ -85,7 +87,7 @@ def lies_on(device: torch.device, wanted: str, log: EventLog, windows: Windows) 
 
 
 def one_ahead(made: Iterable[T]) -> Iterator[T]:
-    """The same, each made by a thread while the one before is worked on."""
+    """Yield the same, each made by a thread while the one before is worked on."""
     iterator = iter(made)
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, iterator, None)

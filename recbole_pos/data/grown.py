@@ -32,7 +32,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Later:
+class HeldOut:
     """What a file has beyond the events that were known.
 
     Attributes:
@@ -58,7 +58,7 @@ class Later:
 
 def divide(
     table: pd.DataFrame, known: Known, user: str, item: str, time: str
-) -> tuple[pd.DataFrame, Later]:
+) -> tuple[pd.DataFrame, HeldOut]:
     """Divide the interactions (names as in the file) into those that were known, and later ones."""
     of_known_items = table[item].isin(known.tokens[item][1:])
     skipped = table[~of_known_items]
@@ -68,7 +68,7 @@ def divide(
     names = later.loc[~later[user].isin(known.tokens[user]), user].unique()
     others = pd.Series(skipped[user].astype(str).unique(), dtype=object)
     lonely = others[~others.isin([*known.tokens[user], *names])].to_numpy()
-    beyond = Later(later, names, lonely, len(skipped), skipped[item].nunique())
+    beyond = HeldOut(later, names, lonely, len(skipped), skipped[item].nunique())
     return table.take(np.flatnonzero(then)), beyond
 
 
@@ -85,7 +85,7 @@ def known_lines(table: pd.DataFrame, key: str, known: Known) -> pd.DataFrame:
     return table
 
 
-def extended(dataset: Any, later: Later, new_users: bool) -> Any:
+def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
     """Return a copy of the known data, after ``build``, whose log goes on with later interactions.
 
     They are history: nothing is trained on them. Attributes of new users and of later interactions,
@@ -124,7 +124,7 @@ def extended(dataset: Any, later: Later, new_users: bool) -> Any:
     other.missing = {
         field: np.append(mask, np.zeros(len(events), dtype=bool))[order]
         if field in log.fields
-        else np.append(mask, np.ones(more if _of_users(dataset, field) else 0, dtype=bool))
+        else np.append(mask, np.ones(more if _is_user_field(dataset, field) else 0, dtype=bool))
         for field, mask in dataset.missing.items()
     }
     for field in added:
@@ -145,7 +145,7 @@ def extended(dataset: Any, later: Later, new_users: bool) -> Any:
     return other
 
 
-def _of_users(dataset: Any, field: str) -> bool:
+def _is_user_field(dataset: Any, field: str) -> bool:
     return dataset.user_feat is not None and field in dataset.user_feat
 
 

@@ -12,7 +12,7 @@ from recbole_pos.values import Options
 
 
 def masks_history(config: Options) -> bool:
-    """Whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
+    """Return whether items of a user's past are left out: ``mask_history``, or RecBole's choice."""
     given = config["mask_history"]
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if given is None else given
 

@@ -46,7 +46,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of the fields that both have, with other values."""
+    """Return names of the fields that both have, with other values."""
     before, after = then.get("fields") or {}, now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recbole_pos.data.splits import TRAIN
-from recbole_pos.data.targets import count_items
 from recbole_pos.values import shown
 
 _COLUMNS = ("field", "token", "events")
@@ -37,12 +35,11 @@ class Known:
 
     @classmethod
     def of(cls, dataset: Any) -> Known:
-        """What a dataset knows."""
+        """Return what a dataset knows."""
         tables = (dataset.log.fields, dataset.user_feat, dataset.item_feat)
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
-        popularity = count_items(dataset.log, dataset.part == TRAIN, dataset.item_num)
-        return cls(tokens, dataset.events_of_users, popularity)
+        return cls(tokens, dataset.events_of_users, dataset.popularity)
 
     @property
     def digest(self) -> str:
@@ -56,7 +53,7 @@ class Known:
         return digest.hexdigest()
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
-        """A row a name, in the order of ids; ``events`` for users and items only."""
+        """Return a row a name, in the order of ids; ``events`` for users and items only."""
         counts = {user_field: self.events, item_field: self.popularity}
         parts = []
         for field, names in self.tokens.items():

@@ -13,13 +13,13 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import Needs, SequenceBatch, sent
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
 from recbole_pos.data.shapes import Grid, filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
-from recbole_pos.distributed import Share, this_share
+from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
@@ -36,8 +36,8 @@ class WindowLoader:
         dataset: the training part.
         batch_size: windows per batch on average.
         pool: batches sorted together; 1 for none.
-        seed: of the order.
-        needs: of the model.
+        seed: seed of the order.
+        requirements: requirements of the model.
         fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
         most_events: input events of a batch; one that has more is cut into batches with about equal
             numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
@@ -53,7 +53,7 @@ class WindowLoader:
         pool: int,
         seed: int,
         shuffle: bool,
-        needs: Needs,
+        requirements: BatchRequirements,
         fill_to: int | None = None,
         most_events: int | None = None,
     ) -> None:
@@ -61,11 +61,11 @@ class WindowLoader:
         self.log = dataset.log
         self.windows = dataset.training_windows()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
-        self.shuffle, self.needs = shuffle, needs
+        self.shuffle, self.requirements = shuffle, requirements
         self.fill_to, self.most_events = fill_to, most_events
-        self.members, self.sizes = self._groups(needs.linked)
+        self.members, self.sizes = self._groups(requirements.linked)
         self.epoch = 0
-        self.share = Share()
+        self.shard = Shard()
         self._gatherer = self._gatherer_on(torch.device("cpu"))
         self._made: tuple[int, list[np.ndarray]] | None = None
 
@@ -74,9 +74,9 @@ class WindowLoader:
         """Targets in one epoch."""
         return self.windows.targets
 
-    def divide(self, share: Share) -> None:
+    def divide(self, shard: Shard) -> None:
         """Give out this process's part of every batch."""
-        self.share = share
+        self.shard = shard
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration."""
@@ -86,7 +86,7 @@ class WindowLoader:
         return len(self._batches())
 
     def _batches(self) -> list[np.ndarray]:
-        """The windows of each batch of this epoch, in order."""
+        """Return the windows of each batch of this epoch, in order."""
         if self._made is None or self._made[0] != self.epoch:
             self._made = self.epoch, self._make_batches()
         return self._made[1]
@@ -144,27 +144,27 @@ class WindowLoader:
         batches, grid = self._batches(), self._grid()
         index: Iterator[Tensor | None] = itertools.repeat(None)
         if self._gatherer.device.type != "cpu":  # the whole epoch's at once
-            own = batches if self.share.alone else [self.share.part(batch) for batch in batches]
+            own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
             order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
             index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
-            made = self._gatherer.gather(self.share.of(batch, targets[batch]), there)
+            made = self._gatherer.gather(self.shard.of(batch, targets[batch]), there)
             yield made if grid is None else filled(made, grid)
 
     def _grid(self) -> Grid | None:
-        """The sizes of this process's parts of batches, where these are to be few."""
-        parts = len(self.windows.start) / self.batch_size * self.share.size
+        """Return the sizes of this process's parts of batches, where these are to be few."""
+        parts = len(self.windows.start) / self.batch_size * self.shard.size
         return None if self.fill_to is None else Grid.of(self.windows, parts, self.fill_to)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch where the model is.
 
         Args:
-            device: of the model.
+            device: device of the model.
             wanted: ``data_on_device``: ``auto`` copies the log there once if it fits, ``always`` in
                 any case, ``never`` copies batch by batch, each made one ahead.
         """
-        here, prepare = self._gatherer.device, self.needs.prepare
+        here, prepare = self._gatherer.device, self.requirements.prepare
         if here != device and prepare is None and lies_on(device, wanted, self.log, self.windows):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
@@ -175,25 +175,25 @@ class WindowLoader:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.share.alone:  # or its numbers would be those of the next batch
+        if self.shard.alone:  # or its numbers would be those of the next batch
             batches = one_ahead(batches)
         for batch in batches:
             yield batch.to(device)
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
-        """The given windows as one packed batch."""
+        """Return the given windows as one packed batch."""
         return self._gatherer.gather(batch)
 
     def _gatherer_on(self, device: torch.device) -> WindowGatherer:
-        return WindowGatherer(self.log, self.windows, self.needs, device)
+        return WindowGatherer(self.log, self.windows, self.requirements, device)
 
 
 class RowLoader(TrainDataLoader):
     """RecBole's loader of rows, one target each, distinguished by the same questions."""
 
     packed = False
-    share = Share()
-    needs = Needs()
+    shard = Shard()
+    requirements = BatchRequirements()
     collate_fn: Any  # a method of RecBole's, until the batch is divided
 
     @property
@@ -202,24 +202,27 @@ class RowLoader(TrainDataLoader):
         return self.sample_size
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[Interaction]:
-        """The batches of an epoch where the model is; rows are made on the host alone."""
+        """Yield the batches of an epoch where the model is; rows are made on the host alone."""
         for batch in self:
             if device.type == "cpu":
                 yield batch.to(device)
             else:
-                yield sent(batch if self.needs.pack is None else self.needs.pack(batch), device)
+                yield sent(
+                    batch if self.requirements.pack is None else self.requirements.pack(batch),
+                    device,
+                )
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: torch's generator, which checkpoints keep, makes the order."""
 
-    def divide(self, share: Share) -> None:
+    def divide(self, shard: Shard) -> None:
         """Collate this process's part of every batch."""
-        if share.alone or not self.share.alone:
+        if shard.alone or not self.shard.alone:
             return
         if self.num_workers:
             raise UsageError("worker: with nproc batches are made in each process; expected 0")
-        whole, self.share = self.collate_fn, share
-        self.collate_fn = lambda index: whole(share.of(index))
+        whole, self.shard = self.collate_fn, shard
+        self.collate_fn = lambda index: whole(shard.of(index))
 
 
 class TargetLoader(FullSortEvalDataLoader):
@@ -230,8 +233,8 @@ class TargetLoader(FullSortEvalDataLoader):
 
     def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
-        share = this_share()
-        self.rows = np.arange(share.rank, len(dataset), share.size)  # this process's
+        shard = current_shard()
+        self.rows = np.arange(shard.rank, len(dataset), shard.size)  # this process's
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, sampler, shuffle)
 
@@ -246,7 +249,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
 
 def training_loader(
-    config: Options, train: PosDataset | PosSequentialDataset, needs: Needs
+    config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
     """Return packed windows under ``augmentation: all_positions``, else rows.
 
@@ -254,7 +257,7 @@ def training_loader(
         UsageError: if the model cannot learn from windows, or not from these.
     """
     name, augmentation = config["model"], config["augmentation"]
-    choices = ["prefix", "none"] + ["all_positions"] * needs.windows
+    choices = ["prefix", "none"] + ["all_positions"] * requirements.windows
     if augmentation not in choices:
         raise UsageError(
             f"augmentation: {name} can train with {' or '.join(choices)}, found "
@@ -262,9 +265,9 @@ def training_loader(
         )
     if augmentation != "all_positions":
         rows = RowLoader(config, train, _sampler(config, train), shuffle=config["shuffle"])
-        rows.needs = needs
+        rows.requirements = requirements
         return rows
-    if not needs.causal and config["train_windows"] != "prefix":
+    if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
             f"event: prefix; found {shown(config['train_windows'])}"
@@ -275,7 +278,7 @@ def training_loader(
         pool=config["length_pool"],
         seed=config["seed"],
         shuffle=config["shuffle"],
-        needs=needs,
+        requirements=requirements,
         fill_to=config["MAX_ITEM_LIST_LENGTH"] if fixed_shapes(config) else None,
         most_events=config["train_batch_events"],
     )
@@ -287,10 +290,10 @@ def held_out_loaders(
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = dict.fromkeys(PHASES[1:])
     for phase in loaders:
-        if 0 < len(parts[phase]) < this_share().size:
+        if 0 < len(parts[phase]) < current_shard().size:
             raise UsageError(
-                f"nproc: {this_share().size} processes share the {phase} targets, of which there "
-                f"are {len(parts[phase])}; use fewer"
+                f"nproc: {current_shard().size} processes share the {phase} targets, of which "
+                f"there are {len(parts[phase])}; use fewer"
             )
         if len(parts[phase]):
             loaders[phase] = TargetLoader(config, parts[phase], None, shuffle=False)

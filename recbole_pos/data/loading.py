@@ -45,7 +45,7 @@ class AtomicTables(Dataset):
         self.benchmark_filename_list = None
 
     def _files(self) -> list[Path]:
-        """The atomic files of the dataset, some of which may not be there."""
+        """Return the atomic files of the dataset, some of which may not be there."""
         suffixes = ["user", "item", *(self.config["additional_feat_suffix"] or [])]
         return self._interaction_files() + [self._file(suffix) for suffix in suffixes]
 

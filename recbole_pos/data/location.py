@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown, suggest
@@ -56,6 +58,22 @@ def interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> l
     return files
 
 
+def dataset_name(dataset: Any) -> str | None:
+    """Return the name or path of a dataset; of a :class:`recbole_pos.Dataset` its folder.
+
+    Raises:
+        UsageError: for a frame, or anything else.
+    """
+    if dataset is None or isinstance(dataset, str):
+        return dataset
+    if isinstance(dataset, os.PathLike):
+        return os.fspath(dataset)
+    raise UsageError(
+        f"dataset: expected a name or a Dataset, found {type(dataset).__name__}; a frame becomes "
+        "one by recbole_pos.Dataset.from_frame(frame)"
+    )
+
+
 def name_and_folder(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
     """Return the name of a dataset, and the folder that holds its folder; None for a name.
 
@@ -78,10 +96,10 @@ def require_dataset(name: str, folder: Path, suffixes: list[str], config: Option
     """Refuse a dataset that is not there.
 
     Args:
-        name: of the dataset, as given.
+        name: name of the dataset, as given.
         folder: where it was looked for: data_path / name.
-        suffixes: of the files besides interactions that would be read if they are there.
-        config: of the run, for benchmark_filename.
+        suffixes: suffixes of the files besides interactions that would be read if they are there.
+        config: configuration of the run, for benchmark_filename.
 
     Raises:
         UsageError: if name is not a name or ``folder/name.inter`` does not exist; what to type; if

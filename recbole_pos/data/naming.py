@@ -12,12 +12,12 @@ from recbole_pos.data.scratch import Scratch
 
 
 def spelled_out(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose columns of categories are of the names themselves."""
+    """Return a table whose columns of categories are of the names themselves."""
     return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
 
 
 def stacked(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Tables with the same columns, one below the other; categories stay such."""
+    """Return tables with the same columns, one below the other; categories stay such."""
     columns: dict[str, Any] = {}
     for name, first in tables[0].items():
         parts = [table[name] for table in tables]
@@ -60,7 +60,7 @@ def _numbered(column: pd.Series, ids: dict[str, int], scratch: Scratch | None) -
 
 
 def _codes(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A number for each cell, -1 for no name, and the names that they stand for."""
+    """Return a number for each cell, -1 for no name, and the names that they stand for."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
     codes, names = pd.factorize(column)

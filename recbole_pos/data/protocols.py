@@ -49,5 +49,8 @@ class Dataset(Fields, Protocol):
     @property
     def part(self) -> np.ndarray: ...
 
+    @property
+    def popularity(self) -> np.ndarray: ...
+
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> spmatrix:
         """[users, items] the events of the phase."""

@@ -23,14 +23,13 @@ TRIES = 3  # steps up at most for events enough that each further sequence has o
 
 
 def fixed_shapes(config: Options) -> bool:
-    """``batch_shapes``; ``auto`` is for steps that are compiled and replayed."""
-    wanted = config["batch_shapes"]
-    replayed = config["compile"] and config["device"].type == "cuda"
-    return bool(wanted == "fixed" or (wanted == "auto" and replayed))
+    """Return whether batches have few shapes; ``auto`` is ``exact``, which was faster where
+    measured."""
+    return bool(config["batch_shapes"] == "fixed")
 
 
 def rounded(n: int, steps: int) -> int:
-    """The next of the numbers of which ``steps`` lie between a power of two and the next."""
+    """Return the next of the numbers of which ``steps`` lie between a power of two and the next."""
     step = max(1, (1 << max(n - 1, 1).bit_length() - 1) // steps)
     return -(-n // step) * step
 
@@ -41,7 +40,7 @@ class Grid:
 
     Attributes:
         longest: the most events that a window of the run may have.
-        events, targets: of a batch on average.
+        events, targets: targets of a batch on average.
     """
 
     longest: int

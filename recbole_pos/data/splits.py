@@ -241,7 +241,7 @@ def keep_recent_sessions(
     Args:
         log: the interactions.
         part: [events] label of each, whole sessions.
-        train_fraction: of the training sessions, rounded down, the most recent; None for all.
+        train_fraction: share of the training sessions, the newest; None for all.
 
     Returns:
         the log and parts that are left; numbers of sessions of each phase, of those left out, and

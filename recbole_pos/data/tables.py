@@ -52,7 +52,7 @@ class Table:
     """One file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         config: RecBole's, for seq_separator.
 
     Attributes:
@@ -147,7 +147,7 @@ class TextTable(Table):
     """Text whose first line names the columns, with a cell of each in every line.
 
     Args:
-        path: of the file.
+        path: path of the file.
         config: RecBole's, for field_separator, seq_separator and encoding.
 
     Raises:
@@ -371,7 +371,7 @@ class ParquetTable(Table):
     """Parquet: columns called name:type, or with types from ``column_types``.
 
     Args:
-        path: of the file.
+        path: path of the file.
         config: RecBole's, for column_types and seq_separator.
 
     Raises:

@@ -134,7 +134,7 @@ def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.nda
     """Find interactions with the user, item and time of one that stands before them.
 
     Args:
-        log: of all interactions.
+        log: all interactions.
         by_time: whether those of a user are sorted by time.
 
     Returns:
@@ -209,7 +209,7 @@ def make_split(
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
-        train_fraction: of the training sessions of an ST split, the most recent; None for all.
+        train_fraction: share of an ST split's training sessions, the newest; None for all.
         files: ``benchmark_filename``, where the log has the parts of its interactions (``PART``).
 
     Returns:

@@ -152,7 +152,7 @@ class PrefixRows(Interaction):
         return Interaction(fields)
 
     def _start(self, target: Tensor) -> Tensor:
-        """The oldest event of each target's history."""
+        """Return the oldest event of each target's history."""
         user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
         return torch.maximum(user_start, target - self.max_length)
 

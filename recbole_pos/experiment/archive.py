@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 def read(path: str | Path, other: Callable[[str], Any]) -> Any:
-    """The values of a file, on the CPU; its tensors have memory of their own.
+    """Return the values of a file, on the CPU; its tensors have memory of their own.
 
     Args:
         path: the file.
@@ -116,12 +116,13 @@ class _Unpickler(pickle.Unpickler):
         return self.other(named)
 
     def persistent_load(self, named: Any) -> Tensor:
-        """The numbers of a storage."""
+        """Return the numbers of a storage."""
         _, kind, key, *_ = named
         if key not in self.storages:
             raw = np.frombuffer(self.archive.read(f"{self.folder}/data/{key}"), np.uint8)
             self.storages[key] = torch.from_numpy(raw.copy())
-        return self.storages[key].view(kind.dtype)
+        numbers = self.storages[key]
+        return numbers.view(kind.dtype) if len(numbers) else torch.empty(0, dtype=kind.dtype)
 
 
 def _tensor(numbers: Tensor, offset: int, size: tuple, stride: tuple, *more: Any) -> Tensor:
@@ -147,7 +148,7 @@ def _require_directory(file: IO[bytes]) -> None:
 
 
 def _folder(archive: zipfile.ZipFile, size: int) -> str:
-    """What all members are in; they are as ``torch.save`` writes them."""
+    """Return what all members are in; they are as ``torch.save`` writes them."""
     members = archive.infolist()
     folder = members[0].filename.partition("/")[0] if members else ""
     if f"{folder}/constants.pkl" in archive.namelist():

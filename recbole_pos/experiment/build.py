@@ -18,7 +18,7 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.loaders import held_out_loaders, training_loader
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
-from recbole_pos.distributed import this_share
+from recbole_pos.distributed import current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
@@ -36,7 +36,7 @@ from recbole_pos.model.training import adapter
 from recbole_pos.values import listed, shown
 
 
-@dataclass
+@dataclass(repr=False)
 class Experiment:
     """A configured model with its data: loaders by phase, trainer, dataset before the split; of a
     loaded one, fields whose values have changed since training."""
@@ -90,12 +90,12 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, parts["train"])
     require_request(config, model)
-    needs = adapter(config, model).needs()
-    train = training_loader(config, parts["train"], needs)
+    requirements = adapter(config, model).requirements()
+    train = training_loader(config, parts["train"], requirements)
     start_from(model, config, dataset.identity, weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
-    kind = PosTrainer if this_share().alone else ParallelTrainer
+    kind = PosTrainer if current_shard().alone else ParallelTrainer
     trainer = kind(config, model, folder)
     require_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
@@ -106,22 +106,22 @@ def prepare(
 def read_dataset(
     config: PosConfig, known: Known | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
-    """The events from their files, before ``build``.
+    """Return the events from their files, before ``build``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         known: what a run knew: names keep their ids. That of ``update_from`` when None.
         alone: whether to read those events alone, and to put later ones aside.
     """
     if known is None and config["update_from"]:
-        known = known_of(updated_run(config["update_from"]), config)
+        known = load_vocabulary(updated_run(config["update_from"]), config)
     sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     return (PosSequentialDataset if sequential else PosDataset)(config, known, alone)
 
 
-def known_of(folder: RunFolder, config: PosConfig) -> Known | None:
-    """What a run knew; None in the folders of earlier versions."""
-    return folder.read_known(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
+def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
+    """Return what a run knew; None in the folders of earlier versions."""
+    return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
 # How RecBole's models refuse options they cannot work with.
@@ -146,10 +146,10 @@ def require_request(config: PosConfig, model: Any) -> None:
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
-    """The model on its device.
+    """Return the model on its device.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         dataset: before the split.
         train: its training part.
 

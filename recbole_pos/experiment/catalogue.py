@@ -26,7 +26,7 @@ class NeedsDataset(UsageError):
 
     Args:
         what: must be read from it, and why.
-        config: of the run.
+        config: configuration of the run.
     """
 
     def __init__(self, what: str, config: Options) -> None:
@@ -43,8 +43,8 @@ class Catalogue:
     A model is built with it as with a dataset, unless it reads more of that.
 
     Args:
-        config: of the run.
-        known: of its folder.
+        config: configuration of the run.
+        known: what its folder says of it.
 
     Attributes:
         popularity: [items] int64 training events of each item, by id.
@@ -69,7 +69,7 @@ class Catalogue:
         return self._popularity
 
     def num(self, field: str) -> int:
-        """How many ids a field has, padding included."""
+        """Return how many ids a field has, padding included."""
         if field not in self.field2id_token:
             raise self._lacks(f"the field {field!r}")
         return len(self.field2id_token[field])

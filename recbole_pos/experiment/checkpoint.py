@@ -274,7 +274,7 @@ def require(state: dict[str, Any], schema: dict[str, Any], path: str | Path) -> 
     """Refuse parts of a checkpoint that are not as expected.
 
     Args:
-        state: of the checkpoint.
+        state: state of the checkpoint.
         schema: its parts by name, see :func:`difference`.
         path: the checkpoint's, for the message.
 
@@ -290,7 +290,7 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
     """Refuse weights that were trained on other data, or under another split.
 
     Args:
-        state: of the checkpoint.
+        state: state of the checkpoint.
         data: ``identity`` of the dataset.
         path: the checkpoint's, for the message.
 

@@ -117,7 +117,7 @@ class CheckpointWriter:
 
 
 def _tensors(value: Any) -> dict[int, Tensor]:
-    """All tensors of a tree, by identity."""
+    """Return all tensors of a tree, by identity."""
     if isinstance(value, Tensor):
         return {id(value): value}
     inner = value.values() if isinstance(value, dict) else value

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.distributed import this_share
+from recbole_pos.distributed import current_shard
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.model.base import PosRecommender
@@ -31,7 +31,7 @@ def tell_notices(model: nn.Module, every_position: bool) -> None:
         every_position: whether it learns to predict what its own input has; then nothing of it may
             look ahead, and what is not the plugin's is asked.
     """
-    if this_share().rank == 0:
+    if current_shard().rank == 0:
         ahead = _look_ahead(model) if every_position else ()
         for notice in (*getattr(model, "notices", ()), *ahead):
             logging.getLogger(__name__).warning(notice)
@@ -41,7 +41,7 @@ def advice(config: Any, dataset: Dataset) -> str | None:
     """Settings to try on such a log; None where these are among them, or nothing is known of it.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         dataset: all of its events.
     """
     if config["embedding_scale"] is not False:  # None where the model does not read it
@@ -56,7 +56,7 @@ def advice(config: Any, dataset: Dataset) -> str | None:
 
 
 def _look_ahead(model: Any) -> list[str]:
-    """A warning, if a class that is not the plugin's own makes states from later events."""
+    """Return a warning, if a class that is not the plugin's own makes states from later events."""
     own = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *own)}
     names = sorted(c.__name__ for c in classes if not c.__module__.startswith("recbole_pos."))
@@ -79,7 +79,8 @@ def _look_ahead(model: Any) -> list[str]:
 
 
 def is_from_custom_code(error: BaseException) -> bool:
-    """Whether an exception went through a model or scheme that is not the plugin's nor RecBole's.
+    """Return whether an exception went through a model or scheme that is not the plugin's nor
+    RecBole's.
 
     Such an error is its author's to read, with its traceback, and nothing here explains it better.
     """
@@ -89,14 +90,15 @@ def is_from_custom_code(error: BaseException) -> bool:
 
 
 def looks_ahead(model: Any, events: int = 12) -> float:
-    """How far states of a :class:`~recbole_pos.model.base.PosRecommender` move by what is later.
+    """Return how far states of a :class:`~recbole_pos.model.base.PosRecommender` move by what is
+    later.
 
     Two short random histories are encoded, and again with other items at other times in their newer
     halves. Neither weights nor random states are changed.
 
     Args:
         model: with ``encode``; read without dropout.
-        events: of the longer history.
+        events: events of the longer history.
 
     Returns:
         The largest difference between states of the older halves, as a part of the largest state;
@@ -132,7 +134,7 @@ def looks_ahead(model: Any, events: int = 12) -> float:
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
-    """The likely cause of a loss that is not a number.
+    """Return the likely cause of a loss that is not a number.
 
     Args:
         batch: the one it was seen at, packed or RecBole's.

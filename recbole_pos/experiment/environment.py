@@ -83,11 +83,11 @@ def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]
 
 
 def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
-    """Which process of a run this one is; None if no one but us has started any.
+    """Return which process of a run this one is; None if no one but us has started any.
 
     Args:
         environ: ``os.environ``.
-        args: of the run: ``ip`` and ``port`` win over the environment. ``world_size`` with an
+        args: args of the run: ``ip`` and ``port`` win over the environment. ``world_size`` with an
             mpirun or srun that starts a launcher on each machine wins over their processes.
 
     Raises:
@@ -134,7 +134,7 @@ def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
 
 
 def check_port(port: object, name: str) -> int:
-    """A port as a number.
+    """Return a port as a number.
 
     Raises:
         UsageError: if it is not one.
@@ -145,7 +145,7 @@ def check_port(port: object, name: str) -> int:
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What a scheduler has left visible; counted without beginning to use any."""
+    """Return what a scheduler has left visible; counted without beginning to use any."""
     import torch
 
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -162,7 +162,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number that a value begins with: srun writes ``2(x3),1``, tasks by machine."""
+    """Return the number that a value begins with: srun writes ``2(x3),1``, tasks by machine."""
     if default is not None and name not in environ:
         return default
     found = re.match(r"\d+", environ[name])

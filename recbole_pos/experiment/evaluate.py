@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,23 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result, unfinished
-from recbole_pos.experiment.run import config_of, load
+from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
+RankMetric = Callable[[np.ndarray], float]
 
 
 def evaluate(
     run_dir: str | Path,
-    metrics: str | Sequence[str] | None = None,
+    metrics: str | RankMetric | Sequence[str | RankMetric] | None = None,
     topk: int | Sequence[int] | None = None,
     part: str = "test",
     mask_history: bool | None = None,
     data_path: str | Path | None = None,
+    dataset: Any = None,
 ) -> dict[str, float]:
-    """Metrics of a trained run, of its own kind or others, without training it again.
+    """Return metrics of a trained run, of its own kind or others, without training it again.
 
     They follow from the ranks that the run has kept where these suffice: metrics of the test
     targets' ranks, up to the largest cutoff of the run, with the same items left out. Otherwise the
@@ -46,11 +48,13 @@ def evaluate(
 
     Args:
         run_dir: the folder of a run.
-        metrics: names such as NDCG; those of the run if None.
+        metrics: names such as NDCG; those of the run if None. A function is a metric of the test
+            targets' ranks ([targets] int64, 1 for the first), named as it is.
         topk: cutoffs; those of the run if None.
         part: test or valid.
         mask_history: whether items of a user's past are left out; as in the run if None.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        dataset: that of the run, after ``build``, which is then not read again.
 
     Returns:
         Values by name, ``ndcg@10``.
@@ -62,7 +66,11 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    kept = config_of(folder)
+    functions = [one for one in _listed(metrics) if callable(one)]
+    own = _apply(functions, folder, part, mask_history) if functions else {}
+    if own and not (metrics := [one for one in _listed(metrics) if not callable(one)]):
+        return own
+    kept = load_config(folder)
     options: dict[str, Any] = {
         "metrics": kept["metrics"] if metrics is None else _listed(metrics),
         "topk": kept["topk"] if topk is None else _listed(topk),
@@ -74,14 +82,14 @@ def evaluate(
         options["mask_history"] = mask_history
     if data_path is not None:
         options["data_path"] = str(data_path)
-    config = config_of(folder, options)
+    config = load_config(folder, options)
     if part == "test" and (found := _from_ranks(folder, kept, config)) is not None:
-        return found
-    trained = load(folder.path, options=options)
-    found = trained.trainer.evaluate(trained.loaders[part])
-    if found is None:
+        return found | own
+    trained = load(folder.path, options=options, dataset=dataset)
+    measured = trained.trainer.evaluate(trained.loaders[part])
+    if measured is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return found
+    return measured | own
 
 
 def _listed(given: Any) -> list[Any]:
@@ -97,11 +105,7 @@ def _from_ranks(folder: RunFolder, kept: PosConfig, config: PosConfig) -> dict[s
     usable = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
     if not (of_ranks and same and exact and usable):
         return None
-    result = read_result(folder)
-    try:
-        rank = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
-        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
+    result, rank = read_result(folder), _read_ranks(folder)
     whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
     if not whole or not len(rank) or rank.min() < 0:
         return None
@@ -109,6 +113,26 @@ def _from_ranks(folder: RunFolder, kept: PosConfig, config: PosConfig) -> dict[s
     if any((result.test or {}).get(name) != value for name, value in own.items()):
         return None
     return _metrics(rank, config)
+
+
+def _read_ranks(folder: RunFolder) -> np.ndarray:
+    try:
+        return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
+        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
+
+
+def _apply(
+    functions: Sequence[RankMetric], folder: RunFolder, part: str, mask_history: bool | None
+) -> dict[str, float]:
+    """Metrics of the user's own."""
+    if part != "test" or mask_history is not None or not folder.ranks.is_file():
+        raise UsageError(
+            "metrics: a function takes the ranks that a finished run keeps, of its test targets "
+            "under its own mask_history; leave part and mask_history out"
+        )
+    rank = _read_ranks(folder) + 1
+    return {getattr(one, "__name__", type(one).__name__): float(one(rank)) for one in functions}
 
 
 def _metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:

@@ -8,6 +8,7 @@ a batch takes rows x :data:`~recbole_pos.layers.catalogue.PART`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.data.history import masks_history, past_items
-from recbole_pos.data.splits import PHASES, TRAIN
+from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.state import load_best
-from recbole_pos.layers.catalogue import PART, Choice, best_of, products, score_parts
+from recbole_pos.layers.catalogue import PART, Choice, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.screen import Screen, Task
+from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
 
 TOPK, ITEMS = "rec.topk", "rec.items"  # names in RecBole's collector
@@ -37,12 +38,12 @@ class EvaluatingTrainer(Trainer):
     """The part of a trainer that evaluates.
 
     Attributes:
-        screen: where it is reported; one of its own if None.
+        reporter: where it is reported; one of its own if None.
         best_weights: those evaluated with, if they are in memory.
         loaded_from: the checkpoint that otherwise has them, of a model that was loaded.
     """
 
-    screen: Screen | None
+    reporter: Reporter | None
     best_weights: dict[str, Any] | None
     loaded_from: Path | None = None
     task = Task("evaluation")  # the one that runs
@@ -63,11 +64,13 @@ class EvaluatingTrainer(Trainer):
             else:
                 self.load_weights(self.best_weights)
         self.eval_log = eval_data._dataset.log
-        screen, part = self.screen or Screen(show_progress), eval_data._dataset.phase
+        reporter, part = self.reporter or Reporter(show_progress), eval_data._dataset.phase
         self.eval_collector.ranking = part == PHASES[-1]
+        own = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
-            screen.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
+            self.model.shared_items() if own else nullcontext(),
+            reporter.task(f"evaluation ({part})", len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
@@ -93,8 +96,8 @@ class EvaluatingTrainer(Trainer):
             history = past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
         if self.part and TARGET_EVENT in interaction:
             barred = None if history is None else tuple(part.to(self.device) for part in history)
-            states = self.model.states_of(interaction.to(self.device))
-            scores = StreamedScores(states, self.model.item_embedding.weight, barred)
+            states = self.model.compute_states(interaction.to(self.device))
+            scores = StreamedScores(states, self.model.item_vectors(), barred)
             return interaction, scores, positive_u, positive_i
         return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
 
@@ -121,11 +124,11 @@ class StreamedScores:
         )
 
     def best(self, k: int) -> Tensor:
-        """[b, k] ids of the items with the highest scores."""
-        return best_of(self.parts(), k)[1]
+        """Return [b, k] ids of the items with the highest scores."""
+        return select_best(self.parts(), k)[1]
 
     def higher(self, target: Tensor) -> Tensor:
-        """[b] how many items have a higher score than the target ([b] ids).
+        """Return [b] how many items have a higher score than the target ([b] ids).
 
         In two passes, so that both sides of a comparison come out of the same product.
         """
@@ -201,7 +204,7 @@ class TargetCollector(Collector):
 
 
 def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
-    """[rows] the target of each row, of which each has one."""
+    """Return [rows] the target of each row, of which each has one."""
     return positive_i[positive_u.argsort()]
 
 
@@ -209,7 +212,7 @@ def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
-    """[B] int64 rank of each target, 0 for the first.
+    """Return [B] int64 rank of each target, 0 for the first.
 
     Args:
         scores: [B, items], -inf for what is left out.
@@ -229,7 +232,8 @@ def placed(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
 
 
 def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | None:
-    """What a collector kept of the last test, as :func:`rank_table`; None if it kept nothing."""
+    """Return what a collector kept of the last test, as :func:`rank_table`; None if it kept
+    nothing."""
     if collector.last is None or RANK not in collector.last:
         return None
     event, rank = (collector.last.get(name).cpu().numpy() for name in (EVENT, RANK))
@@ -243,7 +247,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
         part: the dataset of the phase.
         event: [targets] their places in its log.
         rank: [targets] 0 for the first.
-        time_unit: of the time field.
+        time_unit: seconds per unit of the time field.
 
     Returns:
         Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, how many events the
@@ -254,7 +258,6 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
     event, rank = event[order], rank[order]
     log = part.log
     items, times = log.items.numpy(), log.times.numpy()
-    sold = np.bincount(items[part.part == TRAIN], minlength=part.item_num)
     users = part.field2id_token[part.uid_field][log.users.numpy()[event]]
     return pd.DataFrame(
         {
@@ -263,6 +266,6 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
             "rank": rank,
             "history": log.ranks[event],
             "age": (times[event] - times[event - 1]) * SECONDS[time_unit],
-            "popularity": sold[items[event]],
+            "popularity": part.popularity[items[event]],
         }
     )

@@ -18,9 +18,10 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
+from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_text, writing
+from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -39,10 +40,12 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
+        self.vectors = self.path / KEPT
+        self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """A new folder; saved/<dataset>/<model>/<time>/ when no path is given.
+        """Return a new folder; saved/<dataset>/<model>/<time>/ when no path is given.
 
         Raises:
             UsageError: if the folder holds another run already.
@@ -75,6 +78,12 @@ class RunFolder:
         """Whether a run has been here, unless it was stopped before an epoch was kept."""
         return self.checkpoint.exists() or self.metrics.exists()
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of a finished run that are there, the checkpoint first."""
+        own = self.checkpoint, self.config, self.known, self.metrics, self.result, self.ranks
+        return [file for file in own if file.is_file()]
+
     def clear(self) -> None:
         """Remove what a run has left, so that another can begin; can be repeated if killed."""
         best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
@@ -93,7 +102,7 @@ class RunFolder:
             yield
 
     def require(self, option: str = "") -> RunFolder:
-        """This folder, which must hold a trained run.
+        """Return this folder, which must hold a trained run.
 
         Args:
             option: that named the folder, for the message.
@@ -122,12 +131,27 @@ class RunFolder:
         kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
         return os.path.isfile(self.config) and not any(kept)
 
+    def require_vectors(self) -> Path:
+        """The file of content vectors.
+
+        Raises:
+            UsageError: if it, or that of their names, is not there.
+        """
+        for file in (self.vectors, self.vectors.with_suffix(".txt")):
+            if not file.is_file():
+                raise UsageError(
+                    f"item_vectors: {file} is missing, without which the model cannot be loaded; "
+                    "copy it from where the run was trained"
+                )
+        return self.vectors
+
     def write_config(self, plain: dict[str, Any]) -> None:
         """The complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
-        """What :meth:`write_config` wrote; its options are checked by who makes a ``PosConfig``.
+        """Return what :meth:`write_config` wrote; its options are checked by who makes a
+        ``PosConfig``.
 
         Raises:
             UsageError: if it cannot be read, or does not say what was trained.
@@ -155,7 +179,7 @@ class RunFolder:
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_known(self, known: Known, user_field: str, item_field: str) -> None:
+    def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
         """Names by id, interactions of users and training interactions of items.
 
         So they are found again in data that have grown, and histories are answered without data.
@@ -163,8 +187,8 @@ class RunFolder:
         with whole(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
-    def read_known(self, user_field: str, item_field: str) -> Known | None:
-        """What :meth:`write_known` wrote; None in the folders of earlier versions.
+    def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
+        """Return what :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
 
         Raises:
             CheckpointError: if the file is damaged.
@@ -179,7 +203,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The outcome, as json."""
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
@@ -202,7 +226,7 @@ def make_folder(path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
+    """Return versions of what decides a result."""
     import numpy
     import pandas
     import recbole
@@ -218,7 +242,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """The most memory this process ever held, in MB; None where the system does not say."""
+    """Return the most memory this process ever held, in MB; None where the system does not say."""
     try:
         import resource
     except ImportError:  # Windows

@@ -40,7 +40,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.rendezvous import Rendezvous, from_first
 from recbole_pos.experiment.result import Result, read_result
 from recbole_pos.experiment.train import train
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 
 MOST = 8  # processes of one run that any machine may try
 _GRACE = 30  # seconds that a process has to write its checkpoint when it is to end
@@ -89,14 +89,14 @@ class Plan:
 
 
 def free_port() -> int:
-    """A port of this machine that no one uses."""
+    """Return a port of this machine that no one uses."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
-    """A GPU for every process here; empty where there are none to use.
+    """Return a GPU for every process here; empty where there are none to use.
 
     Raises:
         UsageError: if there are some, but too few.
@@ -113,7 +113,7 @@ def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
 
 
 def gpu_here(gpu_id: Any, rank: Rank) -> str:
-    """The GPU of a process that another program has started; empty for none.
+    """Return the GPU of a process that another program has started; empty for none.
 
     Those that ``gpu_id`` names are shared out; by default those that are visible, of which a
     scheduler may show each process its own.
@@ -137,9 +137,9 @@ def run_in_parallel(
     """Start the processes of this machine, again when one is lost.
 
     Args:
-        args: of the run.
+        args: args of the run.
         plan: made of them.
-        config: of the run.
+        config: configuration of the run.
         run_dir: where a new one writes.
 
     Raises:
@@ -152,8 +152,8 @@ def run_in_parallel(
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
     given = run_dir if args.resume is None else args.resume
     path = Path(given) if given is not None and (plan.offset == 0 or args.resume) else None
-    screen = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
-    arguments = config.plain, path, args.resume is not None, screen
+    reporter = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
+    arguments = config.plain, path, args.resume is not None, reporter
     try:
         rendezvous = Rendezvous(plan.ip, plan.port, plan.offset == 0, args.join_timeout)
         own = range(plan.offset, plan.offset + plan.nproc)
@@ -269,10 +269,10 @@ def run_as_rank(
     rendezvous = _RENDEZVOUS[address]
     rendezvous.timeout = args.join_timeout
     rendezvous.begin(f"run{next(_RUNS)}")
-    screen = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
+    reporter = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
     with rendezvous.joined(rank, bool(gpu)):
         resumed = args.resume is not None
-        return _train_in_group(rendezvous, rank, gpu, config.plain, path, resumed, screen)
+        return _train_in_group(rendezvous, rank, gpu, config.plain, path, resumed, reporter)
 
 
 def _train_in_group(
@@ -282,7 +282,7 @@ def _train_in_group(
     plain: dict[str, Any],
     path: Path | None,
     resumed: bool,
-    screen: dict[str, Any],
+    reporter: dict[str, Any],
 ) -> Result | None:
     """Train with the others, from the last checkpoint where all were started again."""
     config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
@@ -299,7 +299,9 @@ def _train_in_group(
         path, resumed = from_first(rank, begin)
     folder = RunFolder(path) if resumed and path else None
     try:
-        return train(config, folder, path, Screen(**screen) if rank.rank == 0 else Screen(False))
+        return train(
+            config, folder, path, Reporter(**reporter) if rank.rank == 0 else Reporter(False)
+        )
     except UsageError:
         if rank.rank == 0 and not resumed:
             _remove_if_empty(path)

@@ -19,7 +19,7 @@ class Step:
     """One step whose loss is on its way.
 
     Attributes:
-        number: of the batch in its epoch.
+        number: number of the batch in its epoch.
         batch: what it was computed from, to explain a loss that is not a number.
         targets: how many, the weight of the loss in the mean of the epoch.
         loss: scalar of the CPU, or a number; valid once ``ready``.
@@ -33,7 +33,7 @@ class Step:
     ready: torch.cuda.Event | None = None
 
     def value(self) -> float:
-        """The loss; waits for steps up to this one, not for later ones."""
+        """Return the loss; waits for steps up to this one, not for later ones."""
         if self.ready is not None:
             self.ready.synchronize()
         return float(self.loss)

@@ -43,7 +43,7 @@ def limited_memory() -> Iterator[None]:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch has no kind of error for those of a CPU."""
+    """Return whether an allocation failed; torch has no kind of error for those of a CPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
@@ -123,7 +123,7 @@ def give_back() -> None:
 
 
 def _glibc(name: str) -> Any:
-    """A function of glibc, None with another C library."""
+    """Return a function of glibc, None with another C library."""
     if not sys.platform.startswith("linux"):
         return None
     try:

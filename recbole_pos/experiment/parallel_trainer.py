@@ -1,6 +1,6 @@
 """PosTrainer as one of several processes that train the same model.
 
-Only the order of dropout and negatives differs from one process (see ``processes.py``).
+Only the order of dropout and negatives differs from one process (see ``distributed.py``).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class ParallelTrainer(PosTrainer):
                 "process would have a part of them; use one process, with threads or a GPU"
             )
         super().__init__(config, model, run)
-        self.share = distributed.this_share()
+        self.shard = distributed.current_shard()
         if getattr(model, "targets_meet", False):
-            model.loss = distributed.over_whole_batch(model.loss, self.share)
+            model.loss = distributed.over_whole_batch(model.loss, self.shard)
         self.evaluator = _Gathered(self.evaluator)
         self.shared: distributed.SharedLoss | None = None  # from the first epoch on
 
     def training_loader(self, train_data: Any) -> Any:
         """As in one process, but its batches are this process's part."""
         loader = super().training_loader(train_data)
-        loader.divide(self.share)
+        loader.divide(self.shard)
         return loader
 
     def _train_epoch(
@@ -70,24 +70,24 @@ class ParallelTrainer(PosTrainer):
         return line
 
     def _seed(self, epoch: int) -> int:
-        more = 7919 * self.share.rank + 104729 * epoch
+        more = 7919 * self.shard.rank + 104729 * epoch
         return (self.config["seed"] + more) % 2**32
 
     def _table(self) -> None:
         """Gradients are sent as they are: dense."""
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
-        return super()._loss(loss_func, batch) * self.share.weight
+        return super()._loss(loss_func, batch) * self.shard.weight
 
     def _value(self, loss: Tensor) -> Tensor:
         """Mean over the whole batch: where one process has no number, none has."""
         return distributed.total(loss)
 
     def _targets(self, batch: Any) -> int:
-        return self.share.whole
+        return self.shard.whole
 
     def _writer(self, saved: bool) -> CheckpointWriter:
-        return super()._writer(saved and self.share.rank == 0)
+        return super()._writer(saved and self.shard.rank == 0)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Every process reads the same file."""

@@ -67,7 +67,8 @@ def _wants(what: str) -> str:
 
 
 def _stand_in(name: str) -> Any:
-    """What takes the place of a class of the file; new each time, so that nothing is changed."""
+    """Return what takes the place of a class of the file; new each time, so that nothing is
+    changed."""
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
@@ -94,7 +95,7 @@ def read(path: str | Path) -> dict[str, Any]:
         state = _ours(path)
     else:
         try:
-            state = _theirs(state)
+            state = _read_recbole_state(state)
         except Refused as error:
             raise CheckpointError(f"{path} {error}") from error
         except CheckpointError:
@@ -123,7 +124,7 @@ def _ours(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _theirs(state: Any) -> dict[str, Any]:
+def _read_recbole_state(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"config", "state_dict"} <= state.keys():
         raise Refused(_wants("no config with a state_dict"))
     others = state.get("other_parameter") or {}
@@ -164,7 +165,7 @@ def _config(record: Any) -> Config:
 
 
 def _value(found: Any) -> Any:
-    """What records stand for, recursively; mappings keep what they are."""
+    """Return what records stand for, recursively; mappings keep what they are."""
     if isinstance(found, _Record) and found.name in _VALUES:
         return _VALUES[found.name](found)
     if isinstance(found, (_Record, type)):
@@ -198,7 +199,7 @@ def _array(record: _Record) -> np.ndarray:
 
 
 def _sparse(record: _Record) -> Any:
-    """A sparse matrix whose indices are within it: its readers in C do not look."""
+    """Return a sparse matrix whose indices are within it: its readers in C do not look."""
     state = _value(record.state)
     kind = getattr(scipy.sparse, record.name.rpartition(".")[2])
     if kind is scipy.sparse.lil_matrix:

@@ -129,11 +129,11 @@ class Rendezvous:
             time.sleep(_POLL)
 
     def has_met(self, attempt: int) -> bool:
-        """Whether all processes of an attempt had come."""
+        """Return whether all processes of an attempt had come."""
         return self.store.check([f"met/{attempt}"])
 
     def error(self) -> PosError | None:
-        """The first error that a process reported, if any: it would come again."""
+        """Return the first error that a process reported, if any: it would come again."""
         try:
             if not self.store.check(["error"]):
                 return None
@@ -154,7 +154,7 @@ class Rendezvous:
 
 
 def from_first(rank: Rank, decide: Callable[[], Any]) -> Any:
-    """What process 0 decides, in all of them; they raise what it raises.
+    """Return what process 0 decides, in all of them; they raise what it raises.
 
     Args:
         rank: this process, in its group.
@@ -173,7 +173,8 @@ def from_first(rank: Rank, decide: Callable[[], Any]) -> Any:
 
 
 def _is_of_connection(error: Exception) -> bool:
-    """Whether torch could not reach another process; of gloo it has no kind of error for that."""
+    """Return whether torch could not reach another process; of gloo it has no kind of error for
+    that."""
     return isinstance(error, (dist.DistError, PeerLost)) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     )

@@ -61,7 +61,7 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """The content of ``result.json``.
+    """Return the content of ``result.json``.
 
     Raises:
         UsageError: if the file cannot be read, or is not as a run writes it; names the field.
@@ -90,7 +90,7 @@ def _damaged(folder: RunFolder, wrong: str) -> UsageError:
 
 
 def unfinished(folder: RunFolder) -> bool:
-    """Whether a run was stopped before its end, the first time or after ``--resume``.
+    """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
     What a search keeps of its best trial, and what earlier versions wrote, does not say so.
     """
@@ -105,7 +105,7 @@ def unfinished(folder: RunFolder) -> bool:
 
 
 def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
-    """What is known before the first epoch."""
+    """Return what is known before the first epoch."""
     config, dataset = experiment.config, experiment.dataset
     return {
         "model": config["model"],
@@ -132,7 +132,7 @@ def headline(experiment: Experiment, folder: RunFolder) -> str:
 
 
 def parameters(model: Any) -> int:
-    """How many numbers of a model are trained."""
+    """Return how many numbers of a model are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -6,16 +6,18 @@ import glob
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import RunArguments, arguments
+from recbole_pos.config.arguments import RunArguments, divide
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, fitted
+from recbole_pos.data.location import dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.build import Experiment, build_model, known_of, prepare
+from recbole_pos.experiment.build import Experiment, build_model, load_vocabulary, prepare
+from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.device import Precision, check_precision, require_device
 from recbole_pos.experiment.environment import rank_here
@@ -23,17 +25,18 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import Plan, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, unfinished
 from recbole_pos.experiment.state import config_in, load_best
-from recbole_pos.experiment.train import dataset_of, train
-from recbole_pos.screen import Screen
+from recbole_pos.experiment.train import load_dataset, train
+from recbole_pos.reporter import Reporter
 
 
 def run(
     model: str | type | None = None,
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     settings: RunArguments | None = None,
     **given: Any,
 ) -> Result | None:
@@ -47,12 +50,15 @@ def run(
     Args:
         model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
             one's own, see :func:`recbole_pos.register_model`.
-        dataset: name of a folder with atomic files under ``data_path``, or ml-100k.
+        dataset: name of a folder with atomic files under ``data_path``, or ml-100k; or a
+            :class:`recbole_pos.Dataset`.
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
         run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
+        callbacks: follow the training, see :class:`recbole_pos.Callback`.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.RunArguments`: ``resume``, the
             folder of an interrupted run, with which only ``epochs``, ``data_path`` and ``plugins``
             in ``config_dict`` may be given; ``verbose``, ``as_json``, ``log``: what is printed;
             ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
@@ -71,22 +77,24 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    args = arguments(settings or RunArguments(), given)
+    args, options = divide(settings or RunArguments(), given)
+    config_dict = {**(config_dict or {}), **options}
+    dataset = dataset_name(dataset)
     _require_patience(args)
-    allow((config_dict or {}).get("plugins"))
+    allow(config_dict.get("plugins"))
     rank = rank_here(os.environ, args)
     if rank is not None:  # torch then asks for GPUs without beginning to use one
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or args.run_dir, args.resume
     if resume is not None:
-        changed = set(config_dict or {}) - {"epochs", "data_path", "plugins"}
+        changed = set(config_dict) - {"epochs", "data_path", "plugins"}
         if model or dataset or config_file_list or run_dir or changed:
             raise UsageError(
                 "--resume takes everything from its run folder; only --epochs may change, and "
                 "--data_path and --plugins say where its data and modules are"
             )
         folder = RunFolder(resume)
-        config = config_of(folder if folder.only_begun else folder.require(), config_dict)
+        config = load_config(folder if folder.only_begun else folder.require(), config_dict)
         _require_precision(config, folder)
         _require_dataset(config)
     else:
@@ -94,12 +102,15 @@ def run(
         require_device(config)
         check_precision(config)
         folder = None
+    plan = Plan.of(args)
+    if callbacks and (rank is not None or plan.world_size > 1):
+        raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
         return run_as_rank(rank, args, config, run_dir)
-    plan = Plan.of(args)
     if plan.world_size > 1:
         return run_in_parallel(args, plan, config, run_dir)
-    return train(config, folder, run_dir, Screen(args.verbose, as_json=args.as_json, log=args.log))
+    reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 
 def _require_patience(args: RunArguments) -> None:
@@ -127,14 +138,9 @@ def load(
     grown: bool = False,
     data_path: str | Path | None = None,
     options: dict[str, Any] | None = None,
+    dataset: Any = None,
 ) -> Experiment:
-    """A trained model with its data; best weights, evaluation mode.
-
-    Examples:
-        >>> trained = recbole_pos.load("mine")
-        >>> trained.dataset.user_num, len(trained.dataset.log)
-        (944, 100000)
-        >>> test = trained.trainer.evaluate(trained.loaders["test"])
+    """Return a trained model with its data; best weights, evaluation mode.
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
@@ -144,6 +150,7 @@ def load(
             ``PosSequentialDataset.with_later``; and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: of evaluation, in place of those of the run.
+        dataset: that of the run, after ``build``; read from its files if None.
 
     Warns:
         RunWarning: if the run was stopped before its end.
@@ -154,11 +161,13 @@ def load(
     """
     moved = {} if data_path is None else {"data_path": str(data_path)}
     file, folder, config = _opened(path, {**(options or {}), **moved})
-    _require_dataset(config)
+    if dataset is not None:
+        dataset = dataset.for_config(config)
+    else:
+        _require_dataset(config)
     warn_of_unfinished(folder)
-    dataset = None
-    if view is not None or grown or config["update_from"]:
-        dataset = dataset_of(folder, config, alone=grown)
+    if dataset is None and (view is not None or grown or config["update_from"]):
+        dataset = load_dataset(folder, config, alone=grown)
         dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
@@ -176,7 +185,7 @@ def load_without_data(path: str | Path) -> Experiment:
         NeedsDataset: if the model, or a run of an earlier version, cannot do without the data.
     """
     file, folder, config = _opened(path, {})
-    known = known_of(folder, config)
+    known = load_vocabulary(folder, config)
     if known is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
     catalogue: Any = Catalogue(config, known)
@@ -188,7 +197,7 @@ def load_without_data(path: str | Path) -> Experiment:
 
 
 def finds_dataset(path: str | Path) -> bool:
-    """Whether a run's dataset is where the run found it."""
+    """Return whether a run's dataset is where the run found it."""
     return _has_dataset(_opened(path, {})[2])
 
 
@@ -209,17 +218,25 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """The checkpoint, the folder and the configuration of a trained model."""
+    """Return the checkpoint, the folder and the configuration of a trained model."""
     if os.path.isfile(path):
         file = Path(path)
         state = checkpoint.load(file, ("config",))
         state["config"] |= options
         return file, RunFolder(file.parent), config_in(state, file)
     folder = RunFolder(path).require()
-    return folder.checkpoint, folder, config_of(folder, options)
+    config = load_config(folder, options)
+    if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):
+        config = load_config(folder, {**options, "data_path": str(folder.data)})
+    return folder.checkpoint, folder, config
 
 
-def config_of(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
+def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
     """The configuration of a run that exists, which may come from a machine with more cores."""
-    given = {**fitted(folder.read_config()), **(config_dict or {})}
+    kept = folder.read_config()
+    given = {**fitted(kept), **(config_dict or {})}
+    if (kept.get("item_vectors") or kept.get("preload_weight")) and not folder.only_begun:
+        given |= {"item_vectors": None, "preload_weight": None}
+        if kept.get("item_vectors_use") != "init":  # of which weights have all that there is
+            given["item_vectors"] = str(folder.require_vectors())
     return PosConfig(None, None, [str(folder.config)], given, strict=False)

@@ -17,7 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from recbole_pos.config.posconfig import PosConfig, fitted, plain_of
+from recbole_pos.config.posconfig import PosConfig, fitted, to_plain_options
 from recbole_pos.data.identity import changed_fields
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
@@ -34,11 +34,11 @@ def capture(trainer: Any) -> dict[str, Any]:
     """Return everything a resumed run needs to end with the same bits."""
     generator = getattr(trainer.loader, "generator", None)
     return {
-        "config": plain_of(trainer.config),
+        "config": to_plain_options(trainer.config),
         **trainer.identity,
         "known": trainer.known,
         "progress": vars(trainer.progress),
-        "weights": weights_of(trainer.model),
+        "weights": extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
         "optimizer": trainer.optimizer.state_dict(),
         "scaler": trainer.scaler.state_dict(),
@@ -93,7 +93,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         train_data.generator.set_state(state["loader"].cpu())
 
 
-def weights_of(model: Any) -> dict[str, Any]:
+def extract_weights(model: Any) -> dict[str, Any]:
     """Return everything a model predicts with."""
     return {
         "state_dict": dict(model.state_dict()),
@@ -129,7 +129,7 @@ def load_best(
     Args:
         model: which gets them.
         file: the checkpoint.
-        identity: of the data at hand, which must be those it was trained on; any if None.
+        identity: identity of the data at hand, which must be those it was trained on; any if None.
         changeable: whether their fields may have other values now.
         known: names and counts that are read in place of data.
 
@@ -166,7 +166,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
 
     Args:
         model: which gets them.
-        weights: as of :func:`weights_of`.
+        weights: as of :func:`extract_weights`.
         source: where they come from, for the message.
 
     Raises:
@@ -184,13 +184,14 @@ def put_weights(model: Any, weights: dict[str, Any]) -> None:
 
 
 def _weights_schema(model: Any) -> dict[str, Any]:
-    """What :func:`weights_of` gives for such a model, see ``checkpoint.difference``."""
+    """Return what :func:`extract_weights` gives for such a model, see ``checkpoint.difference``."""
     other = {name: _other_schema(value) for name, value in _other(model).items()}
     return {"state_dict": dict(model.state_dict()), "other": other}
 
 
 def _other(model: Any) -> dict[str, Any]:
-    """What RecBole's models keep beside their state_dict; some list sub-modules, which it has."""
+    """Return what RecBole's models keep beside their state_dict; some list sub-modules, which it
+    has."""
     other = model.other_parameter() or {}
     return {k: v for k, v in other.items() if not isinstance(v, torch.nn.Module)}
 
@@ -216,7 +217,7 @@ def _other_schema(own: Any) -> Any:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
-    """Parameters by the numbers that they have in its state."""
+    """Return parameters by the numbers that they have in its state."""
     numbers = (n for group in optimizer.state_dict()["param_groups"] for n in group["params"])
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return dict(zip(numbers, parameters, strict=True))
@@ -225,7 +226,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
 def _optimizer_schema(
     optimizer: torch.optim.Optimizer, parameters: dict[int, Tensor | None]
 ) -> dict[int, Any]:
-    """What such an optimiser keeps of these parameters.
+    """Return what such an optimiser keeps of these parameters.
 
     That is seen by a step of another one of this kind. A gradient of -1 makes negative what has a
     sign: of the rest roots are taken.

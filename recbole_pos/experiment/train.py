@@ -3,57 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.item_vectors import keep_vectors
 from recbole_pos.data.known import Known
 from recbole_pos.data.targets import describe
-from recbole_pos.distributed import this_share
+from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
-from recbole_pos.experiment.build import Experiment, known_of, prepare, read_dataset
+from recbole_pos.experiment.build import Experiment, load_vocabulary, prepare, read_dataset
+from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.diagnosis import advice
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.result import Result, headline, make_result, start_facts
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 
 
 def train(
     config: PosConfig,
     folder: RunFolder | None,
     run_dir: str | Path | None,
-    screen: Screen,
+    reporter: Reporter,
     dataset: Any = None,
     report: Callable[[Experiment], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result | None:
-    """One experiment in this process.
+    """Return one experiment in this process.
 
     Args:
-        config: of the run.
-        folder: of an interrupted run, which goes on; None for a new one.
+        config: configuration of the run.
+        folder: folder of an interrupted run, which goes on; None for a new one.
         run_dir: where a new one writes.
-        screen: where it is reported.
+        reporter: where it is reported.
         dataset: prepared before, for this configuration; read from files when None.
         report: is given the experiment after every validated epoch, whose checkpoint is kept, and
             once if no epoch is left.
+        callbacks: follow the training.
     """
-    first = this_share().rank == 0
+    first = current_shard().rank == 0
     keep_freed_memory()
     with ExitStack() as locks:
         if folder is not None and first:  # before the checkpoint is read
             locks.enter_context(folder.held())
-        with screen.task(f"reading {config['dataset']}", shown=config["show_progress"]):
+        with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
-                dataset = dataset_of(folder, config)
+                dataset = load_dataset(folder, config)
             fresh = folder is None or folder.only_begun
             experiment = prepare(config, fresh=fresh, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
-        trainer.screen = screen
+        trainer.reporter = reporter
+        trainer.callbacks = [*make_loggers(config), *callbacks] if first else []
         resumed = None if folder is None or fresh else str(folder.checkpoint)
         if not first:
             if resumed:
@@ -70,8 +76,8 @@ def train(
             if resumed:
                 trainer.resume_checkpoint(resumed, loaders["train"])
             elif folder.only_begun:
-                screen.line(f"{folder.path} has no finished epoch: from the beginning")
-            return _to_result(experiment, folder, screen, report)
+                reporter.line(f"{folder.path} has no finished epoch: from the beginning")
+            return _to_result(experiment, folder, reporter, report)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():
                 raise  # nothing to continue
@@ -83,27 +89,45 @@ def train(
 def _to_result(
     experiment: Experiment,
     folder: RunFolder,
-    screen: Screen,
+    reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train, test, write."""
+    """Train, test, write; and call who follows."""
+    followers, result = experiment.trainer.callbacks, None
+    call(followers, lambda one: one.on_start(experiment))
+    try:
+        result = _train_and_test(experiment, folder, reporter, report)
+    finally:
+        call(followers, lambda one: one.on_end(experiment, result))
+    return result
+
+
+def _train_and_test(
+    experiment: Experiment,
+    folder: RunFolder,
+    reporter: Reporter,
+    report: Callable[[Experiment], None] | None,
+) -> Result:
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
     known = Known.of(dataset)
-    folder.write_known(known, dataset.uid_field, dataset.iid_field)
     trainer.known = known.digest
-    screen.line(headline(experiment, folder))
-    screen.event("start", start_facts(experiment, folder))
+    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
+    if (source := getattr(experiment.model, "content_source", None)) is not None:
+        names = dataset.field2id_token[dataset.iid_field]
+        keep_vectors(source, names, dataset.iid_field, folder.path)
+    reporter.line(headline(experiment, folder))
+    reporter.event("start", start_facts(experiment, folder))
     if split := describe(experiment.dataset.split.summary):
-        screen.line(split)
+        reporter.line(split)
     if advised := advice(config, experiment.dataset):
-        screen.line(advised)
+        reporter.line(advised)
     if not loaders["valid"] or not config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
-        screen.line(f"no validation: every epoch is trained and {end}")
+        reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:
-        screen.line("no test targets in this split: nothing will be tested")
+        reporter.line("no test targets in this split: nothing will be tested")
     shown = config["show_progress"]
     if report and trainer.finished:
         report(experiment)
@@ -118,11 +142,11 @@ def _to_result(
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
-    screen.results(title, {"valid": result.best_valid, "test": result.test})
+    reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
-        screen.line(f"warning: {text}")
-    screen.line(f"{folder.path}/result.json")
-    screen.event("result", asdict(result))
+        reporter.warning(text)
+    reporter.line(f"{folder.path}/result.json")
+    reporter.event("result", asdict(result))
     return result
 
 
@@ -136,6 +160,6 @@ def _what_is_left(folder: RunFolder) -> str:
     )
 
 
-def dataset_of(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """The data of a run that exists, names with the ids that they have there."""
-    return read_dataset(config, known_of(folder, config), alone)
+def load_dataset(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
+    """Return the data of a run that exists, names with the ids that they have there."""
+    return read_dataset(config, load_vocabulary(folder, config), alone)

@@ -7,8 +7,8 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import Progress
 from recbole_pos.experiment.checkpoint_writer import CheckpointWriter
 from recbole_pos.experiment.device import Precision
@@ -32,10 +33,10 @@ from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
-from recbole_pos.experiment.state import capture, load_weights, restore, weights_of
+from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
 
@@ -75,7 +76,8 @@ class PosTrainer(EvaluatingTrainer):
         self.item_tensor = self.tot_item_num = None
         self.progress = Progress()
         self.writer = CheckpointWriter(None, dict)  # of the checkpoints of a fit
-        self.screen: Screen | None = None  # where a run is reported; one of its own if None
+        self.reporter: Reporter | None = None  # where a run is reported; one of its own if None
+        self.callbacks: Sequence[Callback] = ()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         self.known: str | None = None  # digest of the names and counts that are kept beside it
@@ -115,7 +117,7 @@ class PosTrainer(EvaluatingTrainer):
         """The loader of training; RecBole's own quick start brings one of rows in any case."""
         if isinstance(train_data, (RowLoader, WindowLoader)):
             return train_data
-        return training_loader(self.config, train_data._dataset, self.adapter.needs())
+        return training_loader(self.config, train_data._dataset, self.adapter.requirements())
 
     def fit(
         self,
@@ -136,13 +138,13 @@ class PosTrainer(EvaluatingTrainer):
         if self.config["train_neg_sample_args"].get("dynamic", False):
             self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
-        self.screen = self.screen or Screen(verbose)
+        self.reporter = self.reporter or Reporter(verbose)
         state = self.progress
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
         begun = state.next_epoch
-        with self._tensorboard() as board, self._writer(saved) as self.writer:
+        with self._writer(saved) as self.writer:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
@@ -151,10 +153,11 @@ class PosTrainer(EvaluatingTrainer):
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
+                state.stopped |= self._call_back(line)
                 self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
                     self.writer.flush()  # no line of a run that cannot be resumed
-                self._publish(line, improved, board)
+                self._publish(line, improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
             if state.next_epoch > begun:
@@ -174,26 +177,28 @@ class PosTrainer(EvaluatingTrainer):
         self._set_learning_rate(epoch_idx)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
-        screen = self.screen or Screen(False)
+        reporter = self.reporter or Reporter(False)
         watch = LossWatch(functools.partial(self._refuse, epoch_idx))
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.steps(),
             self.steps_in_rows(),
-            screen.task(title, len(train_data), show_progress) as task,
+            reporter.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.batches_on(self.device, self.config["data_on_device"])
             for number, batch in enumerate(batches):
-                self._step(loss_func, batch, watch, number)
+                loss = self._step(loss_func, batch, watch, number)
                 self.writer.check()
+                for one in self.callbacks:
+                    one.on_step(epoch_idx * len(train_data) + number + 1, loss)
                 task.advance(self._targets(batch))
-            loss = watch.mean()
+            mean = watch.mean()
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.targets
         return {
             "epoch": epoch_idx,
-            "loss": loss,
+            "loss": mean,
             "valid": None,
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
@@ -205,7 +210,7 @@ class PosTrainer(EvaluatingTrainer):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
-    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> None:
+    def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
         """One optimiser step, of which nothing is read before later ones are on their way."""
         self._zero_grad()
         loss = self._loss(loss_func, batch)
@@ -222,6 +227,7 @@ class PosTrainer(EvaluatingTrainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        return value
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
@@ -273,7 +279,7 @@ class PosTrainer(EvaluatingTrainer):
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
-            self.best_weights = copy.deepcopy(weights_of(self.model))
+            self.best_weights = copy.deepcopy(extract_weights(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False
@@ -289,7 +295,7 @@ class PosTrainer(EvaluatingTrainer):
         )
         if improved:
             state.best_epoch, state.best_result = line["epoch"], result
-            self.best_weights = copy.deepcopy(weights_of(self.model))
+            self.best_weights = copy.deepcopy(extract_weights(self.model))
         state.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in result.items()}
         return improved
@@ -303,7 +309,7 @@ class PosTrainer(EvaluatingTrainer):
         load_weights(self.model, weights)
 
     def _writer(self, saved: bool) -> CheckpointWriter:
-        """What writes checkpoints, if any are to be."""
+        """Return what writes checkpoints, if any are to be."""
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # RecBole's folder; that of a run is there, or was removed
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -316,21 +322,18 @@ class PosTrainer(EvaluatingTrainer):
         if self.run:
             self.run.write_metrics(self.progress.history)
 
-    def _publish(self, line: dict[str, Any], improved: bool, board: Any) -> None:
-        """Tell file, screen and boards about a finished epoch."""
+    def _call_back(self, line: dict[str, Any]) -> bool:
+        """Call the hooks of a finished epoch; whether one of them ends the training."""
+        ends = False
+        if valid := line["valid"]:
+            ends = call(self.callbacks, lambda one: one.on_validation(line["epoch"], valid))
+        return call(self.callbacks, lambda one: one.on_epoch(line)) or ends
+
+    def _publish(self, line: dict[str, Any], improved: bool) -> None:
+        """Tell file, reporter and RecBole's log_wandb about a finished epoch."""
         if self.run:
             self.run.add_metrics(line)
-        if self.screen:
-            self.screen.epoch(line, self.valid_metric, improved)
+        if self.reporter:
+            self.reporter.epoch(line, self.valid_metric, improved)
         scalars = {"train/loss": line["loss"], **(line["valid"] or {})}
         self.wandblogger.log_metrics({"epoch": line["epoch"], **scalars}, head="train")
-        if board:
-            for name, value in scalars.items():
-                board.add_scalar(name, value, line["epoch"])
-
-    def _tensorboard(self) -> Any:
-        if not (self.run and self.config["tensorboard"]):
-            return nullcontext()
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(self.run.path / "tensorboard")

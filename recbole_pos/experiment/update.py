@@ -13,10 +13,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result, unfinished
-from recbole_pos.experiment.run import config_of, run
-from recbole_pos.experiment.train import dataset_of
+from recbole_pos.experiment.run import load_config, run
+from recbole_pos.experiment.train import load_dataset
 from recbole_pos.experiment.warm_start import updated_run
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.values import shown
 
 EPOCHS = 5  # at most, unless told otherwise
@@ -72,7 +72,7 @@ def update(
     allow(options.get("plugins"))
     where = run_dir or args.run_dir
     if where is not None and (begun := RunFolder(where)).holds_run:
-        screen = Screen(args.verbose, as_json=args.as_json, log=args.log)
+        reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
         config = _require_same_update(begun, source, options)
         if not begun.checkpoint.is_file() or _has_other_data(begun, config):
             if begun.result.is_file() and not unfinished(begun):
@@ -80,17 +80,17 @@ def update(
                     f"{begun.path} is finished, and the data have changed since; choose another "
                     "--run_dir"
                 )
-            screen.line(f"{begun.path}: the data have changed since it began: from the beginning")
+            reporter.line(f"{begun.path}: the data have changed since it began: from the beginning")
             with begun.held():
                 begun.clear()
         elif unfinished(begun):
-            screen.line(f"{begun.path}: unfinished, is resumed")
+            reporter.line(f"{begun.path}: unfinished, is resumed")
             kept = ("data_path", "plugins")
             moved: dict[str, Any] = {key: options[key] for key in kept if key in options}
             resumed = RunArguments(**{**vars(args), "run_dir": None, "resume": begun.path})
             return run(None, None, None, moved, settings=resumed)
         else:
-            screen.line(f"{begun.path} is finished, on the data as they are: nothing to do")
+            reporter.line(f"{begun.path} is finished, on the data as they are: nothing to do")
             return read_result(begun)
     return run(
         None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(args))
@@ -113,10 +113,10 @@ def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str,
                 f"{key}: {begun.path} was begun with {shown(kept.get(key))}, now it is "
                 f"{shown(asked[key])}; {begun.how_to_finish}, or choose another --run_dir"
             )
-    return config_of(begun, {key: options[key] for key in ("data_path",) if key in options})
+    return load_config(begun, {key: options[key] for key in ("data_path",) if key in options})
 
 
 def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
-    dataset = dataset_of(begun, config)
+    dataset = load_dataset(begun, config)
     dataset.build()
     return bool(changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))

@@ -127,7 +127,7 @@ def require_same_function(
 
 
 def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """A single input encoding stands bare in a model, several stand under their names."""
+    """Return a single input encoding stands bare in a model, several stand under their names."""
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
     if len(inputs) != 1 or not places:
@@ -147,7 +147,7 @@ def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict
 
 
 def updated_run(path: str | Path) -> RunFolder:
-    """The folder of ``update_from``.
+    """Return the folder of ``update_from``.
 
     Raises:
         UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
@@ -168,7 +168,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
     Args:
         model: built for the grown data.
-        config: of the run.
+        config: configuration of the run.
         dataset: the grown data, in which names have the ids that they had.
 
     Raises:
@@ -184,7 +184,7 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     require_same_function(earlier, config, source.path, "update_from")
     state = checkpoint.load(source.checkpoint, ("best_weights",))
     fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-    require_known(state, source.read_known(*fields), source.checkpoint)
+    require_known(state, source.read_vocabulary(*fields), source.checkpoint)
     if state["best_weights"] is None:
         raise UsageError(f"update_from: {source.path} has no trained epoch yet")
     weights, own = state["best_weights"]["state_dict"], model.state_dict()
@@ -228,8 +228,8 @@ def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
     has.data[:] = 1  # a token that an item has twice
     count = np.asarray(has[:known].sum(0)).ravel()
     mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
-    of_known = has[known:].multiply(count > 0).tocsr()
-    shared = np.asarray(of_known.sum(1)).ravel()
-    new = torch.from_numpy(of_known @ mean / shared.clip(1)[:, None]).to(vectors)
+    shares_with_known = has[known:].multiply(count > 0).tocsr()
+    shared = np.asarray(shares_with_known.sum(1)).ravel()
+    new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
     found = torch.from_numpy(shared > 0)
     vectors[known:][found] = new[found]

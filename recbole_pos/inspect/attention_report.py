@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import write_json
 from recbole_pos.inspect.attention_weights import attention_layers
 from recbole_pos.inspect.distance import (
     MEASURES,
@@ -31,7 +31,7 @@ from recbole_pos.inspect.pictures import (
     set_title,
     write,
 )
-from recbole_pos.inspect.trained import name_of, open_run, require_finite
+from recbole_pos.inspect.trained import open_run, registered_name, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 
@@ -73,7 +73,7 @@ def inspect_attention(
         path: a run folder, or a checkpoint in one.
         users: how many to draw from the test targets (else those of validation).
         min_events: how long their histories must be at least.
-        seed: of the draw.
+        seed: seed of the draw.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
@@ -132,9 +132,9 @@ def inspect_attention(
         ],
     }
     file = folder.path / "attention.json"
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(file, content)
     picture = folder.path / "attention_distance.png"
-    fewer, name = len(sample.rows) < users, name_of(experiment)
+    fewer, name = len(sample.rows) < users, registered_name(experiment)
     headline = (
         f"{name}: {'all ' if fewer else ''}{len(sample.rows):,} {phase} users with at least "
         f"{min_events} events, {sample.lengths.mean():.1f} on average"
@@ -230,7 +230,7 @@ def draw_periods(periods: list[Periods], title: str, file: Path) -> Path:
 
     Args:
         periods: of :func:`learned_periods`; those without any period have no row.
-        title: of the picture.
+        title: title of the picture.
         file: to write.
     """
     periods = [group for group in periods if group.hours]
@@ -288,7 +288,7 @@ def show(report: AttentionReport, console: Console) -> None:
 
 
 def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """[2, measures] by name."""
+    """Return [2, measures] by name."""
     return {
         queries: dict(zip(MEASURES, row.tolist(), strict=False))
         for queries, row in zip(QUERIES, values, strict=True)
@@ -296,7 +296,7 @@ def _plain(values: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def _cells(values: np.ndarray) -> list[str]:
-    """[2, measures] as text; hours can be many."""
+    """Return [2, measures] as text; hours can be many."""
     return [
         f"{value:,.1f}" if name == "hours" else f"{value:.3f}"
         for row in values

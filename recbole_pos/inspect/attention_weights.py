@@ -52,19 +52,20 @@ def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
 
 
 def replacement(layer: MultiHeadAttention) -> AttentionPosition | None:
-    """The scheme that stands in for the layer's attention, or None."""
+    """Return the scheme that stands in for the layer's attention, or None."""
     schemes = layer.position.parts().values()
     return next((s for s in schemes if replaces_attention(type(s))), None)
 
 
 def weighs_content(layer: MultiHeadAttention) -> bool:
-    """Whether ``layer.weights`` has them: of dot products, or of a scheme with ``pair_weights``."""
+    """Return whether ``layer.weights`` has them: of dot products, or of a scheme with
+    ``pair_weights``."""
     scheme = replacement(layer)
     return scheme is None or weighs_pairs(type(scheme))
 
 
 def has_weights(layer: MultiHeadAttention) -> bool:
-    """Whether there are attention weights: by content, or of positions alone."""
+    """Return whether there are attention weights: by content, or of positions alone."""
     return weighs_content(layer) or isinstance(replacement(layer), PositionalAttention)
 
 
@@ -72,7 +73,7 @@ def has_weights(layer: MultiHeadAttention) -> bool:
 def layer_inputs(
     model: PosRecommender, layers: list[MultiHeadAttention], rows: Interaction
 ) -> tuple[list[Tensor], SequenceContext]:
-    """What every layer is given when the model encodes the histories of RecBole's rows.
+    """Return what every layer is given when the model encodes the histories of RecBole's rows.
 
     Returns:
         [m, d] for each layer, and the context, with times wherever the rows have them.
@@ -89,15 +90,15 @@ def layer_inputs(
 
 @torch.no_grad()
 def attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
-    """Weights of one layer that ``has_weights``: [b, h or 1, t, t] aligned at the start.
+    """Return weights of one layer that ``has_weights``: [b, h or 1, t, t] aligned at the start.
 
     As the layer makes them: rows of HSTU's blocks or of ``positional_mask: after_softmax`` do not
     sum to one, nor do those of weights by position, which are not divided by their sum here.
 
     Args:
-        layer: of a model.
+        layer: layer of a model.
         x: [m, d] what the layer is given, see :func:`layer_inputs`.
-        ctx: of the batch.
+        ctx: context of the batch.
     """
     if weighs_content(layer):
         return layer.weights(x, ctx)

@@ -125,7 +125,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
 
 
 def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
-    """Distance, entropy and hours of attention weights, for each history.
+    """Return distance, entropy and hours of attention weights, for each history.
 
     With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
     events, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600. A row of zeros
@@ -133,7 +133,7 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
 
     Args:
         weights: [b, h, t, t] aligned at the start, zero for the future; of any sign and sum.
-        ctx: of the batch; hours need its times, in seconds.
+        ctx: context of the batch; hours need its times, in seconds.
 
     Returns:
         [b, 2, 3, h] float64 (2 instead of 3 without times): means over the queries of a history,
@@ -155,11 +155,11 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
 
 
 def scheme_name(layer: MultiHeadAttention) -> str:
-    """The name of the scheme that replaces a layer's attention."""
+    """Return the name of the scheme that replaces a layer's attention."""
     return next(n for n, s in layer.position.parts().items() if s is replacement(layer))
 
 
 def _rows_sum_to_one(weights: Tensor, ctx: SequenceContext) -> bool:
-    """Whether the rows of all events, [b, h, t, t], are distributions."""
+    """Return whether the rows of all events, [b, h, t, t], are distributions."""
     real = ctx.unpad(weights.transpose(1, 2), "start")  # [m, h, t]
     return bool((real >= 0).all() and ((real.sum(-1) - 1).abs() < 1e-3).all())

@@ -57,7 +57,7 @@ def inspect_encoding(
 
     Args:
         schemes: names; by default all of the trained model, or else ``spe`` and ``dpe``.
-        lengths: of the sessions to draw.
+        lengths: lengths of the sessions to draw.
         trained: a run folder, or a checkpoint in one.
         hidden_size: d of fixed encodings, the paper's 100 by default.
         out: folder to write to; by default the run's, or else the current one.
@@ -101,7 +101,7 @@ def inspect_encoding(
 def fixed_encodings(
     names: Sequence[str], max_length: int, hidden_size: int | None
 ) -> dict[str, PositionEncoding]:
-    """Fresh encodings by name.
+    """Return fresh encodings by name.
 
     Raises:
         UsageError: for a name that is not one, or one of a learned encoding.
@@ -132,23 +132,23 @@ def fixed_encodings(
 
 
 def _title(name: str, scheme: PositionEncoding) -> str:
-    """What an encoding is, and how many columns it has."""
+    """Return what an encoding is, and how many columns it has."""
     what = (type(scheme).__doc__ or "").splitlines()[0].rstrip(".")
     columns = encodings(scheme, torch.tensor([0]), torch.tensor([1])).shape[-1]
     return f"{name}, {columns} columns: {what}"
 
 
 def encodings_in(model: nn.Module) -> dict[str, PositionEncoding]:
-    """What a model adds to its input of positions, by name, one of each kind."""
+    """Return what a model adds to its input of positions, by name, one of each kind."""
     own: dict[str, PositionEncoding] = {}
     for module in model.modules():
         if isinstance(module, PositionEncoding):
-            own.setdefault(SCHEMES.name_of(type(module)) or type(module).__name__, module)
+            own.setdefault(SCHEMES.registered_name(type(module)) or type(module).__name__, module)
     return own
 
 
 def agreement(vectors: np.ndarray) -> np.ndarray:
-    """[t, t] exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest.
+    """Return [t, t] exp(p_i . p_j / sqrt(d)) for j up to i, every row divided by its largest.
 
     How much attention that had nothing but positions would give to each (Luo et al., FPARec, Figure
     1 and appendix A).
@@ -162,7 +162,7 @@ def agreement(vectors: np.ndarray) -> np.ndarray:
 
 
 def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, PositionEncoding]:
-    """The encodings in a model by name, one of each kind; all, or only those named.
+    """Return the encodings in a model by name, one of each kind; all, or only those named.
 
     Raises:
         UsageError: if there are none, or not those.
@@ -176,7 +176,7 @@ def learned_encodings(model: nn.Module, names: Sequence[str]) -> dict[str, Posit
 
 
 def session_vectors(scheme: PositionEncoding, length: int) -> np.ndarray:
-    """[length, d], the oldest event first."""
+    """Return [length, d], the oldest event first."""
     position = torch.arange(length)
     return encodings(scheme, position, torch.full_like(position, length)).numpy()
 
@@ -186,7 +186,7 @@ def draw_encoding(vectors: dict[int, np.ndarray], title: str, file: Path) -> Pat
 
     Args:
         vectors: [length, d] by length, the oldest event first.
-        title: of the picture.
+        title: title of the picture.
         file: to write.
     """
     vectors = {length: rows.astype(np.float64) for length, rows in vectors.items()}

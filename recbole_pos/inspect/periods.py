@@ -59,7 +59,7 @@ def spans(numbers: tuple[int, ...]) -> str:
 
 @torch.no_grad()
 def learned_periods(model: nn.Module) -> list[Periods]:
-    """The periods of every scheme that turns query and key by time, layer by layer.
+    """Return the periods of every scheme that turns query and key by time, layer by layer.
 
     Heads with the same periods stand together. Empty for models without such a scheme.
     """
@@ -85,5 +85,5 @@ def learned_periods(model: nn.Module) -> list[Periods]:
 
 
 def near(hours: float) -> str:
-    """Which of day, week, month and year a period is within 15% of, or nothing."""
+    """Return which of day, week, month and year a period is within 15% of, or nothing."""
     return next((name for name in MARKED if abs(hours / HOURS[name] - 1) <= NEAR), "")

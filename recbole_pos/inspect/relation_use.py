@@ -33,7 +33,7 @@ from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.relations import RelationLayer, SparseProduct
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.relations.declare import TIME, Relation
-from recbole_pos.relations.lookup import Rows
+from recbole_pos.relations.lookup import PackedSequences
 
 LAYERS = (BLUE, VERMILION, GREEN, PINK)
 
@@ -53,7 +53,7 @@ class RelationUse:
     """What one attribute does in the batches looked at; see ``MEANING``.
 
     Attributes:
-        field: of the relation; for users all their fields, which act as one.
+        field: field of the relation; for users all their fields, which act as one.
         source: item, behaviour or user.
         known, read, others: as in ``MEANING``; others is NaN where nothing is read.
         adds: one number a layer; of users, NaN in layers that do not aggregate.
@@ -89,7 +89,7 @@ def inspect_relations(
 
     Args:
         path: a run folder, or a checkpoint in one.
-        batches: of the first epoch to look at.
+        batches: batches of the first epoch to look at.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
 
     Raises:
@@ -106,9 +106,9 @@ def inspect_relations(
         raise UsageError("this model was trained without relations (relations: [])")
     model.inference = "batch"  # what was learned, also where predictions read nothing
     loader = made.loaders["train"]
-    rows_of = model.window_rows if loader.packed else model.prefix_rows
+    select_rows = model.window_rows if loader.packed else model.prefix_rows
     taken = islice(loader, min(batches, len(loader)))
-    rows = [rows_of(batch.to(model.device))[0] for batch in taken]
+    rows = [select_rows(batch.to(model.device))[0] for batch in taken]
     uses, events = measure_relations(model, rows)
     about = {"checkpoint": str(path), "model": config["model"], "dataset": config["dataset"]}
     about |= {"batches": len(rows), "events": events, "measures": MEANING}
@@ -121,7 +121,9 @@ def inspect_relations(
 
 
 @torch.no_grad()
-def measure_relations(model: AttrFormer, batches: Iterable[Rows]) -> tuple[list[RelationUse], int]:
+def measure_relations(
+    model: AttrFormer, batches: Iterable[PackedSequences]
+) -> tuple[list[RelationUse], int]:
     """One ``RelationUse`` for every relation of the heads, and one for users if there are any.
 
     Also how many events were looked at, context of overlapping windows included.
@@ -199,7 +201,7 @@ class _Sums:
 
 
 def _per_relation(product: SparseProduct, users: np.ndarray) -> np.ndarray:
-    """[M, 2] how many events are read, and how many of other users, by relation."""
+    """Return [M, 2] how many events are read, and how many of other users, by relation."""
     source = product.index.cpu().numpy()
     size = np.diff(product.offset.cpu().numpy(), append=len(source))
     row = np.repeat(np.arange(len(size)), size)

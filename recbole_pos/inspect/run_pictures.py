@@ -27,7 +27,7 @@ from recbole_pos.inspect.pictures import (
     whole_numbers,
     write,
 )
-from recbole_pos.inspect.trained import name_of, open_run, require_finite
+from recbole_pos.inspect.trained import open_run, registered_name, require_finite
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import is_number, shown
 
@@ -54,7 +54,7 @@ def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path
     experiment = open_run(folder.path, data_path)[1]
     metric = experiment.config["valid_metric"].lower()
     history, note = read_metrics(folder.metrics, metric)
-    name, model = name_of(experiment), experiment.model
+    name, model = registered_name(experiment), experiment.model
     bigger = experiment.config["valid_metric_bigger"]
     files = [draw_curves(history, metric, bigger, (name, note), folder.path / "curves.png")]
     weights = positional_weights(model)
@@ -244,7 +244,7 @@ def best_epoch(scores: Iterable[tuple[int, float]], bigger: bool) -> int | None:
     """Return the epoch that training keeps, by the rule it stops by (of equal ones the latest).
 
     Args:
-        scores: of the validated epochs in their order.
+        scores: scores of the validated epochs in their order.
         bigger: whether more is better, ``valid_metric_bigger`` of the configuration.
     """
     kept, best = None, -inf if bigger else inf

@@ -16,7 +16,7 @@ from recbole_pos.position.schemes import scheme_names
 
 
 def open_run(path: str | Path, data_path: str | Path | None = None) -> tuple[RunFolder, Experiment]:
-    """A trained model from its run folder, or from a checkpoint in such a folder.
+    """Return a trained model from its run folder, or from a checkpoint in such a folder.
 
     Raises:
         UsageError: if that is something else.
@@ -48,7 +48,7 @@ def require_finite(values: Iterable[np.ndarray], what: str) -> None:
         )
 
 
-def name_of(experiment: Experiment) -> str:
+def registered_name(experiment: Experiment) -> str:
     """Return ``PosSASRec (rope, kernel) on ml-100k``; without schemes ``Pop on ml-100k``."""
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []

@@ -86,7 +86,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention sub-layer with residual, layer norm and one position scheme.
 
     Args:
-        options: of the block.
+        options: options of the block.
         position: the scheme of this layer; it also names the projections the layer needs.
     """
 
@@ -108,13 +108,13 @@ class MultiHeadAttention(nn.Module):
         self.causal = options.causal
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
+        """Return [m, d] to [m, d]."""
         out = self.attention(self.LayerNorm(x) if self.pre_norm else x, ctx)
         out = x + self.out_dropout(out)
         return out if self.pre_norm else self.LayerNorm(out)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]: what the heads found, before residual and norm."""
+        """Return [m, d] to [m, d]: what the heads found, before residual and norm."""
         query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _is_shared(bias: Tensor) -> bool:
-    """Whether a bias, broadcastable to [b, h, t, t], is the same for all sequences."""
+    """Return whether a bias, broadcastable to [b, h, t, t], is the same for all sequences."""
     return bias.dim() < 4 or bias.size(0) == 1
 
 
@@ -259,7 +259,7 @@ class FeedForward(nn.Module):
         self.pre_norm = options.norm == "pre"
 
     def forward(self, x: Tensor) -> Tensor:
-        """[m, d] to [m, d]."""
+        """Return [m, d] to [m, d]."""
         hidden = self.LayerNorm(x) if self.pre_norm else x
         out = x + self.dropout(self.dense_2(self.activation(self.dense_1(hidden))))
         return out if self.pre_norm else self.LayerNorm(out)
@@ -274,7 +274,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions only."""
+        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
         x = self.multi_head_attention(x, ctx)
         return self.feed_forward(x if positions is None else x[positions])
 
@@ -283,7 +283,7 @@ class TransformerEncoder(nn.Module):
     """A stack of blocks; ``position`` builds a fresh scheme for every layer.
 
     Args:
-        options: of the blocks.
+        options: options of the blocks.
         n_layers: how many.
         position: builds a scheme.
         block: builds a block from options and scheme; its ``multi_head_attention`` has the scheme.

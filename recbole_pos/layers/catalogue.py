@@ -55,8 +55,8 @@ def score_parts(
         yield items, part
 
 
-def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of every row, best first; of equal scores, the lower id first.
+def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k best of every row, best first; of equal scores, the lower id first.
 
     Returns:
         scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items; -inf
@@ -75,8 +75,8 @@ def best_of(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
 
 
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
-    """[b, c] of states [b, d] with the vectors of rising item ids [c], copying little: vectors as
-    they lie where ids leave few out."""
+    """Return [b, c] of states [b, d] with the vectors of rising item ids [c], copying little:
+    vectors as they lie where ids leave few out."""
     begin, end = int(items[0]), int(items[-1]) + 1
     if end - begin == len(items):
         return states @ vectors[begin:end].t()
@@ -105,7 +105,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of every row and their columns; of equal ones, the first column first.
+    """Return the k highest of every row and their columns; of equal ones, the first column first.
 
     ``topk`` leaves open which of several equal ones it takes, and in what order.
     """

@@ -12,13 +12,13 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 
 def chunk_elements(device: torch.device) -> int:
-    """The number for a device."""
+    """Return the number for a device."""
     return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
 
 
 def chunks(rows: int, elements: int, device: torch.device) -> Iterator[slice]:
-    """Rows of so many elements each in parts of the number; all at once while a graph is traced,
-    which cannot be of any number of parts."""
+    """Yield rows of so many elements each in parts of the number; all at once while a graph is
+    traced, which cannot be of any number of parts."""
     if torch.compiler.is_compiling():
         yield slice(None)
         return

@@ -71,7 +71,7 @@ class SequenceContext:
         width: int | None = None,
         at: Tensor | None = None,
     ) -> SequenceContext:
-        """Context of packed sequences of the given lengths ([b], each in 1..max_length).
+        """Return context of packed sequences of the given lengths ([b], each in 1..max_length).
 
         With ``width``, the largest length, and ``items`` a GPU need not be waited for.
         """
@@ -97,12 +97,12 @@ class SequenceContext:
 
     @lazy_attribute
     def first(self) -> Tensor:
-        """[b] where the oldest event of each sequence stands among the packed events."""
+        """Return [b] where the oldest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - self.lengths
 
     @lazy_attribute
     def last(self) -> Tensor:
-        """[b] where the newest event of each sequence stands among the packed events."""
+        """Return [b] where the newest event of each sequence stands among the packed events."""
         return self.lengths.cumsum(0) - 1
 
     @lazy_attribute
@@ -112,12 +112,12 @@ class SequenceContext:
 
     @lazy_attribute
     def age(self) -> Tensor:
-        """[m] how many events of the sequence are newer: 0 for the newest."""
+        """Return [m] how many events of the sequence are newer: 0 for the newest."""
         return self.lengths[self.row] - 1 - self.index
 
     @lazy_attribute
     def padding(self) -> Tensor:
-        """[b, t] boolean, True at the padding of a block aligned at the start."""
+        """Return [b, t] boolean, True at the padding of a block aligned at the start."""
         return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
 
     @lazy_attribute
@@ -153,11 +153,11 @@ class SequenceContext:
         return cache[key]
 
     def block_width(self, align: Alignment) -> int:
-        """Columns of a block, t or more."""
+        """Return columns of a block, t or more."""
         return self.width
 
     def column(self, align: Alignment) -> Tensor:
-        """[m] the column of every event in a block."""
+        """Return [m] the column of every event in a block."""
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
@@ -172,7 +172,7 @@ class SequenceContext:
         return self.cached(("slots", align, time_major), make)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
+        """Return packed [m, ...] to a zero-padded block [b, t, ...] (time-major: [t, b, ...])."""
         b, t = self.batch_size, self.width
         shape = (t, b) if time_major else (b, t)
         if self.is_full:
@@ -182,7 +182,7 @@ class SequenceContext:
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Inverse of :meth:`pad`: the real events of a block, packed as [m, ...]."""
+        """Return inverse of :meth:`pad`: the real events of a block, packed as [m, ...]."""
         if self.is_full:
             block = block.transpose(0, 1) if time_major else block
             return block.reshape(self.batch_size * self.width, *block.shape[2:])
@@ -208,7 +208,7 @@ class _Unpad(torch.autograd.Function):
 
 
 def future_mask(t: int, device: torch.device) -> Tensor:
-    """[t, t] boolean, True where the key (column) is newer than the query (row)."""
+    """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""
     return torch.ones(t, t, dtype=torch.bool, device=device).triu_(1)
 
 

@@ -35,7 +35,7 @@ class Dropout(nn.Module):
         return x * self.mask(x)
 
     def mask(self, x: Tensor) -> Tensor:
-        """A fresh mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
+        """Return a fresh mask like x: 0 for dropped elements, 1 / (1 - p) for the others."""
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
         keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.threshold
         return keep.to(x.dtype).mul_(256 / (256 - self.threshold))

@@ -191,7 +191,7 @@ def neighbourhoods(
     mean: bool,
     counted: bool = True,
 ) -> Tensor:
-    """Weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
+    """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
     The paper adds anchors to the neighbours of every node, "the distance" being the weight between
     an anchor and other nodes. Of an anchor that is a neighbour anyway (at distance 1, by an edge of
@@ -202,10 +202,10 @@ def neighbourhoods(
 
     Args:
         graph: of b sessions.
-        anchors: of the same, or None for the edges only.
+        anchors: of the same sessions, or None for the edges only.
         overlap: of an anchor that is a neighbour, weighs its ``distance`` (read as a set, whose
             weight is the anchor's: 1), its ``edge`` (w), or the ``sum`` of both (w + 1).
-        self_weight: of an anchor's message to itself, beside a self-transition; 0 as its distance.
+        self_weight: weight of an anchor's message to itself; 0 as its distance.
         mean: divide the weights a node receives by their sum, in and out apart, as SR-GNN does.
         counted: edges weigh as often as they occur, or else 1, as in the code of SR-GNN.
 

@@ -36,7 +36,7 @@ class PGGNN(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Nodes [k, d] and their weights [b, 2, n, n] to [k, d]."""
+        """Return nodes [k, d] and their weights [b, 2, n, n] to [k, d]."""
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
         sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
@@ -68,7 +68,7 @@ class WGAT(nn.Module):
         nn.init.xavier_uniform_(self.attention)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
-        """Nodes [k, d] to [k, d].
+        """Return nodes [k, d] to [k, d].
 
         Args:
             x: nodes.
@@ -109,7 +109,7 @@ class GRUSet2Set(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, nodes: SequenceContext) -> Tensor:
-        """Nodes [k, d] to q* of every session, [b, 2d]."""
+        """Return nodes [k, d] to q* of every session, [b, 2d]."""
         block = nodes.pad(x, "start")
         query = x.new_zeros(nodes.batch_size, x.size(1))
         both = torch.cat((query, query), 1)

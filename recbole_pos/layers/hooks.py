@@ -142,10 +142,11 @@ class AttentionPosition(PositionScheme):
 
 
 def weighs_pairs(scheme: type[AttentionPosition]) -> bool:
-    """Whether a scheme that replaces attention has weights to look at, see ``pair_weights``."""
+    """Return whether a scheme that replaces attention has weights to look at, see
+    ``pair_weights``."""
     return scheme.pair_weights is not AttentionPosition.pair_weights
 
 
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
-    """Whether a scheme stands in for dot-product attention as a whole."""
+    """Return whether a scheme stands in for dot-product attention as a whole."""
     return scheme.attend is not AttentionPosition.attend

@@ -36,7 +36,7 @@ class PointwiseAttention(MultiHeadAttention):
     (``bias``), and all sizes and fresh weights are the backbone's.
 
     Args:
-        options: of the block; ``inner_size`` and ``activation`` are not used.
+        options: options of the block; ``inner_size`` and ``activation`` are not used.
         position: the scheme of this layer, which cannot replace attention.
 
     Raises:
@@ -58,7 +58,7 @@ class PointwiseAttention(MultiHeadAttention):
         self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]."""
+        """Return [m, d] to [m, d]."""
         query, key, value, gate = self._parts(x)
         q, k, v, bias = self._places(query, key, value, ctx)
         whole = torch.compiler.is_compiling()  # one graph for any number of sequences
@@ -76,7 +76,7 @@ class PointwiseAttention(MultiHeadAttention):
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """A, [b, h, t, t] aligned at the start; not normalised, and may be below zero."""
+        """Return a, [b, h, t, t] aligned at the start; not normalised, and may be below zero."""
         query, key, value, _ = self._parts(x)
         q, k, _, bias = self._places(query, key, value, ctx)
         return _weights(q, k, bias, ctx.max_length)
@@ -90,7 +90,7 @@ class HSTULayer(nn.Module):
         self.multi_head_attention = PointwiseAttention(options, position)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions only."""
+        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
         x = self.multi_head_attention(x, ctx)
         return x if positions is None else x[positions]
 
@@ -145,13 +145,13 @@ class _PointwiseAttention(torch.autograd.Function):
 
 
 def _chunks(q: Tensor) -> Iterator[slice]:
-    """Sequences of [b, h, t, e] whose [h, t, t] fit a chunk together."""
+    """Return sequences of [b, h, t, e] whose [h, t, t] fit a chunk together."""
     b, h, t, _ = q.shape
     return chunks(b, h * t * t, q.device)
 
 
 def _rows(bias: Tensor, part: slice) -> Tensor:
-    """The bias, [1 or b, 1 or h, t, t], of some sequences."""
+    """Return the bias, [1 or b, 1 or h, t, t], of some sequences."""
     return bias if bias.size(0) == 1 else bias[part]
 
 

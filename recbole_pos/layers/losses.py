@@ -136,7 +136,7 @@ _compiled_loss.register_autograd(_give, setup_context=_keep)
 
 
 def is_one(grad: Tensor) -> bool:
-    """Whether a scalar is known to be 1: on the CPU, where looking costs nothing."""
+    """Return whether a scalar is known to be 1: on the CPU, where looking costs nothing."""
     here = grad.device.type == "cpu" and not torch.compiler.is_compiling()
     return here and grad.item() == 1
 
@@ -184,7 +184,7 @@ def weighted_cross_entropy(
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
-    """What autocast rounds factors to at this place; None where it is off."""
+    """Return what autocast rounds factors to at this place; None where it is off."""
     if not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)

@@ -71,7 +71,7 @@ class PaddedContext(SequenceContext):
 
     @lazy_attribute
     def real(self) -> Tensor:
-        """[m] boolean, False at padding."""
+        """Return [m] boolean, False at padding."""
         return ~self.padding.reshape(-1)
 
     @lazy_attribute

@@ -84,7 +84,7 @@ class SparseProduct:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return _Product.apply(x, self)
 
 
@@ -166,7 +166,7 @@ class RelationAttention(MultiHeadAttention):
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] to [m, d]: Concat(H^MSA, H^RAH) W^O (equation 9)."""
+        """Return [m, d] to [m, d]: Concat(H^MSA, H^RAH) W^O (equation 9)."""
         out = super().attention(x, ctx)
         relations = ctx.relations
         if not self.relations or relations is None or relations.heads is None:
@@ -174,17 +174,17 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.augmented(x, relations))
 
     def augmented(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """[m, M' e'] H^RAH (equations 6 to 8)."""
+        """Return [m, M' e'] H^RAH (equations 6 to 8)."""
         read = self._read(x, relations)
         return torch.einsum("rmhe,rh->mhe", read, self.relation_mix).reshape(x.size(0), -1)
 
     def contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """[M, m, d] what each relation adds to the output; their sum is H^RAH W_2."""
+        """Return [M, m, d] what each relation adds to the output; their sum is H^RAH W_2."""
         each = self._read(x, relations) * self.relation_mix[:, None, :, None]
         return self.relation_dense(each.flatten(2))
 
     def _read(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """[M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
+        """Return [M, m, M', e'] Norm(R_i) V_j for every relation i and head j (equation 6)."""
         assert relations.heads is not None  # a batch without any is not asked
         value = self.relation_value(x)  # [m, M' e']
         return relations.heads(value).view(self.relations, x.size(0), self.relation_heads, -1)
@@ -207,7 +207,7 @@ class RelationLayer(TransformerLayer):
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """[m, d] to [m, d], or to [k, d] of some positions only."""
+        """Return [m, d] to [m, d], or to [k, d] of some positions only."""
         if not self.aggregates or ctx.relations is None or ctx.relations.users is None:
             return super().forward(x, ctx, positions)
         x = super().forward(x, ctx)

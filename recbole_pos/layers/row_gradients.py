@@ -75,7 +75,7 @@ def takes_rows(weight: Tensor) -> bool:
 
 
 def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
-    """The sparse gradient of a table.
+    """Return the sparse gradient of a table.
 
     Args:
         rows: [n] int64, ascending and each once.
@@ -87,16 +87,7 @@ def row_gradient(rows: Tensor, values: Tensor, size: torch.Size) -> Tensor:
     )
 
 
-class ItemTable(nn.Embedding):
-    """torch's embedding, which gives a gradient by rows where one is kept."""
-
-    def forward(self, items: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not takes_rows(self.weight):
-            return super().forward(items)
-        return _Lookup.apply(self.weight, items, self.padding_idx)
-
-
-class _Lookup(torch.autograd.Function):
+class RowLookup(torch.autograd.Function):
     """Rows of a table. Their gradients are summed as torch does it, but in a matrix that has the
     touched rows only."""
 

@@ -31,7 +31,7 @@ def scalable_cross_entropy(
     bucket_size_y: int,
     mix_x: bool,
 ) -> Tensor:
-    """Cross-entropy within buckets of positions and items that point the same way.
+    """Return cross-entropy within buckets of positions and items that point the same way.
 
     Mezentsev, Gusak, Oseledets and Frolov, "Scalable Cross-Entropy Loss for Sequential
     Recommendations with Large Item Catalogs", RecSys 2024. The directions are drawn from torch's
@@ -125,8 +125,8 @@ class _Largest:
     def above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Bucket, column and value of [n, columns] products above the least of the best: of all,
-        or of those at [c, 1] buckets and [c, g] columns."""
+        """Return bucket, column and value of [n, columns] products above the least of the best: of
+        all, or of those at [c, 1] buckets and [c, g] columns."""
         if bucket is None or column is None:
             rows, columns = _not_below(products, self.least).nonzero(as_tuple=True)
         else:
@@ -142,7 +142,7 @@ class _Largest:
             self.take_waiting()
 
     def take_waiting(self) -> Tensor:
-        """The best of all so far: [n, k]."""
+        """Return the best of all so far: [n, k]."""
         if self.waiting:
             bucket, value, where = map(torch.cat, zip(*self.waiting, strict=True))
             self.waiting = []
@@ -246,7 +246,7 @@ class _BucketCrossEntropy(torch.autograd.Function):
 
 
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:
-    """Slices of buckets whose logits and vectors are of about CHUNK_ELEMENTS at a time."""
+    """Return slices of buckets whose logits and vectors are of about CHUNK_ELEMENTS at a time."""
     n, x, y = *positions.shape, items.size(1)
     elements = chunk_elements(positions.device)
     step = max(1, elements // max(x * y, x * d, y * d))

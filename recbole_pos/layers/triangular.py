@@ -44,12 +44,12 @@ class _TriangularProduct(torch.autograd.Function):
 
 
 def block_rows(device: torch.device) -> int:
-    """Rows of a block on a device."""
+    """Return rows of a block on a device."""
     return BLOCK.get(device.type, BLOCK["cuda"])
 
 
 def _blocks(matrix: Tensor, band: int) -> Iterator[tuple[slice, slice]]:
-    """Row blocks, each with the columns that may be other than zero in it."""
+    """Yield row blocks, each with the columns that may be other than zero in it."""
     t, size = len(matrix), block_rows(matrix.device)
     for start in range(0, t, size):
         end = min(start + size, t)

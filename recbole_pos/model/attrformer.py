@@ -53,7 +53,7 @@ from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.declare import TIME, read_relations
-from recbole_pos.relations.lookup import RelationLookup, Rows
+from recbole_pos.relations.lookup import PackedSequences, RelationLookup
 from recbole_pos.values import Options, is_number, shown
 
 MOST_EVENTS = 1 << 16  # of histories that are predicted from at once
@@ -150,7 +150,9 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
         )
-        return self._loss(self.states(batch.items, ctx, batch.positions), future, batch.targets)
+        with self.shared_items():
+            hidden = self.query_states(batch.items, ctx, batch.positions)
+            return self._loss(hidden, future, batch.targets)
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """With relations, times and future items, which the host looks up."""
@@ -172,12 +174,13 @@ class AttrFormer(PosSASRec):
         return self.prepare(batch)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
-        hidden = self.row_states(*self.prefix_rows(interaction))
+        """Return the same of RecBole's rows, one target each."""
         future = self._future(self._target_events(interaction))
-        return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
+        with self.shared_items():
+            hidden = self.row_states(*self.prefix_rows(interaction))
+            return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
 
-    def window_rows(self, batch: SequenceBatch) -> tuple[Rows, np.ndarray]:
+    def window_rows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
         """Return the rows of a training batch of windows, and [k] places of its targets."""
         assert batch.events is not None  # ``needs_events``
         events = batch.events.cpu().numpy()
@@ -192,13 +195,11 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
+        vectors = self.item_vectors()
         if future is None:
-            return self.loss(hidden, self.item_embedding.weight, items)
-        targets, betas = future
-        device, weight = hidden.device, self.item_embedding.weight
-        return posterior_loss(
-            hidden, weight, targets.to(device), betas.to(device), self.prior, self.prior_weight
-        )
+            return self.loss(hidden, vectors, items)
+        targets, betas = (part.to(hidden.device) for part in future)
+        return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
         """``future``, unless only the next items are learned."""
@@ -219,7 +220,7 @@ class AttrFormer(PosSASRec):
         return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
 
     def row_states(
-        self, rows: Rows, positions: Tensor | None, lookup: RelationLookup | None = None
+        self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
     ) -> Tensor:
         """[k, d] states of packed rows at ``positions``, related to each other by their order."""
         lookup = lookup or self.lookup
@@ -230,12 +231,12 @@ class AttrFormer(PosSASRec):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
-        return self.states(items, ctx, positions)
+        return self.query_states(items, ctx, positions)
 
     def _looked_up(
-        self, rows: Rows, lookup: RelationLookup, device: torch.device
+        self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> tuple[BatchRelations | None, Tensor]:
-        """The relations of rows, None where they are off, and the times of their events."""
+        """Return the relations of rows, None where they are off, and the times of their events."""
         relations = None
         if self.training or self.inference != "none":
             rng = np.random.default_rng(self._draw())
@@ -255,7 +256,7 @@ class AttrFormer(PosSASRec):
             )
         return interaction[TARGET_EVENT].cpu().numpy()
 
-    def _histories(self, interaction: Interaction) -> tuple[Rows, np.ndarray]:
+    def _histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
         """RecBole's rows as packed windows, and where the newest event of each stands."""
         target = self._target_events(interaction)
         lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
@@ -263,7 +264,7 @@ class AttrFormer(PosSASRec):
         return rows, np.cumsum(lengths) - 1
 
     def encode_rows(self, rows: Interaction) -> Tensor:
-        """[B, d] from the rows as they are, the newest L events, unless relations are off.
+        """Return [B, d] from the rows as they are, the newest L events, unless relations are off.
 
         Related within each row only, so that what is seen does not depend on the batch.
         """
@@ -272,7 +273,7 @@ class AttrFormer(PosSASRec):
             histories, torch.from_numpy(last).to(self.item_embedding.weight.device)
         )
 
-    def prefix_rows(self, interaction: Interaction) -> tuple[Rows, Tensor]:
+    def prefix_rows(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
         """RecBole's rows, and where each is predicted from.
 
         As in ``encode_rows``, but the newest events may be read by the other rows, as in training.
@@ -283,7 +284,7 @@ class AttrFormer(PosSASRec):
         rows = self.lookup.windows(rows.events, rows.lengths, source, linked=False)
         return rows, torch.from_numpy(last).to(self.item_embedding.weight.device)
 
-    def states_of(self, interaction: Interaction) -> Tensor:
+    def compute_states(self, interaction: Interaction) -> Tensor:
         """[B, d] what predicts each row's target; others are read by ``inference_relations``.
 
         Rows never read each other. They read the bank, which holds training events only, all of

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
@@ -16,9 +18,10 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import ItemTable
 from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.model.content import add_content
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
@@ -82,9 +85,12 @@ class PosRecommender(SequentialRecommender):
         self.loss = loss_function(config)
         # whether the loss of a target depends on the others of its batch
         self.targets_meet = config["loss_type"] == "SCE"
-        self.item_embedding: nn.Embedding = ItemTable(
-            self.n_items, config["hidden_size"], padding_idx=0
-        )
+        self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
+        self.content_model: PosRecommender | None = None  # of item_vectors_use: late
+        self.content_weight: Tensor | float = 1.0
+        self.content_source: Any = None  # files of content that a run needs to be loaded
+        self._shared: Tensor | None = None
+        add_content(self, config, dataset)
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -93,6 +99,8 @@ class PosRecommender(SequentialRecommender):
                 nn.init.normal_(module.weight, std=self.initializer_range)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+            if isinstance(module, ItemTable):
+                module.begin()
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
@@ -102,6 +110,56 @@ class PosRecommender(SequentialRecommender):
         """[k, d] what predicts the event after each of ``positions`` ([k], or None for all)."""
         hidden = self.encode(items, ctx)
         return hidden if positions is None else hidden[positions]
+
+    def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
+        """:meth:`states`, whose products with :meth:`item_vectors` are the scores of items.
+
+        With ``item_vectors_use: late`` they are those of two models side by side, [k, 2d].
+        """
+        states = self.states(items, ctx, positions)
+        if self.content_model is None:
+            return states
+        content = self.content_model.states(items, ctx, positions)
+        return torch.cat((states, self.content_weight * content), -1)
+
+    def item_vectors(self) -> Tensor:
+        """[items, d or 2d] what states are multiplied with, see :meth:`query_states`."""
+        if self._shared is not None:
+            return self._shared
+        own = self.item_embedding.vectors()
+        if self.content_model is None:
+            return own
+        return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
+
+    def add_items(self, vectors: np.ndarray) -> None:
+        """Add items by their content [k, c]; their ids come after those that there are.
+
+        Raises:
+            UsageError: if the vectors are not like those of the run, or more is known of an item.
+        """
+        table, count = self.item_embedding, len(vectors)
+        for name, part in table.parts.items():
+            if (extend := getattr(part, "extend", None)) is None:
+                raise UsageError(f"item_vectors: items have {name}, too, which new ones lack")
+            extend(vectors)
+        table.extend(count)
+        self.n_items += count
+        if self.content_model is not None:
+            self.content_model.add_items(vectors)
+
+    @contextmanager
+    def shared_items(self) -> Iterator[Tensor]:
+        """Within, vectors of items are computed once, for inputs and scores."""
+        if self.content_model is None or self._shared is not None:
+            with self.item_embedding.shared():
+                yield self.item_vectors()
+            return
+        with self.item_embedding.shared(), self.content_model.item_embedding.shared():
+            self._shared = self.item_vectors()
+            try:
+                yield self._shared
+            finally:
+                self._shared = None
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
@@ -140,16 +198,20 @@ class PosRecommender(SequentialRecommender):
             batch.width,
             self._seconds(batch.at),
         )
-        hidden = self.states(batch.items, ctx, batch.positions)
-        self._require_states(hidden, batch.targets.numel())
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
         )
-        return loss(hidden, self.item_embedding.weight, batch.targets)
+        with self.shared_items() as vectors:
+            hidden = self.query_states(batch.items, ctx, batch.positions)
+            self._require_states(hidden, batch.targets.numel())
+            return loss(hidden, vectors, batch.targets)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
-        expected = count, self.item_embedding.weight.size(1)
+        expected = (
+            count,
+            self.item_embedding.embedding_dim * (1 if self.content_model is None else 2),
+        )
         if hidden.shape != expected:
             raise UsageError(
                 f"{type(self).__name__}: encode gives a state an event, [m, d]; of {count:,} "
@@ -157,9 +219,11 @@ class PosRecommender(SequentialRecommender):
             )
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """The same of RecBole's rows, one target each."""
-        targets = interaction[self.POS_ITEM_ID]
-        return self.loss(self.states_of(interaction), self.item_embedding.weight, targets)
+        """Return the same of RecBole's rows, one target each."""
+        with self.shared_items() as vectors:
+            return self.loss(
+                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
+            )
 
     def forward(
         self,
@@ -183,7 +247,7 @@ class PosRecommender(SequentialRecommender):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] what predicts the event after each of some histories.
+        """Return [B, d] what predicts the event after each of some histories.
 
         Args:
             items: [m] the histories packed, each at most the newest L events.
@@ -194,7 +258,7 @@ class PosRecommender(SequentialRecommender):
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
         )
-        return self.states(items, ctx, ctx.last)
+        return self.query_states(items, ctx, ctx.last)
 
     def encode_rows(self, rows: Interaction) -> Tensor:
         """[B, d] states after RecBole's rows, to look at: times are there wherever rows have them.
@@ -206,11 +270,11 @@ class PosRecommender(SequentialRecommender):
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
-        """The time field in seconds."""
+        """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
-    def states_of(self, interaction: Interaction) -> Tensor:
-        """[B, d] what predicts the target of each row."""
+    def compute_states(self, interaction: Interaction) -> Tensor:
+        """Return [B, d] what predicts the target of each row."""
         times = None
         if self.needs_time:
             if self.TIME_SEQ not in interaction:
@@ -241,9 +305,9 @@ class PosRecommender(SequentialRecommender):
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
-        items = self.item_embedding(interaction[self.ITEM_ID])
-        return (self.states_of(interaction) * items).sum(-1)
+        """Return [B] score of each row's item after its history."""
+        items = self.item_vectors()[interaction[self.ITEM_ID]]
+        return (self.compute_states(interaction) * items).sum(-1)
 
     @property
     def scores_by_products(self) -> bool:
@@ -251,5 +315,5 @@ class PosRecommender(SequentialRecommender):
         return type(self).full_sort_predict is PosRecommender.full_sort_predict
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history (FPARec, equation 10)."""
-        return self.states_of(interaction) @ self.item_embedding.weight.t()
+        """Return [B, items] score of every item after each row's history (FPARec, equation 10)."""
+        return self.compute_states(interaction) @ self.item_vectors().t()

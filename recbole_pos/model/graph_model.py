@@ -29,7 +29,7 @@ class GraphRecommender(PosRecommender):
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """A batch on the host with its graphs."""
+        """Return a batch on the host with its graphs."""
         ctx = SequenceContext.from_lengths(
             batch.lengths, self.max_seq_length, items=batch.items, width=batch.width
         )

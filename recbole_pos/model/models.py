@@ -19,8 +19,8 @@ from recbole_pos.registry import (
     Registry,
     gather,
     home,
+    import_path,
     origin,
-    place_of,
 )
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import read_yaml
@@ -69,7 +69,7 @@ def _adopt(name: str, model: type, module: str | None) -> None:
 
 
 def _taken(name: str) -> str | None:
-    """Who has a name that no other model may have."""
+    """Return who has a name that no other model may have."""
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
@@ -84,24 +84,25 @@ OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]
 
 
 def built_in() -> list[str]:
-    """The names of the plugin's models and of RecBole's."""
+    """Return the names of the plugin's models and of RecBole's."""
     return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
 
 
 def runnable() -> list[str]:
-    """The names of all models that can be run."""
+    """Return the names of all models that can be run."""
     return [*built_in(), *ADDED]
 
 
 def on_our_base(model: str) -> bool:
-    """Whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
+    """Return whether a model is a ``PosRecommender``: it takes packed windows and either loss."""
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
 def served(model: str) -> bool:
-    """Whether RecBole itself is given the plugin's data and trainer for a model (``plug.py``)."""
+    """Return whether RecBole itself is given the plugin's data and trainer for a model
+    (``plug.py``)."""
     return model in MODELS or model in BASELINES or on_our_base(model)
 
 
@@ -142,15 +143,15 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     return model
 
 
-def name_of(model: type) -> str:
-    """The name under which a class runs; one that has none yet is registered under its own.
+def registered_name(model: type) -> str:
+    """Return the name under which a class runs; one that has none yet is registered under its own.
 
     Raises:
         UsageError: as of :func:`register_model`.
     """
     _require_recommender(model)
     for table in (MODELS, BASELINES, ADDED):
-        if name := table.name_of(model):
+        if name := table.registered_name(model):
             return name
     if model.__module__.startswith("recbole.model.") and model.__name__ in runnable():
         return model.__name__
@@ -162,11 +163,11 @@ def name_of(model: type) -> str:
 
 def _register(model: type, given: Defaults | None, name: str, module: str | None) -> None:
     """What ``register_model`` does once it knows whose import does it again."""
-    if _taken(name) == US and place_of(OURS[name]) == place_of(model) and given is None:
+    if _taken(name) == US and import_path(OURS[name]) == import_path(model) and given is None:
         return
     if model.__module__.partition(".")[0] != "recbole" and name.lower() in _names_in_recbole():
         raise UsageError(
-            f"model {shown(name)}: RecBole has a model of this name; give {place_of(model)} "
+            f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
     defaults, own = gather(model, given, _shipped, ADDED.given)
@@ -187,7 +188,7 @@ def _require_recommender(model: Any) -> None:
 
     from recbole_pos.model.base import PosRecommender
 
-    place = place_of(model)
+    place = import_path(model)
     if not issubclass(model, AbstractRecommender):
         raise UsageError(
             f"model {place} is no recommender: expected a class that extends "
@@ -212,15 +213,15 @@ def _require_recommender(model: Any) -> None:
 
 
 def _shipped(model: type) -> dict[str, Any]:
-    """The yaml of a class of the plugin's or of RecBole's; of any other none exists."""
-    place = place_of(model)
+    """Return the yaml of a class of the plugin's or of RecBole's; of any other none exists."""
+    place = import_path(model)
     if place == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if place.startswith("recbole.model."):
         file = _recbole() / "properties" / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     tables = (table for table in (MODELS, BASELINES) if place in table.places.values())
-    found = ((table, table.name_of(model)) for table in tables)
+    found = ((table, table.registered_name(model)) for table in tables)
     return next((table.defaults(name) for table, name in found if name), {})
 
 
@@ -232,5 +233,5 @@ def _recbole() -> Path:
 
 @functools.cache
 def _names_in_recbole() -> frozenset[str]:
-    """All of RecBole's models, in lower case: it has a module of that name for each."""
+    """Return all of RecBole's models, in lower case: it has a module of that name for each."""
     return frozenset(file.stem for file in (_recbole() / "model").glob("*_recommender/*.py"))

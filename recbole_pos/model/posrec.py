@@ -72,7 +72,7 @@ class PosRec(GraphRecommender):
         self.init_weights()
 
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
-        """Packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
+        """Return packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
         graph, anchors = self.graphs(items, ctx)
         x = self.item_embedding(graph.items)
         weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
@@ -85,7 +85,7 @@ class PosRec(GraphRecommender):
         return graph, x, self.trm_encoder(self.dropout(hidden), graph.nodes)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """[b, d] what predicts the event after each session's newest (equation 10)."""
+        """Return [b, d] what predicts the event after each session's newest (equation 10)."""
         self.require_last(items, ctx, positions)
         graph, x, hidden = self.nodes(items, ctx)
         rows = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])

@@ -74,7 +74,7 @@ def reads_users(name: str, model_class: type) -> bool:
     """Return whether a model scores only the users it was trained with, not any history.
 
     Args:
-        name: of the model.
+        name: name of the model.
         model_class: which may have an attribute ``reads_users`` of its own.
     """
     return bool(getattr(model_class, "reads_users", name in READ_USERS))

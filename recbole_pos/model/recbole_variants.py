@@ -42,7 +42,7 @@ class _Trimmed(SequentialRecommender):
     """Before a model of RecBole whose states do not depend on the width of a batch."""
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
-        """[B, L] histories to [B, d]."""
+        """Return [B, L] histories to [B, d]."""
         return super().forward(trim_padding(item_seq, item_seq_len, self.training), item_seq_len)
 
     def pack_rows(self, rows: Interaction) -> Interaction:
@@ -85,7 +85,7 @@ class Silent(nn.Module):
     """Stands where a model looks its own positions up, and adds nothing."""
 
     def forward(self, places: Tensor) -> float:
-        """Zero for all places."""
+        """Return zero for all places."""
         return 0.0
 
 
@@ -133,11 +133,11 @@ class _Anchored(_Trimmed):
         self.self_weight = float(config["anchor_self_weight"])
 
     def _far(self, item_seq: Tensor) -> bool:
-        """Whether a step would wait for sizes: graphs then have as many nodes as places."""
+        """Return whether a step would wait for sizes: graphs then have as many nodes as places."""
         return self.training and item_seq.device.type != "cpu"
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """[B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
+        """Return [B, L] items to the node of each ([B, L]), [B, n, 2n] weights and [B, n] nodes.
 
         Nodes are those of sessions only: RecBole has one more for padding, without an edge.
         """
@@ -180,5 +180,5 @@ class _Norm(nn.Module):
     """RecBole's ``EmbLoss`` of one table, which copies its zero to the device in every step."""
 
     def forward(self, table: Tensor) -> Tensor:
-        """[1] norm of all vectors together, over their number."""
+        """Return [1] norm of all vectors together, over their number."""
         return (torch.norm(table) / len(table)).view(1)

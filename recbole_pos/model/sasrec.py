@@ -73,11 +73,11 @@ class PosSASRec(PosRecommender):
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """What builds the blocks, called once a layer from the first on."""
+        """Return what builds the blocks, called once a layer from the first on."""
         return BLOCKS[config["block"]]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Packed item ids [m] to hidden states [m, d]."""
+        """Return packed item ids [m] to hidden states [m, d]."""
         return self._hidden(items, ctx, None)
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ class Untrained(SequentialRecommender):
         return self.nothing.sum() * 0
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = interaction[self.ITEM_ID][:, None]
         return self.full_sort_predict(interaction).gather(1, items).squeeze(1)
 
@@ -70,7 +70,7 @@ def exact_float(longest: int, items: int) -> torch.dtype:
 
 
 def nearest_items(events: csr_matrix, k: int, shrink: float) -> tuple[np.ndarray, np.ndarray]:
-    """The k items most like each item: in how many sessions both are, as a cosine.
+    """Return the k items most like each item: in how many sessions both are, as a cosine.
 
     Args:
         events: [sessions, items] anything above zero where the item is in the session.
@@ -111,7 +111,7 @@ class SessionKNN(Untrained):
         self.register_buffer("similarity", torch.from_numpy(values), persistent=False)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] similarity of each item to the last one of the history."""
+        """Return [B, items] similarity of each item to the last one of the history."""
         last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         scores = self.similarity.new_zeros(len(last), self.n_items)
         return scores.scatter_(1, self.neighbours[last], self.similarity[last])
@@ -130,7 +130,7 @@ class SessionBPR(SequentialRecommender):
         self.apply(xavier_normal_initialization)
 
     def forward(self, item_seq: Tensor) -> Tensor:
-        """[B, L] items to [B, d] vectors of sessions."""
+        """Return [B, L] items to [B, d] vectors of sessions."""
         return embedding_bag(item_seq, self.item_embedding.weight, mode="mean", padding_idx=0)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
@@ -141,12 +141,12 @@ class SessionBPR(SequentialRecommender):
         return self.loss((session * positive).sum(-1), (session * negative).sum(-1))
 
     def predict(self, interaction: Interaction) -> Tensor:
-        """[B] score of each row's item after its history."""
+        """Return [B] score of each row's item after its history."""
         items = self.item_embedding(interaction[self.ITEM_ID])
         return (self.forward(interaction[self.ITEM_SEQ]) * items).sum(-1)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's history."""
+        """Return [B, items] score of every item after each row's history."""
         return self.forward(interaction[self.ITEM_SEQ]) @ self.item_embedding.weight.t()
 
 
@@ -161,12 +161,12 @@ class SessionFPMC(FPMC):
     def forward(
         self, user: Tensor, item_seq: Tensor, item_seq_len: Tensor, next_item: Tensor
     ) -> Tensor:
-        """[B] score of each row's next item."""
+        """Return [B] score of each row's next item."""
         last = self.LI_emb(_last_item(item_seq, item_seq_len))
         return (last * self.IL_emb(next_item)).sum(-1)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """[B, items] score of every item after each row's last one."""
+        """Return [B, items] score of every item after each row's last one."""
         last = _last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         return self.LI_emb(last) @ self.IL_emb.weight.t()
 

@@ -10,12 +10,13 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import Needs, SequenceBatch
+from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import LARGE, ItemTable
+from recbole_pos.layers.row_gradients import LARGE
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import CAUSAL_BUILTINS
 from recbole_pos.values import Options
@@ -43,15 +44,16 @@ class RecBoleAdapter:
             )
 
     def compiles(self) -> bool:
-        """Whether a step is one graph: nothing in it depends on what the values of a batch are."""
+        """Return whether a step is one graph: nothing in it depends on what the values of a batch
+        are."""
         return False
 
-    def needs(self) -> Needs:
-        """What batches must be like."""
-        return Needs(pack=getattr(self.model, "pack_rows", None))
+    def requirements(self) -> BatchRequirements:
+        """Return what batches must be like."""
+        return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
-        """The loss as a function of a batch of rows or, if ``packed``, of windows."""
+        """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
         return self.model.calculate_loss
 
     def table(self) -> nn.Parameter | None:
@@ -62,9 +64,9 @@ class RecBoleAdapter:
 class NativeAdapter(RecBoleAdapter):
     """A model of the plugin."""
 
-    def needs(self) -> Needs:
+    def requirements(self) -> BatchRequirements:
         model = self.model
-        return Needs(
+        return BatchRequirements(
             windows=True,
             causal=model.causal,
             times=model.needs_time,
@@ -76,9 +78,9 @@ class NativeAdapter(RecBoleAdapter):
         )
 
     def _packs(self) -> bool:
-        """Whether the loss of rows is that of windows made of them: no class of another package
-        overrides it."""
-        methods = ("calculate_loss", "window_loss", "states_of", "forward", "after")
+        """Return whether the loss of rows is that of windows made of them: no class of another
+        package overrides it."""
+        methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)
 
@@ -97,7 +99,8 @@ class NativeAdapter(RecBoleAdapter):
 
     def table(self) -> nn.Parameter | None:
         embedding = self.model.item_embedding
-        own = isinstance(embedding, ItemTable) and embedding.weight.requires_grad
+        own = isinstance(embedding, ItemTable) and not embedding.parts
+        own = own and embedding.weight.requires_grad
         large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
         return embedding.weight if large and self.model.targets_meet else None
 
@@ -129,14 +132,14 @@ class EveryPosition(RecBoleAdapter):
     RecBole's rows, term by term, but for padding, which RecBole counts as a candidate.
     """
 
-    def needs(self) -> Needs:
+    def requirements(self) -> BatchRequirements:
         config = self.config
         if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
             raise UsageError(
                 f"loss_type: augmentation: all_positions learns by cross-entropy, CE; "
                 f"{config['model']} by {config['loss_type']} needs augmentation: prefix or none"
             )
-        return Needs(windows=True)
+        return BatchRequirements(windows=True)
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self.model.calculate_loss

@@ -39,14 +39,14 @@ class PositionEncoding(InputPosition):
 
 
 def learned_table(dimensions: Dimensions, width: int) -> nn.Parameter:
-    """[n, width] fresh normal numbers of the model's initial scale."""
+    """Return [n, width] fresh normal numbers of the model's initial scale."""
     table = nn.Parameter(torch.empty(dimensions.max_length, width))
     nn.init.normal_(table, std=dimensions.initializer_range)
     return table
 
 
 def sinusoids(count: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
-    """[n, width] float64: sin(count / 10000^(2i/size)) in column 2i, the cosine in 2i + 1.
+    """Return [n, width] float64: sin(count / 10000^(2i/size)) in column 2i, the cosine in 2i + 1.
 
     Args:
         count: [n] float64.

@@ -74,11 +74,11 @@ class TimeIntervalAttention(AttentionPosition):
         return logits.masked_fill(future, -torch.inf).softmax(-1)
 
     def _by_age(self, table: Tensor, ctx: SequenceContext) -> Tensor:
-        """[m, d] rows of a table [n, d] by how many events are newer."""
+        """Return [m, d] rows of a table [n, d] by how many events are newer."""
         return table[self.max_length - 1 - ctx.age]
 
     def _intervals(self, heads: int, ctx: SequenceContext) -> Tensor:
-        """[b, h, t, t] r_ij, the same for all heads."""
+        """Return [b, h, t, t] r_ij, the same for all heads."""
         of_pairs = ctx.cached(("tisas", self.longest), lambda: intervals(ctx, self.longest))
         return of_pairs[:, None].expand(-1, heads, -1, -1)
 

@@ -32,11 +32,11 @@ def is_backward_aware(scheme: PositionEncoding, max_length: int, tolerance: floa
 def forward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """The largest set A of definition 3.1, none if there is no such set.
+    """Return the largest set A of definition 3.1, none if there is no such set.
 
     Args:
         scheme: the encoding.
-        max_length: of the sessions, 2 to n.
+        max_length: max length of the sessions, 2 to n.
         tolerance: numbers that differ by no more are equal.
     """
     position, length = events(max_length)
@@ -46,7 +46,7 @@ def forward_columns(
 def backward_columns(
     scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
 ) -> list[int]:
-    """The largest set B of definition 3.2, arguments as of :func:`forward_columns`."""
+    """Return the largest set B of definition 3.2, arguments as of :func:`forward_columns`."""
     position, length = events(max_length)
     return _columns(encodings(scheme, position, length), length - 1 - position, tolerance)
 
@@ -87,7 +87,7 @@ def events(max_length: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def encodings(scheme: PositionEncoding, position: Tensor, length: Tensor) -> Tensor:
-    """[k, d] of events [k], on the CPU."""
+    """Return [k, d] of events [k], on the CPU."""
     weight = next(itertools.chain(scheme.parameters(), scheme.buffers()), position)
     return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
 
@@ -101,5 +101,5 @@ def _columns(vectors: Tensor, place: Tensor, tolerance: float) -> list[int]:
 
 
 def _all_differ(vectors: Tensor, tolerance: float) -> bool:
-    """Whether no two rows of [k, w] are equal."""
+    """Return whether no two rows of [k, w] are equal."""
     return bool((torch.pdist(vectors, p=torch.inf) > tolerance).all())

@@ -78,7 +78,7 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
 def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
-    """The named schemes, for a model in which events have no other place than at the input.
+    """Return the named schemes, for a model in which events have no other place than at the input.
 
     Each has rows by the places of events (``rows``); ``nope`` has none.
 

@@ -105,7 +105,7 @@ class ComposeInput(InputPosition):
 
 
 def shortest_period(model: nn.Module) -> float | None:
-    """Seconds in which the fastest plane of a model turns by time; None if none does."""
+    """Return seconds in which the fastest plane of a model turns by time; None if none does."""
     schemes = (m for m in model.modules() if isinstance(m, AttentionPosition))
     periods = [p.min().item() for p in (s.time_periods() for s in schemes) if p is not None]
     return min(periods, default=None)

@@ -82,7 +82,7 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def sines(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """[n, width] of the slice read by ``count``, with the frequencies of equation 1."""
+        """Return [n, width] of the slice read by ``count``, with the frequencies of equation 1."""
         return sinusoids(row, width, d)
 
 

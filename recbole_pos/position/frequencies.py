@@ -29,7 +29,7 @@ def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
 
 
 def radians(position: Tensor, frequency: Tensor) -> Tensor:
-    """Angles position * frequency, [m] and [..., planes] in float64 to [m, ..., planes].
+    """Return angles position * frequency, [m] and [..., planes] in float64 to [m, ..., planes].
 
     They stand between -pi and pi: whole turns, which sine and cosine do not see, would take the
     digits of a smaller type.
@@ -78,7 +78,7 @@ class FrequencyBank(nn.Module):
         return self
 
     def forward(self) -> Tensor:
-        """[planes] float64 radians per unit of the source."""
+        """Return [planes] float64 radians per unit of the source."""
         if self.learn == "fixed":
             frequency = self.start
         elif self.learn == "free":
@@ -94,7 +94,7 @@ class FrequencyBank(nn.Module):
 def order_bank(
     planes: int, rope_base: float, rope_scale: float, *, learn: str, scaled: bool
 ) -> FrequencyBank | None:
-    """Radians per event; None without planes."""
+    """Return radians per event; None without planes."""
     if not planes:
         return None
     return FrequencyBank(base_form(planes, rope_base, rope_scale), learn, scaled)
@@ -112,7 +112,7 @@ def time_bank(
     scaled: bool,
     factor: float = 1.0,
 ) -> FrequencyBank | None:
-    """Radians per ``time_unit``, times ``factor``; None without planes.
+    """Return radians per ``time_unit``, times ``factor``; None without planes.
 
     The base form if ``time_base`` is given, else wavelengths.
 

@@ -59,7 +59,7 @@ class PositionalAttention(AttentionPosition):
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
-        """[h or 1, t, t] times [t, b, h, e] along the sequence, per head."""
+        """Return [h or 1, t, t] times [t, b, h, e] along the sequence, per head."""
         t, b, h, e = block.shape
         if t >= BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
             heads = block.flatten(2) if len(weights) == 1 else block.permute(2, 0, 1, 3)

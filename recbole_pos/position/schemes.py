@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import Defaults, Registration, Registry, gather, origin, place_of
+from recbole_pos.registry import Defaults, Registration, Registry, gather, import_path, origin
 from recbole_pos.values import shown, suggest
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ FACTS: dict[str, Facts] = {
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """The value of the option ``key`` as a list of registered scheme names.
+    """Return the value of the option ``key`` as a list of registered scheme names.
 
     Raises:
         UsageError: for an unknown name, or anything but names.
@@ -175,7 +175,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 def _register(name: str, scheme: type, given: Defaults | None, module: str | None) -> None:
     """What ``register_scheme`` does once it knows whose import does it again."""
     options = _require_scheme(name, scheme).options
-    place = place_of(scheme)
+    place = import_path(scheme)
     if SCHEMES.places.get(name) == place and given is None:
         return
     if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
@@ -205,8 +205,8 @@ def _shipped(options: tuple[str, ...]) -> Any:
     """Of a class of the plugin's, the values of those options that are read."""
 
     def found(scheme: type) -> dict[str, Any]:
-        shipped = place_of(scheme) in SCHEMES.places.values()
-        name = SCHEMES.name_of(scheme) if shipped else None
+        shipped = import_path(scheme) in SCHEMES.places.values()
+        name = SCHEMES.registered_name(scheme) if shipped else None
         defaults = SCHEMES.defaults(name) if name else {}
         return {key: value for key, value in defaults.items() if key in options}
 
@@ -214,14 +214,14 @@ def _shipped(options: tuple[str, ...]) -> Any:
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """The class; refuse what has no place in a model."""
+    """Return the class; refuse what has no place in a model."""
     from torch import nn
 
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
     bases = (AttentionPosition, InputPosition)
     if not (isinstance(scheme, type) and issubclass(scheme, bases)):
-        what = place_of(scheme) if isinstance(scheme, type) else shown(scheme)
+        what = import_path(scheme) if isinstance(scheme, type) else shown(scheme)
         raise UsageError(
             f"scheme {shown(name)}: expected a class that extends recbole_pos.AttentionPosition "
             f"or recbole_pos.InputPosition, found {what}"
@@ -232,7 +232,7 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
             getattr(scheme, method) is getattr(base, method) for method in methods
         ):
             raise UsageError(
-                f"scheme {shown(name)}: {place_of(scheme)} does nothing: it defines no "
+                f"scheme {shown(name)}: {import_path(scheme)} does nothing: it defines no "
                 f"{' and no '.join(methods)}"
             )
     if hasattr(nn.ModuleDict(), str(name)):  # where schemes of a layer stand by their names

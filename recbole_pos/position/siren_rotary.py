@@ -72,7 +72,7 @@ class SirenRotaryPosition(AngularPosition):
         self.smooth_out = nn.Parameter(torch.zeros(planes, siren_width))
 
     def signals(self, ctx: SequenceContext) -> Tensor:
-        """[m, signals + 1] u(t), and a one for the bias."""
+        """Return [m, signals + 1] u(t), and a one for the bias."""
         assert ctx.times is not None  # elapsed says so first
         # of a given split, test may be before training
         found = [torch.log1p(self.time(ctx).clamp(min=0)) / SPAN]

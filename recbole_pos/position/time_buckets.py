@@ -101,7 +101,7 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(ctx: SequenceContext, buckets: int) -> Tensor:
-    """[b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
+    """Return [b, t, t] int32, aligned at the start: the bucket of t_i - t_j in the table of lane j.
 
     t_i is the time at which query i is asked, see ``SequenceContext.request``.
 
@@ -128,7 +128,7 @@ def pad_times(ctx: SequenceContext) -> tuple[Tensor, Tensor]:
 
 
 def look_up_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
-    """[b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
+    """Return [b, t, t], aligned at the start: table[bucket(t_i - t_j)] of a table [buckets]."""
     buckets = len(table)
     place = ctx.cached(("intervals", buckets), lambda: bucket_pairs(ctx, buckets))
     return _Lookup.apply(table, place)

@@ -75,7 +75,7 @@ class TimeDecay(AttentionPosition):
         return self.curve(log[:, None])
 
     def curve(self, log: Tensor) -> Tensor:
-        """[..., h, t, t] terms at logarithms [..., 1, t, t] of seconds."""
+        """Return [..., h, t, t] terms at logarithms [..., 1, t, t] of seconds."""
         strength, reach, raw = (
             x.to(log.dtype)[:, None, None] for x in (self.strength, self.log_reach, self.raw_power)
         )

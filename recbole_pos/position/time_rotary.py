@@ -65,7 +65,7 @@ class AngularPosition(AttentionPosition):
         return rotate_pairs(q, *asked).to(q.dtype), rotate_pairs(k, *own).to(k.dtype)
 
     def _turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles, made once for a context and for what is learned."""
+        """Return cosine and sine of the angles, made once for a context and for what is learned."""
         dtype, key = torch.get_default_dtype(), self.fixed_key()
 
         def make() -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class AngularPosition(AttentionPosition):
         return make() if key is None else ctx.cached((type(self), key, dtype), make)
 
     def time(self, ctx: SequenceContext) -> Tensor:
-        """[m] float64, in units of the bank since the oldest event of the sequence.
+        """Return [m] float64, in units of the bank since the oldest event of the sequence.
 
         Which event is the anchor does not matter: the product of a turned query and key depends on
         the difference of their times only.
@@ -109,7 +109,7 @@ class BankRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor:
-        """[h, e / 2] seconds of a turn."""
+        """Return [h, e / 2] seconds of a turn."""
         periods = 2 * math.pi / self.bank() * SECONDS[self.time_unit]
         return periods.expand(self.heads, -1)
 
@@ -297,7 +297,8 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _share(ratio: float, whole: int, what: str, key: str) -> int:
-    """How many of ``whole`` turn by time: rounded, but none or all only for a ratio of 0 or 1."""
+    """Return how many of ``whole`` turn by time: rounded, but none or all only for a ratio of 0 or
+    1."""
     if ratio in (0, 1):
         return whole * int(ratio)
     if whole == 1:

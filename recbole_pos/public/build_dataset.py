@@ -10,14 +10,14 @@ from pathlib import Path
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import is_of_dataset, make_dataset, parquet_files
-from recbole_pos.data.counts import counts_of, require_counts
+from recbole_pos.conversion.convert import belongs_to_dataset, make_dataset, parquet_files
+from recbole_pos.data.counts import count_interactions, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.files import replacing
 from recbole_pos.public.described import public_log
 from recbole_pos.public.recipes import RECIPES
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 
 SUFFIXES = (".inter", ".item", ".user")
 
@@ -32,7 +32,7 @@ def build(
     """Make a dataset of raw files; the same files make the same bytes.
 
     Args:
-        name: of the public dataset.
+        name: name of the public dataset.
         files: the raw ones, in the order in which :func:`public_log` names them.
         data_path: folder that gets the dataset.
         overwrite: replace one that is there.
@@ -44,7 +44,7 @@ def build(
     Raises:
         UsageError: if a file is missing or no such file, or counts are not those of the papers.
     """
-    log, screen, folder = public_log(name), Screen(verbose), Path(data_path) / name
+    log, reporter, folder = public_log(name), Reporter(verbose), Path(data_path) / name
     given, expected = [Path(file) for file in files], " ".join(log.files)
     if len(given) != len(log.files):
         raise UsageError(
@@ -57,25 +57,21 @@ def build(
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
     for published, file in zip(log.files, given, strict=True):
         if published in log.md5 and (found := checksum(file, "md5")) != log.md5[published]:
-            screen.line(
+            reporter.line(
                 f"{file} is not the {published} of {log.source}: md5 {found}, published is "
                 f"{log.md5[published]}"
             )
-    with screen.task(f"reading {', '.join(file.name for file in given)}"):
+    with reporter.task(f"reading {', '.join(file.name for file in given)}"):
         tables = RECIPES[log.recipe](*given)
     with tempfile.TemporaryDirectory() as temporary:
-        paths, kinds = {}, tables.kinds or {}
-        columns: set[str] = set()  # not every edition of a log has all columns
-        for role in ("events", "items", "users"):
-            if (table := getattr(tables, role)) is not None:
-                paths[role] = Path(temporary) / f"{role}.parquet"
-                table.to_parquet(paths[role], index=False)
-                columns |= set(table)
+        kinds, frames = tables.kinds or {}, (tables.events, tables.items, tables.users)
+        # not every edition of a log has all columns
+        columns = {column for frame in frames if frame is not None for column in frame}
         user, item, time = tables.events.columns[:3]
         asked = ConvertArguments(
             name=name,
-            items=paths.get("items"),
-            users=paths.get("users"),
+            items=tables.items,
+            users=tables.users,
             user=user,
             item=item,
             time=time,
@@ -86,19 +82,19 @@ def build(
             data_path=temporary,
             verbose=False,
         )
-        make_dataset(paths["events"], asked, allow_empty=True)
-        with replacing(folder, lambda file: not is_of_dataset(file, name)) as new:
+        make_dataset(tables.events, asked, allow_empty=True)
+        with replacing(folder, lambda file: not belongs_to_dataset(file, name)) as new:
             for suffix in SUFFIXES:
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
                     shutil.move(file, new / file.name)
             shutil.copyfile(log.yaml, new / log.yaml.name)
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
-    counts = counts_of(dataset).items()
-    screen.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
+    counts = count_interactions(dataset).items()
+    reporter.line(f"{folder}: " + ", ".join(f"{count:,} {what}" for what, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):
         if file.suffix in SUFFIXES:
-            screen.line(f"{checksum(file)}  {file.name}")
+            reporter.line(f"{checksum(file)}  {file.name}")
     require_counts(name, log.counts, dataset)
     return folder
 

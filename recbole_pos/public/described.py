@@ -16,7 +16,7 @@ class PublicLog:
     """A log that anyone can get.
 
     Attributes:
-        name: of the dataset.
+        name: name of the dataset.
         title: what it is.
         papers: that report figures on it.
         source: address of the page that has it.
@@ -46,7 +46,7 @@ class PublicLog:
 
 
 def public_logs() -> dict[str, PublicLog]:
-    """All of them, by name."""
+    """Return all of them, by name."""
     found = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
         entry: dict[str, Any] | None = read_yaml(file).get("public")
@@ -56,7 +56,7 @@ def public_logs() -> dict[str, PublicLog]:
 
 
 def public_log(name: str) -> PublicLog:
-    """One of them.
+    """Return one of them.
 
     Raises:
         UsageError: if there is not one of this name.

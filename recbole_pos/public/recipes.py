@@ -31,7 +31,7 @@ class Tables:
             seconds since 1970.
         items: attributes, if there are some; lists are sequences.
         users: the same of users.
-        kinds: of the columns: token, token_seq, float.
+        kinds: kinds of the columns: token, token_seq, float.
     """
 
     events: pd.DataFrame
@@ -41,7 +41,7 @@ class Tables:
 
 
 def movielens(file: Path) -> Tables:
-    """The archive of GroupLens, of any size from 1M on: ``.dat`` with ``::``, or csv."""
+    """Return the archive of GroupLens, of any size from 1M on: ``.dat`` with ``::``, or csv."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = {Path(name).name: name for name in archive.namelist()}
@@ -74,7 +74,7 @@ def movielens(file: Path) -> Tables:
 
 
 def amazon(reviews: Path, meta: Path) -> Tables:
-    """Reviews and products of 2014 (McAuley et al. 2015), a dict a line."""
+    """Return reviews and products of 2014 (McAuley et al. 2015), a dict a line."""
     rows = ((r["reviewerID"], r["asin"], r["unixReviewTime"]) for r in _json_lines(reviews))
     events = pd.DataFrame(rows, columns=EVENTS)
     wanted, products = set(events["item_id"]), []
@@ -122,7 +122,7 @@ def diginetica(views: Path) -> Tables:
 
 
 def yoochoose(clicks: Path) -> Tables:
-    """Clicks: session, time, item, category, without a line of names."""
+    """Return clicks: session, time, item, category, without a line of names."""
     raw = _read(clicks, ",", ["session_id", "time", "item_id", "category"], None, None)
     return Tables(raw.assign(timestamp=_seconds(raw["time"]))[SESSIONS])
 
@@ -137,7 +137,7 @@ def gowalla(checkins: Path) -> Tables:
 
 
 def yambda(events: Path) -> Tables:
-    """Events of one kind, such as likes; times are seconds from an unknown day."""
+    """Return events of one kind, such as likes; times are seconds from an unknown day."""
     raw = _parquet(events, ["uid", "item_id", "timestamp"])
     return Tables(raw.rename(columns={"uid": "user_id"}))
 
@@ -192,7 +192,7 @@ def _read(
 def _cells(
     source: Any, names: list[str] | None, separator: str, header: int | None
 ) -> pd.DataFrame:
-    """Text as it stands, nothing taken for missing but empty cells."""
+    """Return text as it stands, nothing taken for missing but empty cells."""
     if isinstance(source, str):
         source = io.StringIO(source)
     given: dict[str, Any] = {"names": names, "header": header, "sep": separator, "dtype": str}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recbole_pos.data.attributes import loaded_fields, not_loaded, require_values, table_of
+from recbole_pos.data.attributes import find_table, loaded_fields, not_loaded, require_values
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
@@ -114,14 +114,14 @@ def _read(entry: Any, dataset: Dataset) -> Relation:
 def _table(field: str, dataset: Dataset) -> str:
     """The table a field stands in; a field called time or position wins over the built-in one."""
     if field in loaded_fields(dataset):
-        return TIME if field == dataset.time_field else table_of(field, dataset)
+        return TIME if field == dataset.time_field else find_table(field, dataset)
     if field in (POSITION, TIME):
         return field
     raise UsageError(f"relations: {not_loaded(field, dataset, (POSITION, TIME))}")
 
 
 def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, str]:
-    """The kind of a field, and why it is of that kind and what would make it another."""
+    """Return the kind of a field, and why it is of that kind and what would make it another."""
     if table in (POSITION, TIME):
         return "numerical", ""
     ftype = dataset.field2type[field].value
@@ -147,7 +147,7 @@ def _within(within: Any, table: str, dataset: Dataset, where: str) -> str | None
         raise UsageError(f"{where}expected the name of a field, found {shown(within)}")
     if within not in loaded_fields(dataset):
         raise UsageError(f"{where}{not_loaded(within, dataset)}")
-    same = table_of(within, dataset) == table
+    same = find_table(within, dataset) == table
     if not same or dataset.field2type[within].value not in ("token", "token_seq"):
         raise UsageError(
             f"{where}{shown(within)} must be a token or token_seq field of the {table} table"

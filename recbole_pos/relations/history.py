@@ -62,8 +62,8 @@ class TableLookup(nn.Module):
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
     def forward(self, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Items [b, t] to relations [b, t, t] of each (row) with each, float64 and 0 for none; and
-        which class of its reader it is, the most related first."""
+        """Return items [b, t] to relations [b, t, t] of each (row) with each, float64 and 0 for
+        none; and which class of its reader it is, the most related first."""
         group = self.group[items]
         code = group[:, :, None] * self.classes + group[:, None]
         low = torch.zeros_like(code)
@@ -80,7 +80,7 @@ class HistoryRelations(nn.Module):
     """The normalised relations of the events of each row to older ones of the row.
 
     Args:
-        lookup: of the model; its tables are taken.
+        lookup: lookup of the model; its tables are taken.
         declared: the same relations, as declared.
 
     Raises:
@@ -110,7 +110,7 @@ class HistoryRelations(nn.Module):
         return any(relation.table == TIME for relation in self.heads)
 
     def forward(self, ctx: PaddedContext) -> BatchRelations:
-        """Those of a batch."""
+        """Return those of a batch."""
         weights = [self._normalised(*self._head(n, ctx)) for n in range(len(self.heads))]
         heads = BlockProduct(torch.stack(weights, 1)) if weights else None
         return BatchRelations(heads, None if self.own is None else self._aggregated)
@@ -121,7 +121,7 @@ class HistoryRelations(nn.Module):
         return x * self.own
 
     def _head(self, number: int, ctx: PaddedContext) -> tuple[Tensor, Tensor]:
-        """Relations of a head [b, t, t] in float64, and what is read first: the lowest."""
+        """Return relations of a head [b, t, t] in float64, and what is read first: the lowest."""
         b, t, relation = ctx.batch_size, ctx.width, self.heads[number]
         step = torch.arange(t, device=ctx.lengths.device)
         back = (step[:, None] - step).expand(b, t, t)
@@ -151,7 +151,7 @@ class HistoryRelations(nn.Module):
 
 
 def _own(lookup: RelationLookup) -> float | None:
-    """What every user is to itself in position-to-position aggregation; None without it."""
+    """Return what every user is to itself in position-to-position aggregation; None without it."""
     if lookup.user_table is None:
         return None
     own = lookup.user_table.own[np.diff(lookup.offsets) > 0]

@@ -38,7 +38,7 @@ from recbole_pos.relations.tables import (
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedSequences:
     """Packed sequences of a batch by the places of their events in the log.
 
     Attributes:
@@ -55,11 +55,13 @@ class Rows:
     source: np.ndarray
     last: np.ndarray
 
-    def __add__(self, other: Rows) -> Rows:
+    def __add__(self, other: PackedSequences) -> PackedSequences:
         """Both, one after the other."""
         chain = other.chain + (self.chain[-1] + 1 if len(self.chain) else 0)
         both = [np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values())]  # noqa: B905
-        return Rows(both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4])
+        return PackedSequences(
+            both[0], both[1], np.concatenate((self.chain, chain)), both[3], both[4]
+        )
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ class TableRelation:
         return top_relations(self.table, group, order, lookup.top_k, across and self.across)
 
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] values of what events are about; 0 where the log does not have them."""
+        """Return [m] values of what events are about; 0 where the log does not have them."""
         if self.by_item:
             return values[lookup.items.numpy()[events]]
-        return take_known(values, events, 0)
+        return take_or_missing(values, events, 0)
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ class NumberRelation:
     values: np.ndarray | None = None
 
     def numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """[m] float64 numbers of events, NaN where missing; times in seconds."""
+        """Return [m] float64 numbers of events, NaN where missing; times in seconds."""
         if self.source == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.source == TIME:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
-        return take_known(self.values, events, np.nan)
+        return take_or_missing(self.values, events, np.nan)
 
     def known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """[m] bool, whether events (by their places in the log) can be related by the attribute."""
@@ -132,8 +134,8 @@ class NumberRelation:
         return top_differences(values, order.chain, lookup.top_k, self.scales, self.longest, rising)
 
 
-def take_known(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
-    """[m] values at places, ``missing`` for those after the last (``with_histories``)."""
+def take_or_missing(values: np.ndarray, places: np.ndarray, missing: float) -> np.ndarray:
+    """Return [m] values at places, ``missing`` for those after the last (``with_histories``)."""
     known = places < len(values)
     if known.all():
         return values[places]
@@ -183,7 +185,7 @@ class RelationLookup:
         self.user_table = build_user_table(users, dataset, self.notices)
 
     def _compile(self, relation: Relation, dataset: Dataset) -> TableRelation | NumberRelation:
-        """A relation of source item or behaviour, ready to be looked up."""
+        """Return a relation of source item or behaviour, ready to be looked up."""
         source, scales, longest = relation.table, relation.scales, self.max_length
         if source in (POSITION, TIME):
             return NumberRelation(source, scales, longest)
@@ -198,7 +200,7 @@ class RelationLookup:
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """A copy that knows more users: their events stand after all others.
+        """Return a copy that knows more users: their events stand after all others.
 
         Other fields of these events, and attributes of these users, are missing.
 
@@ -220,8 +222,8 @@ class RelationLookup:
 
     def windows(
         self, events: np.ndarray, lengths: np.ndarray, source: np.ndarray, linked: bool
-    ) -> Rows:
-        """Rows of a training batch.
+    ) -> PackedSequences:
+        """Return rows of a training batch.
 
         Args:
             events: [m] places in the log of the packed events.
@@ -235,10 +237,10 @@ class RelationLookup:
             begin, before = events[first[1:]], events[first[1:] - 1]
             follows[1:] = (begin == before + 1) & (self.users[begin] == self.users[before])
         chain = np.cumsum(~follows) - 1
-        return Rows(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
+        return PackedSequences(events, lengths, chain, source, np.zeros(len(lengths), dtype=bool))
 
-    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> Rows:
-        """Events start : end of each chain, cut into windows of L counted from the newest.
+    def histories(self, start: np.ndarray, end: np.ndarray, bank: bool) -> PackedSequences:
+        """Return events start : end of each chain, cut into windows of L counted from the newest.
 
         Args:
             start, end: [chains] places in the log, start < end.
@@ -250,7 +252,7 @@ class RelationLookup:
         lengths = np.full(len(chain), self.max_length)
         lengths[np.cumsum(count) - count] = size - (count - 1) * self.max_length
         events = gather_index(start, size)
-        return Rows(
+        return PackedSequences(
             events,
             lengths,
             chain,
@@ -258,8 +260,8 @@ class RelationLookup:
             np.full(len(lengths), not bank),
         )
 
-    def bank(self, users: np.ndarray) -> Rows:
-        """The newest window of training events of each user who has any.
+    def bank(self, users: np.ndarray) -> PackedSequences:
+        """Return the newest window of training events of each user who has any.
 
         Training has all chunks of fewer users, so an early event of a long history finds fewer
         neighbours here. Whole histories, tried on models trained on ml-100k, were not better, for
@@ -270,8 +272,8 @@ class RelationLookup:
         start = np.maximum(self.offsets[users], end - self.max_length)
         return self.histories(start, end, bank=True)
 
-    def order(self, rows: Rows, rng: np.random.Generator) -> EventOrder:
-        """Who may read whom. The only place where the rules stand."""
+    def order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
+        """Return who may read whom. The only place where the rules stand."""
         row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
         first = np.cumsum(rows.lengths) - rows.lengths
         events = rows.events
@@ -292,7 +294,7 @@ class RelationLookup:
         )
 
     def _random_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """[m] times of a Poisson process for each user, one arrival an event.
+        """Return [m] times of a Poisson process for each user, one arrival an event.
 
         Early events of a user come before most of the others', late ones after. The draw of an
         event does not depend on how many events of its user follow: a clock that spread the events
@@ -308,20 +310,24 @@ class RelationLookup:
         arrival -= np.repeat(before, np.diff(np.append(start, len(distinct))))
         return arrival[place.reshape(-1)]
 
-    def find(self, rows: Rows, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Top-K relations of every event, attribute by attribute; and those of its user."""
+    def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
+        """Return top-K relations of every event, attribute by attribute; and those of its user."""
         across = self.clock != "none"
         heads = [relation.top(rows.events, self, order, across) for relation in self.heads]
         if self.user_table is None:
             return heads, None
-        group = take_known(self.user_table.group, order.user, 0)
+        group = take_or_missing(self.user_table.group, order.user, 0)
         users = top_relations(self.user_table, group, order, self.top_k, across, same_column=True)
         return heads, users
 
     def relations(
-        self, rows: Rows, rng: np.random.Generator, device: torch.device, dtype: torch.dtype
+        self,
+        rows: PackedSequences,
+        rng: np.random.Generator,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> BatchRelations:
-        """The normalised relations of a batch, on a device."""
+        """Return the normalised relations of a batch, on a device."""
         order = self.order(rows, rng)
         heads, users = self.find(rows, order)
         m = len(order)
@@ -340,7 +346,7 @@ class RelationLookup:
         """
         assert self.user_table is not None
         m, event = len(order), np.arange(len(order))
-        own = take_known(self.user_table.own, order.user, 0)
+        own = take_or_missing(self.user_table.own, order.user, 0)
         own[own == 0] = self.unknown
         kept = edges.reader, edges.source, edges.value
         edges = Edges.from_parts([(event, event, own), kept])
@@ -361,7 +367,7 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """[M * m, m] the matrices of all attributes, each normalised, one below the other."""
+    """Return [M * m, m] the matrices of all attributes, each normalised, one below the other."""
     reader = np.concatenate([n * m + edges.reader for n, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     scaled = np.concatenate([_normalise(edges, m) for edges in heads])

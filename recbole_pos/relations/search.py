@@ -152,7 +152,7 @@ def top_relations(
 def _divide(
     own: np.ndarray, others: np.ndarray, need: np.ndarray, looked: np.ndarray
 ) -> np.ndarray:
-    """[n, 2] how many events to take of each class, its own chain before other users.
+    """Return [n, 2] how many events to take of each class, its own chain before other users.
 
     Args:
         own, others: [n] how many there are, reader by reader, class by class.
@@ -190,7 +190,7 @@ def _newest(
     value: np.ndarray,
     user: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The last ``wanted`` of the last ``fetch`` events of every run, newest first.
+    """Return the last ``wanted`` of the last ``fetch`` events of every run, newest first.
 
     Given the ``user`` of every event ([m]), the reader's own are not counted: of the last
     wanted + own events of a run at most as many are the reader's own.

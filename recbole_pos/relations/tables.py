@@ -68,14 +68,14 @@ class RelationTable:
         return self.matrix().diagonal()[self.group]
 
     def matrix(self) -> sp.csr_matrix:
-        """[classes, classes] the relations, sorted by number."""
+        """Return [classes, classes] the relations, sorted by number."""
         n = len(self.indptr) - 1
         matrix = sp.csr_matrix((self.values, self.classes, self.indptr), shape=(n, n))
         return matrix.sorted_indices()
 
 
 def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of one-hot ([entities]) or multi-hot ([entities, s], 0 is padding) columns.
+    """Return classes of one-hot ([entities]) or multi-hot ([entities, s], 0 is padding) columns.
 
     Returns:
         [entities] classes, and [classes, tokens] with 1 where a class has a token.
@@ -95,14 +95,14 @@ def multi_hot(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 
 
 def categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """[classes, classes] dot products of multi-hot classes (equation 10)."""
+    """Return [classes, classes] dot products of multi-hot classes (equation 10)."""
     size = np.bincount(hot.indices).astype(float)
     _check(float(size @ size), name, f"use a field with fewer distinct values, or {WITHIN}")
     return (hot @ hot.T).tocsr()
 
 
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """[n] the same, pair by pair: classes i and j, both [n]."""
+    """Return [n] the same, pair by pair: classes i and j, both [n]."""
     parts = [slice(start, start + PART) for start in range(0, max(len(i), 1), PART)]
     products = [hot[i[part]].multiply(hot[j[part]]).sum(1) for part in parts]
     return np.asarray(np.concatenate(products)).reshape(-1)
@@ -125,7 +125,7 @@ def number_classes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Relations of classes of numbers ([classes], the first is missing) by their difference.
+    """Return relations of classes of numbers ([classes], the first is missing) by their difference.
 
     Differences so large that the relation is below ``WEAKEST`` are never formed.
     """
@@ -143,7 +143,7 @@ def numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_
 
 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_matrix]]:
-    """Classes of entities that agree in several classifications.
+    """Return classes of entities that agree in several classifications.
 
     Returns:
         [entities] joint classes (none of them 0), and for each classification a one-hot matrix
@@ -166,12 +166,12 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, list[sp.csr_
 def spread_matrix(
     member: sp.csr_matrix, matrix: sp.csr_matrix, name: str, advice: str
 ) -> sp.csr_matrix:
-    """A matrix of classes as one of joint classes.
+    """Return a matrix of classes as one of joint classes.
 
     Args:
         member: [joint classes, classes] one-hot.
         matrix: [classes, classes].
-        name, advice: of the error where there are too many pairs.
+        name, advice: advice of the error where there are too many pairs.
     """
     n = member.shape[1]
     matrix, size = matrix[:n, :n], np.bincount(member.indices, minlength=n).astype(float)
@@ -191,7 +191,7 @@ def restrict_within(
     Args:
         group: [entities] classes of the relation.
         relate: their relation, pair by pair: classes [n] and classes [n] to [n].
-        condition, condition_matrix: of the other attribute.
+        condition, condition_matrix: those of the other attribute.
         name: for the message.
 
     Returns:
@@ -245,7 +245,7 @@ def build_user_table(
 def _classes(
     relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Classes of entities and their relations, within a condition if there is one."""
+    """Return classes of entities and their relations, within a condition if there is one."""
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     if relation.kind == "categorical":

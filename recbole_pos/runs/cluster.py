@@ -126,7 +126,7 @@ def stop(started: bool) -> None:
 
 
 def _nodes() -> list[dict[str, float]]:
-    """What each machine has."""
+    """Return what each machine has."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

@@ -22,7 +22,7 @@ class Searcher:
     Args:
         space: what is searched.
         mode: max or min.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Attributes:
         count: how many configurations were asked for.

@@ -38,7 +38,7 @@ class SharedData:
         return sum(array.nbytes for array in arrays)
 
     def dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
-        """The dataset for the configuration of a trial; its events stay where they are."""
+        """Return the dataset for the configuration of a trial; its events stay where they are."""
         shell = copy.copy(self.shell)
         fields = {name: read_only(column) for name, column in self.columns.items()}
         shell.split = replace(shell.split, log=replace(shell.split.log, fields=fields))

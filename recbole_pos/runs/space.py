@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from recbole_pos.errors import UsageError
@@ -84,7 +84,7 @@ class Parameter:
         return value if isinstance(value, int) else float(f"{value:.12g}")
 
     def ends(self) -> list[Any]:
-        """Values whose validity stands for that of all: every choice, or both ends."""
+        """Return values whose validity stands for that of all: every choice, or both ends."""
         if self.kind == "quniform":
             return [self.on_grid(0), self.on_grid(self.steps)]
         if self.kind in ("uniform", "loguniform"):
@@ -101,7 +101,7 @@ class Parameter:
         return self.steps + 1 if self.kind == "quniform" else math.inf
 
     def all_values(self) -> list[Any]:
-        """Every value, for a grid.
+        """Return every value, for a grid.
 
         Raises:
             UsageError: where there are infinitely many, or too many to list.
@@ -117,6 +117,14 @@ class Parameter:
         self._refuse(f"a grid needs values to list, {self.kind} has none; use choice or quniform")
         raise AssertionError
 
+    def has(self, value: Any) -> bool:
+        """Return whether a value can be drawn."""
+        if self.kind in ("choice", "quniform"):
+            return value in self.all_values()
+        low, high = self.values
+        within = is_number(value) and low <= value <= high
+        return within and (self.kind != "randint" or value == int(value))
+
     def suggest(self, trial: Any) -> Any:
         """The value an ``optuna.Trial`` suggests. Choices go by number: they may be lists."""
         if self.kind == "choice":
@@ -129,7 +137,7 @@ class Parameter:
         return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
 
     def suggested(self, value: Any) -> Any:
-        """What an ``optuna.Trial`` answered for ``suggest`` to give this value."""
+        """Return what an ``optuna.Trial`` answered for ``suggest`` to give this value."""
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
@@ -162,13 +170,13 @@ class Space:
         return [parameter.name for parameter in self.parameters]
 
     def without(self, names: Any) -> Space:
-        """The space that is left when options are given on the command line."""
+        """Return the space that is left when options are given on the command line."""
         left = [parameter for parameter in self.parameters if parameter.name not in names]
         fixed = {key: value for key, value in self.fixed.items() if key not in names}
         return Space(left, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
-        """Whether the values chosen so far fulfil a parameter's condition."""
+        """Return whether the values chosen so far fulfil a parameter's condition."""
         for name, allowed in parameter.when.items():
             searched = name in self.names
             if searched and name not in options:  # itself left out by a condition of its own
@@ -186,18 +194,19 @@ class Space:
         return options
 
     def suggested(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What an ``optuna.Trial`` answered for ``suggest`` to give these options."""
+        """Return what an ``optuna.Trial`` answered for ``suggest`` to give these options."""
         return {p.name: p.suggested(options[p.name]) for p in self.parameters if p.name in options}
 
     def points(self, most: int = 10_000) -> int | None:
-        """How many combinations there are; None if infinitely many, or more than ``most``."""
+        """Return how many combinations there are; None if infinitely many, or more than
+        ``most``."""
         if any(parameter.count > most for parameter in self.parameters):
             return None
         count = len(self.grid(most))
         return count if count <= most else None
 
     def grid(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
-        """All combinations, in the order of the file, the last parameter changing first.
+        """Return all combinations, in the order of the file, the last parameter changing first.
 
         Args:
             most: where more are found, nothing more is looked for.
@@ -216,7 +225,7 @@ class Space:
         return combinations
 
     def combinations(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Each parameter at each of its ends, with values of others under which it exists."""
+        """Yield each parameter at each of its ends, with values of others under which it exists."""
         for parameter in self.parameters:
             base = self.making(parameter)
             if base is None:
@@ -228,7 +237,7 @@ class Space:
                 yield parameter, {**base, parameter.name: value}
 
     def making(self, *parameters: Parameter) -> dict[str, Any] | None:
-        """Values of other parameters under which these exist; None if there are none.
+        """Return values of other parameters under which these exist; None if there are none.
 
         All that their conditions name exist as well, and so do those of their conditions.
         """
@@ -244,25 +253,10 @@ class Space:
                 if name not in wanted:
                     left.append(searched[name])
                 values = wanted.get(name, allowed)
-                wanted[name] = [v for v in values if v in allowed and _can_be(searched[name], v)]
+                wanted[name] = [v for v in values if v in allowed and searched[name].has(v)]
         if not all(wanted.values()):
             return None
         return {name: values[0] for name, values in wanted.items()}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Space:
-        """Inverse of :meth:`to_plain`."""
-        return cls(**{**plain, "parameters": [Parameter(**p) for p in plain["parameters"]]})
-
-
-def _can_be(parameter: Parameter, value: Any) -> bool:
-    if parameter.kind in ("uniform", "loguniform"):
-        return is_number(value) and parameter.values[0] <= value <= parameter.values[1]
-    return value in parameter.all_values()
 
 
 def _parents_first(parameters: list[Parameter]) -> list[Parameter]:

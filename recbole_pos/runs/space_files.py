@@ -49,7 +49,7 @@ def space_file(given: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """A space file.
+    """Return a space file.
 
     Raises:
         UsageError: naming file and line.
@@ -90,7 +90,7 @@ def _yaml(path: Path, text: str) -> Space:
 
 
 def parse_space(content: Mapping[str, Any], lines: Mapping[str, str]) -> Space:
-    """A space that stands within another file.
+    """Return a space that stands within another file.
 
     Args:
         content: option -> how it is drawn, as in a space file.
@@ -132,7 +132,7 @@ def _require_new(name: Any, where: str, lines: dict[str, str]) -> None:
 
 
 def _parameter(name: str, value: Any, where: str) -> Parameter | None:
-    """A searched option, or None for a value that is fixed."""
+    """Return a searched option, or None for a value that is fixed."""
     if not isinstance(value, dict):
         return None
     kinds = [key for key in value if key in KINDS]
@@ -218,6 +218,27 @@ def check_fixed(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
         if where is None:
             raise
         raise UsageError(f"{where}: {_bare(error)}") from error
+
+
+def fit_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """Check a space against the configuration it is for, whose options its conditions may name.
+
+    Args:
+        space: what is searched; given the options that a condition names and nothing searches.
+        build: as of :func:`check_space`.
+
+    Returns:
+        The configuration that all trials share.
+
+    Raises:
+        UsageError: naming the line of the file.
+    """
+    config = check_fixed(space, build)
+    space.context = config.plain
+    check_space(space, build)
+    named = {name for parameter in space.parameters for name in parameter.when} - set(space.names)
+    space.context = {key: value for key, value in config.plain.items() if key in named}
+    return config
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:

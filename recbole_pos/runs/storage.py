@@ -19,12 +19,12 @@ from recbole_pos.values import shown
 _UNFINISHED = ".part"  # end of the name of a file that is being written
 
 
-def place_of(storage: str, folder: Path, make: bool = True) -> str:
+def resolve_storage(storage: str, folder: Path, make: bool = True) -> str:
     """Return the part of a storage that belongs to a folder, so that two of them do not meet.
 
     Args:
         storage: as given: a path or a URI.
-        folder: of a search or a study.
+        folder: folder of a search or a study.
         make: whether to see that it can be written to.
 
     Raises:
@@ -81,7 +81,7 @@ class Mirror:
         self.lock = threading.Lock()
 
     def has(self, file: Path) -> bool:
-        """Whether the copy has a file of the run."""
+        """Return whether the copy has a file of the run."""
         return file.name in names_in(self.place)
 
     def fetch(self) -> None:

@@ -30,7 +30,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.launch import free_port
 from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.experiment.train import train
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 
 # Not what a process of the team raised, but that it is gone.
 LOST = (LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
@@ -45,7 +45,7 @@ def team(
     """Let this process be the first of those that train one model.
 
     Args:
-        resources: of a run, see ``worker.py``; nothing happens for a run of one process.
+        resources: resources of a run, see ``worker.py``; nothing happens for a run of one process.
         options: the configuration, plain.
         packed: what others do not know of its model, see ``config/plugins.py``.
         data: a list with the reference of the shared data.
@@ -117,7 +117,7 @@ def _member(
         if state is not None:
             run.checkpoint.write_bytes(state)
         dataset = ray.get(data[0]).dataset(config)
-        train(config, None if state is None else run, None, Screen(False), dataset)
+        train(config, None if state is None else run, None, Reporter(False), dataset)
 
 
 def gpu_of_ray(on_gpu: bool) -> str:

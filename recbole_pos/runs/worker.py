@@ -29,18 +29,18 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.train import train
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.team import LOST as LOST_PROCESS
 from recbole_pos.runs.team import gpu_of_ray, team
-from recbole_pos.screen import Screen
 
 # How often a run is taken up again whose process or machine was lost. What a run raises itself is
 # not repeated: it would raise again.
 MOST_LOSSES = 3
 DONE, FAILED, LOST = "done", "failed", "lost"  # lost: the infrastructure failed, not the run
 # What a run is not asked about, or cannot do where it runs.
-QUIET = {"show_progress": False, "tensorboard": False}
+QUIET = {"show_progress": False, "tensorboard": False, "logger": None}
 _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -64,7 +64,7 @@ def train_run(
         plain: the configuration.
         path: folder of the run; with a checkpoint it resumes from that.
         data: a :class:`SharedData`, or a list with the reference of one.
-        resources: of this process.
+        resources: resources of this process.
         packed: models and schemes that only the process of the command has made.
         begin: folder of a run whose weights are tested: the trial that was chosen, which had no
             test events, or a run of another row that is tested with other options.
@@ -85,7 +85,7 @@ def train_run(
         with _folders(resources.storage) as folder_at:
             run = folder_at(path)
             if begin is not None and not run.checkpoint.is_file():
-                _copy(folder_at(begin), run)
+                copy_run(folder_at(begin), run)
             given = {**plain, "gpu_id": gpu_of_ray(resources.gpus > 0)}
             if plain.get("init_from"):
                 given["init_from"] = str(folder_at(plain["init_from"]).path)
@@ -95,7 +95,9 @@ def train_run(
                     config.plain[key] = plain[key]
             start = run if run.checkpoint.is_file() else None
             shared: Any = ray.get(data[0]) if isinstance(data, list) else data
-            mirror = Mirror(run, _copy_of(resources.storage, path)) if resources.storage else None
+            mirror = (
+                Mirror(run, _mirror_path(resources.storage, path)) if resources.storage else None
+            )
 
             def follow(experiment: Any) -> None:
                 if mirror is not None:
@@ -108,7 +110,7 @@ def train_run(
             ):
                 dataset = shared.dataset(config)
                 result = train(
-                    config, start, run.path, Screen(False), dataset, follow if report else None
+                    config, start, run.path, Reporter(False), dataset, follow if report else None
                 )
         assert result is not None  # this process is the first of the run
         return {"status": DONE, **asdict(result)}
@@ -147,21 +149,23 @@ def _folders(storage: str | None) -> Iterator[Callable[[str], RunFolder]]:
 
         def fetched(path: str) -> RunFolder:
             here, folder = RunFolder(path), RunFolder(Path(near, Path(path).name))
-            Mirror(folder, _copy_of(storage, path)).fetch()
+            Mirror(folder, _mirror_path(storage, path)).fetch()
             # what was trained before there was a storage, or has nothing to do with the study
             return folder if folder.checkpoint.is_file() or not here.checkpoint.is_file() else here
 
         yield fetched
 
 
-def _copy_of(storage: str, path: str) -> str:
+def _mirror_path(storage: str, path: str) -> str:
     return f"{storage}/{Path(path).name}"
 
 
-def _copy(source: RunFolder, target: RunFolder) -> None:
+def copy_run(source: RunFolder, target: RunFolder) -> None:
+    """Copy what a training leaves; its best weights become part of its checkpoint."""
     target.path.mkdir(parents=True, exist_ok=True)
-    for file in (source.config, source.metrics):
-        shutil.copy(file, target.path)
+    for file in (source.config, source.metrics, source.known):
+        if file.is_file():
+            shutil.copy(file, target.path)
     checkpoint.copy(source.checkpoint, target.checkpoint)
 
 

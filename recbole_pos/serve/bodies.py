@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -60,6 +60,43 @@ class RecommendBody(_Body):
     excluded: _Names = None
     boosts: dict[str, float] | None = None
     at: float | str | None = None
+    model: str | None = None  # by name, of a server of several; by default by the id
+
+    def by_model(self, choose: Callable[[Any], str]) -> dict[str, RecommendBody]:
+        """Split by the model that answers each history or user.
+
+        Args:
+            choose: the name of the model for an id; None for a history without one.
+
+        Returns:
+            By name, a body with some of the histories or users, in their order. Histories have
+            their id: where they had none, their number.
+        """
+        if self.histories is None:
+            ids: Sequence[Any] = self.users or ()
+        else:
+            ids = [one.get("id") if isinstance(one, dict) else None for one in self.histories]
+        names = [self.model or choose(key if isinstance(key, _KEYS) else None) for key in ids]
+        parts: dict[str, RecommendBody] = {}
+        for name in dict.fromkeys(names):
+            mine = [number for number, model in enumerate(names) if model == name]
+            if self.histories is None:
+                part = {"users": [ids[number] for number in mine]}
+            else:
+                part = {"histories": [_numbered(self.histories[n], ids[n], n) for n in mine]}
+            parts[name] = self.model_copy(update=part)
+        return parts
+
+
+_KEYS = (str, int, float, bool)  # what an id may be, or is refused for later
+
+
+def _numbered(history: Any, key: Any, number: int) -> Any:
+    if key is not None:
+        return history
+    if isinstance(history, dict):
+        return {**history, "id": number}
+    return {"id": number, "items": history}
 
 
 class SimilarBody(_Body):
@@ -69,12 +106,14 @@ class SimilarBody(_Body):
     k: int = 10
     allowed: _Names = None
     excluded: _Names = None
+    model: str | None = None
 
 
 class ReloadBody(_Body):
-    """The folder of a run; the one in use if None."""
+    """The folder of a run; the one in use if None. Of a server of several, the model's name."""
 
     run_dir: str | None = None
+    model: str | None = None
 
 
 Body = TypeVar("Body", bound=_Body)

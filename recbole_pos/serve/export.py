@@ -20,7 +20,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.catalogue import NeedsDataset
 from recbole_pos.experiment.run import load, load_without_data
 from recbole_pos.files import whole_folder, writing
-from recbole_pos.model.models import name_of
+from recbole_pos.model.models import registered_name
 from recbole_pos.serve.export_readme import write_readme
 from recbole_pos.serve.programs import (
     Encoder,
@@ -107,16 +107,18 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
         if isinstance(module, Encoder):
             _require_same(module, load_program(path))
     names = [None, *dataset.field2id_token[dataset.iid_field][1:].tolist()]
-    vectors = encoder.model.item_embedding.weight.numpy()
+    vectors = encoder.model.item_vectors().numpy()
     (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "vectors.npy", vectors)
     pq.write_table(_table(names, vectors), folder / "vectors.parquet")
-    text = write_readme(name_of(type(encoder.model)), encoder, format, k, names, dataset.config)
+    text = write_readme(
+        registered_name(type(encoder.model)), encoder, format, k, names, dataset.config
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
-    """A row per item, padding left out."""
+    """Return a row per item, padding left out."""
     flat = pa.array(vectors[1:].reshape(-1))
     columns = {
         "id": pa.array(range(1, len(names)), pa.int64()),
@@ -127,7 +129,7 @@ def _table(names: list[Any], vectors: np.ndarray) -> pa.Table:
 
 
 def load_program(path: Path) -> Program:
-    """A written program: from inputs by name to outputs."""
+    """Return a written program: from inputs by name to outputs."""
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
         return lambda given: _list(module(*given.values()))
@@ -162,8 +164,8 @@ def _require_same(encoder: Encoder, program: Program) -> None:
         most = TOLERANCE * max(1.0, expected.abs().max().item())
         if not (difference := (expected - found).abs().max().item()) <= most:
             raise UsageError(
-                f"{name_of(type(encoder.model))} cannot be exported: what was written differs from "
-                f"it by {difference:.1e}"
+                f"{registered_name(type(encoder.model))} cannot be exported: its output differs "
+                f"from it by {difference:.1e}"
             )
 
 

@@ -126,7 +126,7 @@ class Histories:
         return replace(self, at=at)
 
     def some(self, rows: np.ndarray) -> Histories:
-        """Those of the given rows, in that order."""
+        """Return those of the given rows, in that order."""
         begin, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
         index = gather_index(begin, lengths)
         return Histories(
@@ -140,7 +140,7 @@ class Histories:
         )
 
     def having(self, row: np.ndarray, item: np.ndarray) -> int:
-        """How many of some pairs of a history, by its number, and an item are in it."""
+        """Return how many of some pairs of a history, by its number, and an item are in it."""
         rows, size = np.unique(row), int(max(item.max(initial=0), self.items.max(initial=0))) + 1
         some = self.some(rows)
         pairs = np.sort(row * size + item)  # they are few, and np.isin would sort the events
@@ -167,7 +167,7 @@ def read_histories(
             ``id``, ``times`` and ``at``, the time of the request; a Series of lists, by id; a
             DataFrame or a table of Arrow with such columns. Where times are given, events are
             sorted by them.
-        ids: of the known items by name, from 1 in rising order.
+        ids: ids of the known items by name, from 1 in rising order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
 

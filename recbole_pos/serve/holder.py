@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import re
 import threading
 import time
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +22,9 @@ from recbole_pos.experiment.result import unfinished
 from recbole_pos.serve.bodies import Refusal
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.values import shown
+
+ALONE = "default"  # the name of a model that has none
+_NAMED = re.compile(r"(\w[\w.-]*)=(.+)")  # NAME=RUN_DIR
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,10 @@ class ModelHolder:
     A request that has taken ``now`` keeps it to its end, whatever comes after.
     """
 
-    def __init__(self, run_dir: str | Path, data_path: str | None = None) -> None:
-        self.run_dir, self.data_path = str(run_dir), data_path
+    def __init__(
+        self, run_dir: str | Path, data_path: str | None = None, item_vectors: str | None = None
+    ) -> None:
+        self.run_dir, self.data_path, self.item_vectors = str(run_dir), data_path, item_vectors
         self.now: LoadedModel | None = None
         self._loading = threading.Lock()
 
@@ -60,7 +68,8 @@ class ModelHolder:
         if not self._loading.acquire(blocking=False):
             raise Refusal(409, "a model is being loaded already; ask again when it is there")
         try:
-            self.now = _load(self.run_dir if run_dir is None else run_dir, self.data_path)
+            folder = self.run_dir if run_dir is None else run_dir
+            self.now = _load(folder, self.data_path, self.item_vectors)
             self.run_dir = self.now.run_dir
             gc.collect()  # a model and its trainer know each other, so nothing else frees them
             give_back()
@@ -69,11 +78,103 @@ class ModelHolder:
             self._loading.release()
 
 
-def _load(run_dir: str, data_path: str | None) -> LoadedModel:
+class ModelHolders:
+    """The models of a server by name, and which of them answers whom.
+
+    Args:
+        folders: of the runs, by name; one without a name is ``ALONE``.
+        shares: of the ids that a model answers, by name; all are the first model's if empty.
+        data_path, item_vectors: see :class:`ModelHolder`.
+
+    Raises:
+        UsageError: for shares that are not of these models, or not 1 together.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, str | Path],
+        shares: Mapping[str, float],
+        data_path: str | None = None,
+        item_vectors: str | None = None,
+    ) -> None:
+        self.by_name = {
+            name: ModelHolder(path, data_path, item_vectors) for name, path in folders.items()
+        }
+        self.first = next(iter(self.by_name))
+        given = shares or {self.first: 1.0}
+        for name in given:
+            self.require(name, "--shares")
+        total = sum(given.values())
+        if not np.isclose(total, 1) or min(given.values()) < 0:
+            found = ", ".join(f"{name}={share:g}" for name, share in given.items())
+            raise UsageError(f"--shares: expected parts that are 1 together, found {found}")
+        self._names = list(given)
+        self._bounds = np.cumsum(list(given.values())) / total
+
+    def require(self, name: str, field: str = "model") -> ModelHolder:
+        """Return the model of a name.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        if name not in self.by_name:
+            known = ", ".join(self.by_name)
+            raise UsageError(f"{field}: {shown(name)} is not served; expected one of {known}")
+        return self.by_name[name]
+
+    def choose(self, key: Hashable) -> str:
+        """Return the name of the model for an id: the same at all times and on all servers.
+
+        An id is placed in [0, 1) by its hash, so that shares can change and only those between the
+        old bound and the new one get another model. What has no id (None) is the first model's.
+        """
+        if key is None:
+            return self.first
+        digest = hashlib.blake2b(str(key).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64
+        last = len(self._names) - 1
+        return self._names[min(int(np.searchsorted(self._bounds, place, "right")), last)]
+
+
+def parse_models(given: Sequence[str]) -> dict[str, str]:
+    """Return the folders of ``RUN_DIR`` or ``NAME=RUN_DIR ...`` by name.
+
+    Raises:
+        UsageError: for several of which one has no name, or two the same.
+    """
+    pairs = [_NAMED.fullmatch(text) for text in given]
+    if len(given) == 1 and not pairs[0]:
+        return {ALONE: given[0]}
+    names = [pair[1] for pair in pairs if pair]
+    if not given or len(set(names)) < len(given):
+        raise UsageError(
+            "RUN_DIR: expected the folder of a run, or several as NAME=RUN_DIR with different "
+            f"names; found {' '.join(given) or 'none'}"
+        )
+    return {pair[1]: pair[2] for pair in pairs if pair}
+
+
+def parse_shares(given: Iterable[str]) -> dict[str, float]:
+    """Return ``NAME=PART ...`` as a dict.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    shares: dict[str, float] = {}
+    for text in given:
+        name, _, part = text.partition("=")
+        try:
+            shares[name] = float(part)
+        except ValueError:
+            raise UsageError(f"--shares: expected NAME=PART such as B=0.1, found {text}") from None
+    return shares
+
+
+def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> LoadedModel:
     try:
         folder = RunFolder(run_dir).require()
         written = folder.checkpoint.stat().st_mtime
-        trained = Recommender.load(run_dir, data_path)
+        trained = Recommender.load(run_dir, data_path, item_vectors=item_vectors)
     except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
         if isinstance(error, PosError):
             raise

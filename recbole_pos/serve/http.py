@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -39,10 +39,10 @@ from starlette.requests import ClientDisconnect
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve import bodies
 from recbole_pos.serve.bodies import Refusal, parse, to_json
-from recbole_pos.serve.holder import LoadedModel, ModelHolder
+from recbole_pos.serve.holder import ALONE, LoadedModel, ModelHolders, parse_shares
 from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds for a body to arrive, and for requests under way to end
@@ -55,9 +55,13 @@ _log = logging.getLogger("recbole_pos.serve")
 
 
 class Metrics:
-    """Metrics of one server for Prometheus, in a registry of its own."""
+    """Metrics of one server for Prometheus, in a registry of its own.
 
-    def __init__(self) -> None:
+    Args:
+        models: their names.
+    """
+
+    def __init__(self, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
@@ -67,11 +71,16 @@ class Metrics:
         self.requests = metric(Counter, "requests", "Requests answered", ("path", "status"))
         text = "From a request to its answer"
         self.seconds = metric(Histogram, "request_seconds", text, ("path",), buckets=BUCKETS)
-        self.histories = metric(Counter, "histories", "Histories and users recommended to")
+        text = "Histories and users recommended to"
+        self.histories = metric(Counter, "histories", text, ("model",))
+        text = "From histories of a request to their recommendations, by the model"
+        self.scoring = metric(Histogram, "scoring_seconds", text, ("model",), buckets=BUCKETS)
         self.waiting = metric(Gauge, "waiting", "Requests being computed or waiting for it")
-        self.reloads = metric(Counter, "reloads", "Reloads of the model", ("outcome",))
-        for outcome in ("done", "failed"):  # a rate needs the zero before the first
-            self.reloads.labels(outcome)
+        self.reloads = metric(Counter, "reloads", "Reloads of a model", ("model", "outcome"))
+        for model in models:
+            self.histories.labels(model)
+            for outcome in ("done", "failed"):  # a rate needs the zero before the first
+                self.reloads.labels(model, outcome)
 
 
 class Measured:
@@ -104,14 +113,18 @@ class Service:
     """What the routes do.
 
     Args:
-        run_dir: the folder of the run whose model is loaded first.
+        folders: of the runs whose models are loaded first, by name.
         settings: limits.
-        screen: where loading is reported.
+        reporter: where loading is reported.
     """
 
-    def __init__(self, run_dir: str | Path, settings: ServeArguments, screen: Screen) -> None:
-        self.settings, self.screen = settings, screen
-        self.holder, self.metrics = ModelHolder(run_dir, settings.data_path), Metrics()
+    def __init__(
+        self, folders: Mapping[str, str | Path], settings: ServeArguments, reporter: Reporter
+    ) -> None:
+        self.settings, self.reporter = settings, reporter
+        shares = parse_shares(settings.shares)
+        self.holders = ModelHolders(folders, shares, settings.data_path, settings.item_vectors)
+        self.metrics = Metrics(folders)
         threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=threads)
         self.waiting = 0
@@ -119,30 +132,52 @@ class Service:
     async def recommend(self, request: Request) -> Response:
         """POST /recommend."""
 
-        def compute(loaded: LoadedModel, body: bytes) -> bytes:
+        def recommend(model: LoadedModel, name: str, asked: bodies.RecommendBody) -> list[dict]:
+            with self.metrics.scoring.labels(name).time():
+                answers = bodies.recommend(model.recommender, asked, self.settings)
+            self.metrics.histories.labels(name).inc(len(answers))
+            return answers
+
+        def compute(loaded: dict[str, LoadedModel], body: bytes) -> bytes:
             asked = parse(bodies.RecommendBody, body)
-            answers = bodies.recommend(loaded.recommender, asked, self.settings)
-            self.metrics.histories.inc(len(answers))
-            return to_json({"run_dir": loaded.run_dir, "recommendations": answers})
+            if asked.model is not None:
+                self.holders.require(asked.model)
+            if len(loaded) == 1:
+                ((name, model),) = loaded.items()
+                answers = recommend(model, name, asked)
+                return to_json({"run_dir": model.run_dir, "recommendations": answers})
+            found: dict[Any, dict] = {}
+            for name, part in asked.by_model(self.holders.choose).items():
+                try:
+                    answers = recommend(loaded[name], name, part)
+                except UsageError as error:
+                    status = getattr(error, "status", 422)
+                    raise Refusal(status, f"model {name}: {error}") from None
+                found |= {(type(one["id"]), one["id"]): {**one, "model": name} for one in answers}
+            folders = {name: model.run_dir for name, model in loaded.items()}
+            return to_json({"models": folders, "recommendations": list(found.values())})
 
         return await self._compute(request, compute)
 
     async def similar(self, request: Request) -> Response:
         """POST /similar."""
 
-        def compute(loaded: LoadedModel, body: bytes) -> bytes:
+        def compute(loaded: dict[str, LoadedModel], body: bytes) -> bytes:
             asked = parse(bodies.SimilarBody, body)
-            answers = bodies.find_similar(loaded.recommender, asked, self.settings)
-            return to_json({"run_dir": loaded.run_dir, "similar": answers})
+            name = self.holders.first if asked.model is None else asked.model
+            self.holders.require(name)
+            answers = bodies.find_similar(loaded[name].recommender, asked, self.settings)
+            return to_json({"run_dir": loaded[name].run_dir, "similar": answers})
 
         return await self._compute(request, compute)
 
     async def _compute(
-        self, request: Request, compute: Callable[[LoadedModel, bytes], bytes]
+        self, request: Request, compute: Callable[[dict[str, LoadedModel], bytes], bytes]
     ) -> Response:
         body = await _body(request, self.settings.max_body)
-        loaded = self.holder.now
-        if loaded is None:
+        now = {name: holder.now for name, holder in self.holders.by_name.items()}
+        loaded = {name: model for name, model in now.items() if model is not None}
+        if len(loaded) < len(now):
             raise Refusal(503, "the model is being loaded")
         if self.waiting >= self.settings.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already")
@@ -157,9 +192,14 @@ class Service:
 
     async def health(self) -> Response:
         """GET /health."""
-        if (loaded := self.holder.now) is None:
-            return _json(503, to_json({"status": "loading", "run_dir": self.holder.run_dir}))
-        return _json(200, to_json({"status": "ready", **loaded.about, "version": __version__}))
+        about: dict[str, Any] = {
+            name: {"run_dir": holder.run_dir} if holder.now is None else holder.now.about
+            for name, holder in self.holders.by_name.items()
+        }
+        ready = all(holder.now for holder in self.holders.by_name.values())
+        alone = about.get(ALONE)
+        found = {"status": "ready" if ready else "loading", **(alone or {"models": about})}
+        return _json(200 if ready else 503, to_json({**found, "version": __version__}))
 
     async def measured(self) -> Response:
         """GET /metrics."""
@@ -173,43 +213,51 @@ class Service:
                 403, "/reload is answered to this machine alone; --allow_reload lets others, too"
             )
         asked = parse(bodies.ReloadBody, await _body(request, self.settings.max_body) or b"{}")
-        await self.renew(asked.run_dir)
+        if asked.model is not None:
+            self.holders.require(asked.model)
+        names = list(self.holders.by_name) if asked.model is None else [asked.model]
+        if asked.run_dir is not None and len(names) > 1:
+            raise Refusal(422, f"model: give the one that changes, of {', '.join(names)}")
+        for name in names:
+            await self.renew(name, asked.run_dir)
         return await self.health()
 
-    async def renew(self, run_dir: str | None = None) -> None:
+    async def renew(self, name: str, run_dir: str | None = None) -> None:
         """Load a model beside the one in use, and swap.
 
         Raises:
             Refusal: if it cannot be; the one in use stays.
         """
         try:
-            loaded = await asyncio.to_thread(self.holder.load, run_dir)
+            loaded = await asyncio.to_thread(self.holders.by_name[name].load, run_dir)
         except Exception as error:
-            self.metrics.reloads.labels("failed").inc()
+            self.metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, PosError):
                 status, why = getattr(error, "status", 422), str(error)[:500]  # names are long
             else:
                 _log.exception("reload")
                 status, why = 500, f"{type(error).__name__}: {error}"
             raise Refusal(status, f"not reloaded, nothing has changed: {why}") from error
-        self.metrics.reloads.labels("done").inc()
+        self.metrics.reloads.labels(name, "done").inc()
         self._report(loaded)
 
     async def load_first(self) -> None:
-        """Load the first model."""
-        self._report(await asyncio.to_thread(self.holder.load))
+        """Load the first models."""
+        for holder in self.holders.by_name.values():
+            self._report(await asyncio.to_thread(holder.load))
 
     async def renew_on_signal(self) -> None:
         """Reload; where that fails, a line on the screen says so."""
-        with suppress(Exception):  # the screen may be gone
-            try:
-                await self.renew()
-            except Refusal as error:
-                self.screen.line(str(error))
+        for name in self.holders.by_name:
+            with suppress(Exception):  # the screen may be gone
+                try:
+                    await self.renew(name)
+                except Refusal as error:
+                    self.reporter.line(str(error))
 
     def _report(self, loaded: LoadedModel) -> None:
         with suppress(PosError):  # the screen may be gone
-            self.screen.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
+            self.reporter.line(f"{loaded.about['model']} of {loaded.run_dir} is ready")
 
 
 def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> FastAPI:
@@ -264,11 +312,13 @@ def make_app(service: Service, on_failure: Callable[[BaseException], None]) -> F
     return app
 
 
-def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
+def serve(
+    run_dir: str | Path | Mapping[str, str | Path], settings: ServeArguments | None = None
+) -> None:
     """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
 
     Args:
-        run_dir: the folder of a run.
+        run_dir: the folder of a run; of several models, theirs by name.
         settings: address and limits.
 
     Raises:
@@ -277,21 +327,24 @@ def serve(run_dir: str | Path, settings: ServeArguments | None = None) -> None:
     """
     settings = settings or ServeArguments()
     _check(settings)
-    RunFolder(run_dir).require()
-    screen, errors = Screen(), []
+    folders = run_dir if isinstance(run_dir, Mapping) else {ALONE: run_dir}
+    for folder in folders.values():
+        RunFolder(folder).require()
+    reporter, errors = Reporter(), []
+    service = Service(folders, settings, reporter)
     with _listening(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         at = f"[{host}]" if listening.family == socket.AF_INET6 else host
-        screen.line(f"http://{at}:{port} (loading {run_dir})")
+        reporter.line(f"http://{at}:{port} (loading {', '.join(map(str, folders.values()))})")
         if not ipaddress.ip_address(host).is_loopback:
-            screen.line("there is no authentication: all who reach this address are answered")
+            reporter.line("there is no authentication: all who reach this address are answered")
 
         def fail(error: BaseException) -> None:
             errors.append(error)
             server.should_exit = True
 
         config = uvicorn.Config(
-            make_app(Service(run_dir, settings, screen), fail),
+            make_app(service, fail),
             http="h11",
             ws="none",
             log_config=None,

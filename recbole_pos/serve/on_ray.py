@@ -21,8 +21,8 @@ from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, StorageError, UsageError
 from recbole_pos.files import whole_folder, writing
 from recbole_pos.layers.catalogue import Choice
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, stop
-from recbole_pos.screen import Screen
 from recbole_pos.serve.histories import UNIT, Histories, is_parquet, list_units, read_tables
 from recbole_pos.serve.recommend import BulkRequest, Counts, rename_fields, report_unknown
 from recbole_pos.serve.recommender import Recommender
@@ -47,7 +47,7 @@ def recommend_on_ray(
     Args:
         request: what to recommend; histories in parquet.
         out: a folder that takes its place once all of it is there; parquet files, in no order.
-        address: of the cluster, or auto; ``local`` or None starts Ray on this machine.
+        address: address of the cluster, or auto; ``local`` or None starts Ray on this machine.
         processes: how many at most; as many as there are CPUs if None.
 
     Raises:
@@ -55,17 +55,17 @@ def recommend_on_ray(
             the run.
         StorageError: if the folder cannot be written.
     """
-    folder, screen, histories = Path(out).absolute(), Screen(), request.histories
+    folder, reporter, histories = Path(out).absolute(), Reporter(), request.histories
     if os.path.exists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"--out: {out} is there already; choose another folder")
     if histories is not None and not is_parquet(histories):
         raise UsageError(f"--histories: with --address, parquet is read; found {histories}")
-    paths = {name: getattr(request, name) for name in ("run_dir", "data_path")}
+    paths = {name: getattr(request, name) for name in ("run_dir", "data_path", "item_vectors")}
     paths = {name: path and str(Path(path).resolve()) for name, path in paths.items()}
-    names, trained = request.names(), request.load(screen)
+    names, trained = request.names(), request.load(reporter)
     trained.require_k(request.k)
     trained.choice(names["items"], names["exclude"])
-    report_unknown(trained, screen, **names)
+    report_unknown(trained, reporter, **names)
     users = trained.of_users(request.users).ids if histories is None else []
     total = len(users)
     if histories is not None:
@@ -90,13 +90,13 @@ def recommend_on_ray(
                 "place": str(place),
                 "call": uuid.uuid4().hex,
             }
-            counts = collect(_compute(units, asked, processes), place, total, screen)
-        counts.report(screen, trained.config["model"], request.exclude_seen)
+            counts = collect(_compute(units, asked, processes), place, total, reporter)
+        counts.report(reporter, trained.config["model"], request.exclude_seen)
     except ray.exceptions.RayError as error:
         raise PosError(f"Ray: {str(error).strip().splitlines()[-1]}") from error
     finally:
         stop(has_joined)
-    screen.line(str(out))
+    reporter.line(str(out))
     return Path(out)
 
 
@@ -163,7 +163,7 @@ def _load(asked: dict[str, Any]) -> tuple[Recommender, Choice]:
                 parent = Path(asked["place"]).parent
                 raise UsageError(f"the folder of --out, {parent}, is not found")
             unpack(asked["packed"])
-            trained = asked["request"].load(Screen(False))
+            trained = asked["request"].load(Reporter(False))
         except (PosError, OSError) as error:
             raise UsageError(
                 f"machine {socket.gethostname()}: {error}; all machines must reach run, data and "
@@ -174,21 +174,23 @@ def _load(asked: dict[str, Any]) -> tuple[Recommender, Choice]:
     return _loaded[call]
 
 
-def collect(results: Iterable[dict[str, Any]], place: Path, total: int, screen: Screen) -> Counts:
+def collect(
+    results: Iterable[dict[str, Any]], place: Path, total: int, reporter: Reporter
+) -> Counts:
     """Keep the files that were delivered, each once, whatever was begun on machines that are lost.
 
     Args:
         results: of :func:`write_part`.
         place: the folder of the files.
         total: how many users or histories there are.
-        screen: where progress is shown.
+        reporter: where progress is shown.
 
     Raises:
         UsageError: the first of the results.
         StorageError: if a file is not as it was written.
     """
     counts, files = Counts(), []
-    with screen.task("recommending", total) as task:
+    with reporter.task("recommending", total) as task:
         for result in results:
             if result["error"]:
                 raise UsageError(result["error"])

@@ -22,7 +22,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.model.models import name_of
+from recbole_pos.model.models import registered_name
 from recbole_pos.relations.history import HistoryRelations
 
 READS = ("own", "none")  # what an exported AttrFormer may read
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
     Args:
         model: trained, on a CPU.
-        relations: of an AttrFormer that reads any.
+        relations: relations of an AttrFormer that reads any.
     """
 
     def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
@@ -49,22 +49,22 @@ class Encoder(nn.Module):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """[B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and the
-        times of the requests [B] float64."""
+        """Return [B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and
+        the times of the requests [B] float64."""
         model = self.model
         times, at = model._seconds(times), model._seconds(at)
         ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times, at)
         if self.relations is not None:
             ctx = replace(ctx, relations=self.relations(ctx))
         assert ctx.items is not None
-        return model.states(ctx.items, ctx, ctx.last)
+        return model.query_states(ctx.items, ctx, ctx.last)
 
 
 class Recommend(nn.Module):
     """A history to the k best of the items allowed, the best first.
 
     Args:
-        encoder: of the model.
+        encoder: encoder of the model.
         k: items a history.
     """
 
@@ -84,14 +84,14 @@ class Recommend(nn.Module):
         times: Tensor | None = None,
         at: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[B, k] items and their scores; 0 and -inf where no more are allowed.
+        """Return [B, k] items and their scores; 0 and -inf where no more are allowed.
 
         Args:
             items, lengths, times, at: as of :class:`Encoder`.
             allowed: [B or 1, items] boolean; item 0, which is padding, never is.
         """
         vector = self.encoder(items, lengths, times, at)
-        scores = vector @ self.encoder.model.item_embedding.weight.t()
+        scores = vector @ self.encoder.model.item_vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
         best, found = scores.masked_fill(left_out, -torch.inf).topk(self.k)
@@ -99,7 +99,7 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any, reads: str | None = None) -> Encoder:
-    """What is exported of a model.
+    """Return what is exported of a model.
 
     Args:
         model: trained.
@@ -109,7 +109,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     Raises:
         UsageError: if it cannot be exported; says why.
     """
-    name = name_of(type(model))
+    name = registered_name(type(model))
     if not isinstance(model, PosRecommender):
         raise UsageError(
             f"{name} cannot be exported: its forward is not made of the plugin's layers "
@@ -129,7 +129,9 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     if reads is not None:
         raise UsageError(f"inference_relations: {name} has none, AttrFormer alone does")
     base = PosRecommender
-    own = [x for x in ("forward", "states_of", "full_sort_predict") if _differs(model, base, x)]
+    own = [
+        x for x in ("forward", "compute_states", "full_sort_predict") if _differs(model, base, x)
+    ]
     if own:
         raise UsageError(
             f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "
@@ -143,14 +145,14 @@ def _differs(model: Any, base: type, name: str) -> bool:
 
 
 def input_names(module: Encoder | Recommend) -> tuple[str, ...]:
-    """The inputs of a program, in their order."""
+    """Return the inputs of a program, in their order."""
     top = isinstance(module, Recommend)
     encoder = module.encoder if isinstance(module, Recommend) else module
     return ("items", "lengths", *["allowed"] * top, *encoder.inputs)
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """A program for batches of any size and histories of any length up to the model's.
+    """Return a program for batches of any size and histories of any length up to the model's.
 
     Raises:
         UsageError: if a custom model or scheme does what cannot be traced.
@@ -179,7 +181,8 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     except Exception as error:  # torch's own are of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(
-            f"{name_of(type(encoder.model))} cannot be exported: torch.export refuses it: {reason}"
+            f"{registered_name(type(encoder.model))} cannot be exported: torch.export refuses it: "
+            f"{reason}"
         ) from error
 
 

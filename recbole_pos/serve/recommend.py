@@ -18,7 +18,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
-from recbole_pos.screen import Screen
+from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import (
     UNIT,
     Histories,
@@ -41,7 +41,7 @@ def recommend(
     mask_history: bool | None = None,
     data_path: str | Path | None = None,
 ) -> pd.DataFrame:
-    """The k items with the highest scores after everything a user has done, best first.
+    """Return the k items with the highest scores after everything a user has done, best first.
 
     Histories are whole: what was held out from training is read too, and so is what the data have
     beyond what the model was trained on. ``Recommender`` can do more.
@@ -87,6 +87,7 @@ class BulkRequest:
             or folder of parquet with such columns, instead of the users of the data.
         data_path: the folder that holds the folder of the dataset.
         at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
+        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
     """
 
     run_dir: str | Path
@@ -98,13 +99,14 @@ class BulkRequest:
     histories: str | Path | None = None
     data_path: str | Path | None = None
     at: str | None = None
+    item_vectors: str | Path | None = None
 
     def names(self) -> dict[str, list[str] | None]:
         """Read the files of names."""
         files = {"items": self.items, "exclude": self.exclude}
         return {what: None if file is None else read_names(file) for what, file in files.items()}
 
-    def load(self, screen: Screen) -> Recommender:
+    def load(self, reporter: Reporter) -> Recommender:
         """Read the model, and report how its data have grown.
 
         Raises:
@@ -113,19 +115,21 @@ class BulkRequest:
         if self.histories is not None and self.users is not None:
             raise UsageError("give users or histories, not both")
         trained = Recommender.load(self.run_dir, self.data_path, self.histories is not None)
+        if self.item_vectors is not None:
+            reporter.line(trained.add_items(self.item_vectors))
         growth = trained.growth
         if growth.users or growth.events:
-            screen.line(
+            reporter.line(
                 f"new since training: events {growth.events:,}, users {growth.users:,}; all of "
                 "them are read"
             )
         if growth.items:
-            screen.line(
+            reporter.line(
                 f"new since training: items {growth.items:,}, which the model does not know; "
                 f"events of them, skipped: {growth.skipped:,} (`recbole-pos update` learns them)"
             )
         if trained.changed:
-            screen.line(f"since training: values of {', '.join(trained.changed)} have changed")
+            reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
         return trained
 
     def moment(self) -> float | str | datetime | None:
@@ -155,12 +159,12 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
     run = RunFolder(request.run_dir).require()
     file = run.path / "recommendations.csv" if out is None else Path(out)
     # /dev/stdout gets the table alone
-    screen = Screen(os.path.isfile(file) or not os.path.exists(file))
+    reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
     with _writer(file) as write:  # before the work: it may be that nothing can be written
         names = request.names()
-        trained = request.load(screen)
+        trained = request.load(reporter)
         choice = trained.choice(names["items"], names["exclude"])
-        report_unknown(trained, screen, **names)
+        report_unknown(trained, reporter, **names)
         by_user = request.histories is None
         asked = trained.of_users(request.users) if by_user else _read(trained, request.histories)
         asked = trained.requested(asked, request.moment())
@@ -169,21 +173,21 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
             no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
         )
         if formulas:
-            screen.line(
+            reporter.line(
                 "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
                 "would take them for formulas; parquet has them as they are"
             )
         if not len(asked):
             write(pd.DataFrame(columns=["id", *COLUMNS]))
-        with screen.task("recommending", len(asked)) as task:
+        with reporter.task("recommending", len(asked)) as task:
             for part, seen in trained.parts(asked, request.k, request.exclude_seen, choice):
                 table = rename_fields(part, trained) if by_user else part.astype({"id": str})
                 write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
                 task.advance(counts.add(part, seen))
     if 0 < counts.rows <= _FEW and not (by_user and request.users is None):
-        screen.line(table.to_string(index=False))
-    counts.report(screen, trained.config["model"], request.exclude_seen)
-    screen.line(str(file))
+        reporter.line(table.to_string(index=False))
+    counts.report(reporter, trained.config["model"], request.exclude_seen)
+    reporter.line(str(file))
     return file
 
 
@@ -218,18 +222,20 @@ class Counts:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
-    def report(self, screen: Screen, model: str, exclude_seen: bool | None) -> None:
+    def report(self, reporter: Reporter, model: str, exclude_seen: bool | None) -> None:
         """Print them."""
-        screen.line(f"{self.rows:,} recommendations of {model}")
+        reporter.line(f"{self.rows:,} recommendations of {model}")
         if self.unknown:
-            screen.line(f"{self.unknown:,} items of histories are not known to the model: left out")
+            reporter.line(
+                f"{self.unknown:,} items of histories are not known to the model: left out"
+            )
         if self.popular:
-            screen.line(
+            reporter.line(
                 f"{self.popular:,} of {self.people:,} get the most popular items: nothing in their "
                 "history is known to the model"
             )
         if self.seen and not exclude_seen:
-            screen.line(
+            reporter.line(
                 f"{self.seen / self.rows:.0%} of them are in the history already; --exclude_seen "
                 "leaves these out"
             )
@@ -248,18 +254,18 @@ def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     return found.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
 
 
-def report_unknown(trained: Recommender, screen: Screen, **names: list[str] | None) -> None:
+def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
     """Say how many names of ``--items`` and ``--exclude`` are of no item."""
     for option, given in names.items():
         if unknown := [name for name in given or () if name not in trained.ids]:
-            screen.line(
+            reporter.line(
                 f"--{option}: {len(unknown):,} of {len(given or ()):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing"
             )
 
 
 def read_names(file: str | Path) -> list[str]:
-    """Names of a file, one a line, letter by letter: names may begin or end with a space."""
+    """Return names of a file, one a line, letter by letter: names may begin or end with a space."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
     except (OSError, UnicodeDecodeError) as error:

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from recbole_pos.data.grown import Growth
 from recbole_pos.data.history import masks_history
-from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.item_vectors import read_new, to_files
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores, best_of, products, score_parts
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.fitted import FittedModel, folder_of, unpack_folder
 from recbole_pos.serve.histories import Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
@@ -37,8 +39,8 @@ _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender:
-    """A trained model with its catalogue; made by :meth:`load`.
+class Recommender(FittedModel):
+    """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
     which nothing is known gets the most popular items of training, and ``by`` says so.
@@ -56,21 +58,22 @@ class Recommender:
     """
 
     def __init__(
-        self, experiment: Experiment, growth: Growth, strangers: Iterable[str] = ()
+        self,
+        experiment: Experiment,
+        growth: Growth,
+        strangers: Iterable[str] = (),
+        folder: RunFolder | None = None,
+        source: Sequence[Any] = (),
     ) -> None:
-        self.experiment, self.growth, self.changed = experiment, growth, experiment.changed
-        self.config, self.dataset = experiment.config, experiment.dataset
+        super().__init__(experiment, folder, source)
+        self.growth, self.changed = growth, experiment.changed
         self.scorer = Scorer(experiment.model, experiment.config)
         dataset = experiment.dataset
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
-        if isinstance(dataset, Catalogue):
-            counts, self.events = torch.from_numpy(dataset.popularity).float(), dataset.events
-        else:
-            trained = dataset.log.items[torch.from_numpy(dataset.part == TRAIN)]
-            counts = torch.bincount(trained, minlength=dataset.item_num).float()
-            self.events = len(dataset.log)
+        counts = torch.from_numpy(dataset.popularity).float()
+        self.events = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.strangers = dict.fromkeys(strangers)  # in the data, and unknown to the model
         self._has_warned = False
@@ -81,6 +84,7 @@ class Recommender:
         run_dir: str | Path,
         data_path: str | Path | None = None,
         histories_only: bool | None = None,
+        item_vectors: Any = None,
     ) -> Recommender:
         """From the folder of a run; its data may have grown since.
 
@@ -93,6 +97,7 @@ class Recommender:
                 None.
             histories_only: whether the users of the data will not be asked for: then the dataset
                 is not read if the model does without; else it must be there. Not known if None.
+            item_vectors: content vectors of further items, see :meth:`add_items`.
 
         Warns:
             RunWarning: if the run is unfinished, or the dataset is not where it was.
@@ -101,19 +106,28 @@ class Recommender:
             UsageError: if it is not one, or the model needs the dataset and that is not there.
             CheckpointError: if the data the model was trained on are not there any more.
         """
+        trained = cls._loaded(run_dir, data_path, histories_only)
+        if item_vectors is not None:
+            trained.add_items(item_vectors)
+        return trained
+
+    @classmethod
+    def _loaded(
+        cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
+    ) -> Recommender:
         if data_path is not None or histories_only is False:
             return cls._with_data(run_dir, data_path)
         there = finds_dataset(run_dir)
         if there and not histories_only:
             return cls._with_data(run_dir, None)
         try:
-            trained = cls(load_without_data(run_dir), Growth())
+            trained = cls(load_without_data(run_dir), Growth(), folder=folder_of(run_dir))
         except NeedsDataset:
             if not there:
                 raise
             return cls._with_data(run_dir, None)
         if not histories_only:
-            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 2)
+            warnings.warn(str(NeedsDataset("histories of users", trained.config)), RunWarning, 3)
         return trained
 
     @classmethod
@@ -122,7 +136,7 @@ class Recommender:
 
         def with_later(dataset: Any) -> Any:
             nonlocal growth, strangers
-            later = dataset.later
+            later = dataset.held_out
             if later is None:
                 return dataset
             growth = later.growth
@@ -131,7 +145,54 @@ class Recommender:
             return dataset.with_later(new_users=new)
 
         experiment = load(run_dir, with_later, grown=True, data_path=data_path)
-        return cls(experiment, growth, strangers)
+        return cls(experiment, growth, strangers, folder_of(run_dir))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
+        return _unpack, (type(self), self.pack(), dataset, self.growth, [*self.strangers])
+
+    def add_items(self, item_vectors: Any) -> str:
+        """Let items be recommended that were not there in training, by their content.
+
+        Args:
+            item_vectors: as the option of that name, made in the way of those of the run; items
+                that the model knows stay as they are.
+
+        Returns:
+            A sentence that counts them.
+
+        Raises:
+            UsageError: if the model reads no content, or the vectors do not fit.
+        """
+        model, dataset = self.experiment.model, self.dataset
+        if getattr(model, "content_source", None) is None:
+            raise UsageError(
+                f"item_vectors: {self.config['model']} was trained without the content of items; "
+                "train it with item_vectors and item_vectors_use: add, replace or late"
+            )
+        names, vectors = read_new(to_files(item_vectors), self.ids, dataset.iid_field)
+        model.add_items(vectors)
+        self.items = np.append(self.items, names)
+        self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
+        self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
+        self.scorer = Scorer(model, self.config)
+        for cached in ("_every", "_directions"):
+            self.__dict__.pop(cached, None)
+        self._require_readable(names)
+        return f"new items by their content: {len(names):,}"
+
+    @torch.inference_mode()
+    def _require_readable(self, names: np.ndarray) -> None:
+        """Require that the model reads new items in a history, too."""
+        if not len(names):
+            return
+        try:
+            self.scorer.states(self.read([{"items": [names[0]], "times": [0.0], "at": 0.0}]))
+        except IndexError as error:
+            raise UsageError(
+                f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
+                "do not have; add them to the data and train again"
+            ) from error
 
     def recommend(
         self,
@@ -144,7 +205,7 @@ class Recommender:
         boosts: Mapping[str, float] | None = None,
         at: float | str | datetime | None = None,
     ) -> pd.DataFrame:
-        """The k items most likely to come next, best first; of equal scores, in the order of
+        """Return the k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
 
         Args:
@@ -185,7 +246,7 @@ class Recommender:
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Histories as people give them, or a table of them, with ids of items.
+        """Return histories as people give them, or a table of them, with ids of items.
 
         Raises:
             UsageError: if the model does not score by histories, or one is not one.
@@ -198,7 +259,7 @@ class Recommender:
         return read_histories(histories, self.ids, self.scorer.needs_time, self._unit)
 
     def requested(self, asked: Histories, at: float | str | datetime | None = None) -> Histories:
-        """Histories with the times at which they are asked for, where the model reads these.
+        """Return histories with the times at which they are asked for, where the model reads these.
 
         Args:
             asked: the histories.
@@ -244,7 +305,7 @@ class Recommender:
         return seconds if 1 < first and last < 2100 - 1970 else None
 
     def of_users(self, users: Sequence[str] | None = None) -> Histories:
-        """Histories of users in the data, each once; of all with an event if None.
+        """Return histories of users in the data, each once; of all with an event if None.
 
         Raises:
             UsageError: if some have none.
@@ -279,7 +340,7 @@ class Recommender:
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
     ) -> Choice:
-        """Which items may be recommended; see :meth:`recommend`. Unknown names are left out.
+        """Return which items may be recommended; see :meth:`recommend`. Unknown names are left out.
 
         Raises:
             UsageError: if none is left, or a boost is no finite number.
@@ -314,8 +375,8 @@ class Recommender:
     def parts(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Recommendations as :meth:`recommend` gives them, pool by pool in the order asked; and how
-        many of them are in the history already."""
+        """Yield recommendations as :meth:`recommend` gives them, pool by pool in the order asked;
+        and how many of them are in the history already."""
         names = np.array(asked.ids, dtype=object)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
             table = pd.DataFrame(
@@ -333,8 +394,8 @@ class Recommender:
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """What :meth:`parts` has, as arrays: of each recommendation the number of its history, the
-        rank, the id of the item, the score, and whether it is the model's."""
+        """Yield what :meth:`parts` has, as arrays: of each recommendation the number of its
+        history, the rank, the id of the item, the score, and whether it is the model's."""
         self.require_k(k)
         if exclude_seen is None:
             exclude_seen = masks_history(self.config)
@@ -352,7 +413,7 @@ class Recommender:
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
+        """Return rows, ranks, item ids, scores, and whether they are the model's, of a batch."""
         found = []
         for by_model in (True, False):
             which = np.flatnonzero((asked.lengths > 0) == by_model)
@@ -377,7 +438,7 @@ class Recommender:
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """[b, d] a vector a history: an item's score is its product with that of the item.
+        """Return [b, d] a vector a history: an item's score is its product with that of the item.
 
         A history of which nothing is known has the vector 0.
 
@@ -393,7 +454,7 @@ class Recommender:
         return states
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Names [items] and vectors [items, d] of the catalogue.
+        """Return names [items] and vectors [items, d] of the catalogue.
 
         Raises:
             UsageError: if the model has none.
@@ -407,7 +468,7 @@ class Recommender:
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
     ) -> pd.DataFrame:
-        """The items whose vectors point most nearly the same way.
+        """Return the items whose vectors point most nearly the same way.
 
         Args:
             items: names, or one.
@@ -437,8 +498,8 @@ class Recommender:
         )
 
     def nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """What :meth:`similar` has, as arrays: of each neighbour the number of its item, the rank,
-        the id, and the cosine."""
+        """Return what :meth:`similar` has, as arrays: of each neighbour the number of its item, the
+        rank, the id, and the cosine."""
         self.require_k(k)
         vectors = self._directions
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
@@ -465,6 +526,22 @@ class Recommender:
         return k
 
 
+def _unpack(
+    kind: type[Recommender],
+    files: dict[str, bytes],
+    dataset: Any,
+    growth: Growth,
+    strangers: list[str],
+) -> Recommender:
+    """The other end of pickle: the run, in a folder that goes with the model."""
+    home = unpack_folder(files)
+    if dataset is None:
+        experiment = load_without_data(home.path)
+    else:
+        experiment = load(home.path, dataset=dataset, grown=True)
+    return kind(experiment, growth, strangers, RunFolder(home.path), [home])
+
+
 def top_items(
     scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -480,5 +557,5 @@ def top_items(
         scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
         fewer are left.
     """
-    best, items = best_of(score_parts(scores, choice, barred), k)
+    best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()

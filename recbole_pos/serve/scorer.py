@@ -32,7 +32,7 @@ class Scorer:
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
         plain = isinstance(model, PosRecommender) and model.scores_by_products
-        self.vectors: Tensor | None = model.item_embedding.weight.detach() if plain else None
+        self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
 
     def require_vectors(self) -> Tensor:
         """``vectors``.
@@ -48,7 +48,7 @@ class Scorer:
         return self.vectors
 
     def scores(self, asked: Histories) -> Callable[[Tensor], Tensor]:
-        """[b, c] scores of c item ids after histories, none of them empty."""
+        """Return [b, c] scores of c item ids after histories, none of them empty."""
         if self.vectors is not None:
             states, vectors = self.states(asked), self.vectors
             return lambda items: products(states, vectors, items).cpu()

@@ -23,7 +23,7 @@ from recbole_pos.values import shown
 
 
 def run_folders(what: Any) -> list[Path]:
-    """Folders of runs, if that is what was given.
+    """Return folders of runs, if that is what was given.
 
     Raises:
         UsageError: for one run alone, or runs among other things.
@@ -42,11 +42,11 @@ def run_folders(what: Any) -> list[Path]:
 def plan_and_folder(
     what: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """The plan of models, or of a study's file, mapping or folder.
+    """Return the plan of models, or of a study's file, mapping or folder.
 
     Args:
         what: which of these.
-        dataset: of the models; of a study, in the place of its own.
+        dataset: dataset of the models; of a study, in the place of its own.
         base: options of all rows, which win over those of a study's base.
         args: the arguments of ``compare``.
 
@@ -70,7 +70,9 @@ def plan_and_folder(
         plan = plan_of_models(dataset, names, args.vary, seeds, base, **changes)
         return plan, StudyFolder.of(plan, args.run_dir)
     if args.vary:
-        raise UsageError("--vary: goes with models (-m); the rows of a study are in its file")
+        raise UsageError(
+            "--vary: goes with models (-m); the configurations of a study are in its file"
+        )
     if isinstance(what, dict):
         plan = make_plan(Source("study", what))
     elif Path(what).is_dir():
@@ -93,7 +95,7 @@ def plan_and_folder(
 
 
 def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
-    """The first of a study's own seeds, and further ones behind them."""
+    """Return the first of a study's own seeds, and further ones behind them."""
     if wanted < 1:
         return wanted  # refused with the plan
     more = range(max(seeds) + 1, max(seeds) + 1 + wanted - len(seeds))
@@ -101,7 +103,7 @@ def _as_many(seeds: tuple[int, ...], wanted: int) -> list[int] | int:
 
 
 def complete(options: dict[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a row.
+    """Return the whole configuration of a row.
 
     Raises:
         UsageError: for what is wrong with it.
@@ -110,7 +112,7 @@ def complete(options: dict[str, Any]) -> dict[str, Any]:
     for key in ("init_from", "update_from"):
         if config.plain.get(key):
             raise UsageError(
-                f"{key}: a row of a study begins with fresh weights, or with those of another row: "
+                f"{key}: a configuration begins with fresh weights or another's: "
                 "`attach: {to: ROW, schemes: [...]}`"
             )
     return {**config.plain, "data_path": config["data_path"]}
@@ -120,7 +122,7 @@ def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> Non
     """What tables show is made of the ranks of the test, or computed by every row.
 
     Args:
-        plan: of the study.
+        plan: plan of the study.
         configs: row -> its whole configuration.
 
     Raises:
@@ -137,7 +139,7 @@ def require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> Non
             if metric not in computed:
                 raise plan.source.error(
                     ("metrics",),
-                    f"metrics: {metric} is not computed for row {row}, whose metrics are "
+                    f"metrics: {metric} is not computed for {row}, whose metrics are "
                     f"{', '.join(names)} at {', '.join(map(str, config['topk']))}; give it in the "
                     "base, as in metrics: [NDCG, ItemCoverage], topk: [10, 20]",
                 )
@@ -228,7 +230,7 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _word(name: str, value: Any, several: bool) -> str:
-    """A value in the name of a row: of schemes and names the value is enough."""
+    """Return a value in the name of a row: of schemes and names the value is enough."""
     text = "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
     plain = isinstance(value, str) or (isinstance(value, list) and value)
     return text if plain and not several else f"{name}={text}"

@@ -18,10 +18,10 @@ _SPANS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] = ()) -> dict[str, np.ndarray]:
-    """The bins of one kind.
+    """Return the bins of one kind.
 
     Args:
-        targets: of a :class:`~recbole_pos.study.ranks.RankTable`.
+        targets: targets of a :class:`~recbole_pos.study.ranks.RankTable`.
         kind: history (length), age (seconds from the newest event of the history to the target),
             popularity (training events of the item), or cold (whether it has none).
         edges: ascending; a bin holds what is above one edge and not above the next. Cold has none.
@@ -50,7 +50,7 @@ def masks(targets: pd.DataFrame, kind: str, edges: Sequence[float] = ()) -> dict
 
 
 def labels(kind: str, edges: Sequence[float]) -> list[str]:
-    """Names of the bins between edges: ``history up to 5``, ``history 6 to 15``, ...
+    """Return names of the bins between edges: ``history up to 5``, ``history 6 to 15``, ...
 
     Args:
         kind: one of ``KINDS``.
@@ -71,7 +71,7 @@ def labels(kind: str, edges: Sequence[float]) -> list[str]:
 
 
 def all_masks(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Kind -> its bins, for every kind that a study asks for."""
+    """Return kind -> its bins, for every kind that a study asks for."""
     return {
         kind: masks(targets, kind, () if kind == COLD else edges)
         for kind, edges in bins.items()

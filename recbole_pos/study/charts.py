@@ -16,9 +16,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from recbole_pos.errors import UsageError
+from recbole_pos.study.rendered_table import count, span
 from recbole_pos.study.result_tables import metric_name
-from recbole_pos.study.results import Comparison, Results
-from recbole_pos.study.shown import count, span
+from recbole_pos.study.results import Comparison, Results, compare
+from recbole_pos.values import check_choice
 
 # Okabe and Ito's colours without their yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -47,12 +49,23 @@ class Chart:
         svg: the picture.
         alternative: what it shows, for who cannot see it.
         note: how it is read.
+        figure: of which the picture is made.
     """
 
     title: str
     svg: str
     alternative: str
-    note: str = ""
+    note: str
+    figure: Figure
+
+
+class _Figure(Figure):
+    """One that a notebook shows whether or not pyplot is imported."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=120)
+        return file.getvalue()
 
 
 def looks(rows: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -83,7 +96,7 @@ def draw_differences(found: Comparison) -> Chart | None:
     panel.set_ylim(len(pairs) - 0.5, -0.5)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     main, reference = metric_name(found.table.metrics[0]), found.table.reference
-    panel.set_xlabel(f"{main} less that of {_short(reference)}")
+    panel.set_xlabel(f"difference in {main} from {_short(reference)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
         for line in pairs.to_dict("records")
@@ -99,7 +112,7 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
     """Draw the main metric against what a row costs; None where less than two rows say.
 
     Args:
-        results: of the study.
+        results: results of the study.
         found: numbers of one table.
         column: ``seconds`` or ``parameters``.
     """
@@ -221,13 +234,35 @@ def all_charts(results: Results, found: Comparison) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
+def draw_results(results: Results | None, kind: str) -> Figure:
+    """Draw one picture of the first table: see :meth:`recbole_pos.study.comparing.Compared.plot`.
+
+    Raises:
+        UsageError: for another kind, or one that nothing is known for.
+    """
+    check_choice("kind", kind, ("differences", "seconds", "parameters", "curves"))
+    if results is None:
+        raise UsageError("plot: nothing was trained")
+    found = compare(results, results.plan.tables[0], bins=False)
+    with matplotlib.rc_context(_STYLE):
+        if kind == "differences":
+            chart = draw_differences(found)
+        elif kind == "curves":
+            chart = draw_curves(results, found.table.rows)
+        else:
+            chart = draw_cost(results, found, kind)
+    if chart is None:
+        raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
+    return chart.figure
+
+
 def _new(height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = _Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _new_of_rows(rows: int) -> tuple[Figure, Any]:
-    """A figure with room for a legend of so many rows below it."""
+    """Return a figure with room for a legend of so many rows below it."""
     return _new(3.1 + 0.2 * math.ceil(rows / 2))
 
 
@@ -250,4 +285,4 @@ def _chart(figure: Figure, title: str, alternative: str, note: str = "") -> Char
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return Chart(title, svg, alternative, note)
+    return Chart(title, svg, alternative, note, figure)

@@ -15,14 +15,15 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import whole, write_text
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study import schema
-from recbole_pos.study.configs import QUIET, require_twins
+from recbole_pos.study.configs import require_twins
 from recbole_pos.study.expand import fits
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, require_metrics
+from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import all_tables, markdown, tidy
-from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results, compare
-from recbole_pos.study.shown import Shown
+from recbole_pos.study.results import DONE, FAILED, VALIDATION, Comparison, Results, compare
 from recbole_pos.study.spaces import mean_of_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
@@ -43,15 +44,17 @@ class Written:
         tables: as they are printed.
         files: paths.
         pairs: a line a row and its reference.
+        comparisons: the numbers of the tables of the plan.
     """
 
-    tables: list[Shown]
+    tables: list[RenderedTable]
     files: list[Path]
     pairs: pd.DataFrame
+    comparisons: list[Comparison]
 
 
-def results_of(plan: Plan, folder: StudyFolder) -> Results:
-    """What the runs of a study have found so far."""
+def collect_results(plan: Plan, folder: StudyFolder) -> Results:
+    """Return what the runs of a study have found so far."""
     lines, ranks, curves, trials = [], {}, [], []
     metric, facts = plan.metrics[0], folder.facts()
     current, chosen, unmade = folder.current(plan), facts.get("chosen", {}), facts.get("unmade", {})
@@ -95,7 +98,8 @@ def _all_versions(runs: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _command(plan: Plan, folder: StudyFolder) -> str:
-    """How the study is run again: by its file, if that still says the same of all but the place."""
+    """Return how the study is run again: by its file, if that still says the same of all but the
+    place."""
     try:
         written = read_source(plan.source.name).content
     except UsageError:
@@ -112,7 +116,7 @@ def _command(plan: Plan, folder: StudyFolder) -> str:
 
 
 def _line(known: dict[str, Any], run: RunFolder, root: Path, metric: str) -> dict[str, Any]:
-    """A run as a line of a table, with its best ``metric`` in validation."""
+    """Return a run as a line of a table, with its best ``metric`` in validation."""
     path, device, text = run.path, known.get("device") or {}, ""
     if device:  # ``cpu (AMD EPYC, AVX512), 1 thread, float32``; older runs have no processor
         processor = f" ({device['processor']})" if device.get("processor") else ""
@@ -169,7 +173,7 @@ def _curve(known: dict[str, Any], run: RunFolder, metric: str) -> list[dict[str,
 
 
 def _searches(trials: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
-    """A line a trial, with the mean over its seeds; no value while one of them has none."""
+    """Return a line a trial, with the mean over its seeds; no value while one of them has none."""
     values: dict[tuple[str, int], list[float | None]] = {}
     lines = {(one["row"], one["trial"]): one for one in trials}
     for one in trials:
@@ -275,7 +279,7 @@ def _require_comparable(path: Path) -> dict[str, Any]:
 
 
 def _names(configs: list[dict[str, Any]]) -> list[str]:
-    """Names that tell runs apart: the model, and the options in which runs of it differ."""
+    """Return names that tell runs apart: the model, and the options in which runs of it differ."""
     indifferent = {*QUIET, "seed", "data_path", "gpu_id", "init_from", "update_from"}
     names = []
     for config in configs:
@@ -316,9 +320,9 @@ def write_results(results: Results, folder: Path) -> Written:
         results.runs.to_parquet(file, index=False)
     write_text(folder / "report.html", html(results, comparisons))
     names = ("table.md", "table.csv", "runs.csv", "runs.parquet", "report.html")
-    return Written(tables, [folder / name for name in names], pairs)
+    return Written(tables, [folder / name for name in names], pairs, comparisons)
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """A table as text for spreadsheets: no cell begins as a formula does."""
+    """Return a table as text for spreadsheets: no cell begins as a formula does."""
     return frame.apply(lambda column: column.map(no_formula)).to_csv(index=False)

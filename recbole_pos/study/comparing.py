@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import html
+import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import ray
+from matplotlib.figure import Figure
 
-from recbole_pos.config.arguments import CompareArguments, arguments, require_shares
+from recbole_pos.config.arguments import CompareArguments, divide, require_shares
 from recbole_pos.config.plugins import allow, pack
-from recbole_pos.data.location import require_dataset
+from recbole_pos.conversion.frames import beside, html_table
+from recbole_pos.data.location import dataset_name, require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import versions
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, room_for, stop
 from recbole_pos.runs.progress import live_view
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.screen import Screen
 from recbole_pos.study.asked import (
     complete,
     plan_and_folder,
@@ -32,22 +36,28 @@ from recbole_pos.study.asked import (
     require_same_study,
     run_folders,
 )
-from recbole_pos.study.collect import of_runs, results_of, write_results
+from recbole_pos.study.charts import draw_results
+from recbole_pos.study.collect import collect_results, of_runs, write_results
 from recbole_pos.study.configs import data_key, require_twins
 from recbole_pos.study.expand import check_plan, with_unread
 from recbole_pos.study.packed import PackedStudy, require_place
 from recbole_pos.study.packed import pack as pack_study
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.preview import preview
+from recbole_pos.study.rendered_table import RenderedTable, span
+from recbole_pos.study.result_tables import tidy
 from recbole_pos.study.results import DONE, FAILED, Results
-from recbole_pos.study.shown import span
+from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder, commit
-from recbole_pos.study.terminal import Fitted
 from recbole_pos.study.ties import count_ties
-from recbole_pos.study.work import Job, Work
 
 
-@dataclass(frozen=True)
+def _cells(table: RenderedTable) -> Iterator[tuple[str, ...]]:
+    for line in table.lines:
+        yield tuple(f"{c.text} ({c.detail})" if c.detail else c.text for c in line)
+
+
+@dataclass(frozen=True, repr=False)
 class Compared:
     """What a comparison found.
 
@@ -55,11 +65,42 @@ class Compared:
         runs: a line a run: row, seed, status, the test's metrics, seconds, ...
         pairs: a line a row: its difference to the reference, interval, p, star.
         folder: with table.md, table.csv, runs.csv, runs.parquet and report.html.
+        table: a line a row and metric: mean and deviation over seeds; and in the first metric,
+            where ranks are kept, the difference to the reference with its interval, p and star.
+        tables: as people read them; they are the text of this object.
+        results: what charts are drawn of.
+        source: the dataset, whose files may go with it.
     """
 
     runs: pd.DataFrame
     pairs: pd.DataFrame
     folder: Path
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tables: Sequence[RenderedTable] = ()
+    results: Results | None = None
+    source: Any = None
+
+    def plot(self, kind: str = "differences") -> Figure:
+        """Draw the first table of the comparison.
+
+        Args:
+            kind: ``differences`` to the reference, with 95% intervals; ``seconds`` or
+                ``parameters``, against which the first metric is drawn; ``curves`` of validation.
+
+        Raises:
+            UsageError: for another kind, or one that nothing is known for.
+        """
+        return draw_results(self.results, kind)
+
+    def __repr__(self) -> str:
+        return "\n\n".join(table.markdown() for table in self.tables[:1])
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h4>{html.escape(table.title)}</h4>{html_table(table.columns, _cells(table))}"
+            + "".join(f"<div><small>{html.escape(note)}</small></div>" for note in table.notes)
+            for table in self.tables
+        )
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         """Yield the two tables: ``runs, pairs = compare(...)``."""
@@ -68,7 +109,7 @@ class Compared:
 
 def compare(
     what: str | Path | list[Any] | dict[str, Any],
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
     *,
@@ -86,12 +127,14 @@ def compare(
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
-        dataset: of a list of models; of a study, in the place of the one it names.
+        dataset: of a list of models; of a study, in the place of the one it names. A name, or a
+            :class:`recbole_pos.Dataset`.
         config_file_list: configuration of all rows of a list of models, over the base of a study.
         config_dict: options over these files.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``,
-            ``vary``, ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``,
             ``known``, ``pack``, ``max_concurrent``, ``address``, ``storage``, ``cpus_per_trial``,
             ``gpus_per_trial``, ``verbose``.
 
@@ -103,16 +146,19 @@ def compare(
             compared.
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
-    args = arguments(settings or CompareArguments(), given)
-    allow((config_dict or {}).get("plugins"))
+    args, options = divide(settings or CompareArguments(), given)
+    base = {**(config_dict or {}), **options}
+    data, dataset = dataset, dataset_name(dataset)
+    if args.run_dir is None:
+        args = replace(args, run_dir=beside(data, "compare"))
+    allow(base.get("plugins"))
     require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
-    screen = Screen(args.verbose)
+    reporter = Reporter(args.verbose)
     if runs := run_folders(what):
         for name in ("known", "pack"):
             if getattr(args, name):
                 raise UsageError(f"--{name}: goes with models or a study, not with folders of runs")
-        return _show(of_runs(runs, args.reference), screen, Path(args.run_dir or "compared"))
-    base = {**(config_dict or {})}
+        return _show(of_runs(runs, args.reference), reporter, Path(args.run_dir or "compared"))
     if config_file_list:
         base["config_files"] = list(map(str, config_file_list))
     plan, folder = plan_and_folder(what, dataset, base, args)
@@ -123,7 +169,7 @@ def compare(
     files = (args.known,) if isinstance(args.known, (str, Path)) else args.known
     packed = [PackedStudy(path) for path in files]
     if args.report and not packed:
-        return _finish(plan, folder, args, screen)
+        return _finish(plan, folder, args, reporter)
     configs = check_plan(plan, complete)
     require_metrics(plan, configs)
     require_twins(configs)
@@ -131,61 +177,63 @@ def compare(
         require_dataset(plan.dataset, Path(config["data_path"]), [], config)
     if not args.report:
         folder.use_storage(args.storage, make=not args.dry_run)
-    work = Work(plan, folder, args.rows, packed)
+    scheduler = Scheduler(plan, folder, args.rows, packed)
     if args.dry_run:
-        sentences, table = preview(work)
+        sentences, table = preview(scheduler)
         for line in [*sentences, *map(str, packed)]:
-            screen.line(line)
-        screen.table(table)
+            reporter.line(line)
+        reporter.table(table)
         return None
     if packed:
-        work.require_packed()
+        scheduler.require_packed()
     # a cluster that does not answer is found out before there is a folder
     joined = args.address is not None and not args.report and connect(args.address)
     try:
         with folder.held():
             folder.write_plan(plan)
             if args.report:
-                work.take()
-                _keep(work)
+                scheduler.take()
+                _keep(scheduler)
             else:
-                _train(work, args, screen, {c["model"] for c in configs.values()})
+                _train(scheduler, args, reporter, {c["model"] for c in configs.values()})
     finally:
         stop(joined)
-    return _finish(plan, folder, args, screen, work)
+    return replace(_finish(plan, folder, args, reporter, scheduler), source=data)
 
 
 def _finish(
     plan: Plan,
     folder: StudyFolder,
     args: CompareArguments,
-    screen: Screen,
-    work: Work | None = None,
+    reporter: Reporter,
+    scheduler: Scheduler | None = None,
 ) -> Compared:
     """Tables, the report, what else there is to say and, if asked for, the study in one file."""
-    shown = _show(results_of(plan, folder), screen, folder.path)
-    if work is not None:
-        for name, reason in work.unmade():
-            screen.line(f"{name}: failed: {reason}")
-        for one in work.packed:
-            screen.line(str(one))
+    shown = _show(collect_results(plan, folder), reporter, folder.path)
+    if scheduler is not None:
+        for name, reason in scheduler.unmade():
+            reporter.line(f"{name}: failed: {reason}")
+        for one in scheduler.packed:
+            reporter.line(str(one))
     if args.pack:
         count = pack_study(plan, folder, args.pack)
-        screen.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
+        reporter.line(f"{args.pack}: {count} run{'s' * (count != 1)}")
     return shown
 
 
-def _keep(work: Work) -> None:
+def _keep(scheduler: Scheduler) -> None:
     """Note which runs are the study's, and what is known of its data."""
-    work.folder.write_current(work.plan, work.digests)
-    work.folder.write_facts(facts_of(work))
+    scheduler.folder.write_current(scheduler.plan, scheduler.digests)
+    scheduler.folder.write_facts(collect_facts(scheduler))
 
 
-def _train(work: Work, args: CompareArguments, screen: Screen, models: set[str]) -> None:
+def _train(
+    scheduler: Scheduler, args: CompareArguments, reporter: Reporter, models: set[str]
+) -> None:
     """Train everything that is left."""
-    folder = work.folder
-    waiting = work.ready()
-    _keep(work)
+    folder = scheduler.folder
+    waiting = scheduler.ready()
+    _keep(scheduler)
     if waiting is None:
         return
     started = connect(args.address)
@@ -196,18 +244,18 @@ def _train(work: Work, args: CompareArguments, screen: Screen, models: set[str])
     made_by = commit()
     running: dict[Any, tuple[Job, float]] = {}
     twins: list[Job] = []  # of runs that are being trained for another fit
-    progress = StudyProgress(screen, work, running)
+    progress = StudyProgress(reporter, scheduler, running)
 
     def begin(job: Job) -> None:
         test = job.fit.stage != "trial"
         key = data_key(job.config), test
         if key not in shared:
-            shared[key] = ray.put(SharedData(work.datasets.of(job.config), test))
+            shared[key] = ray.put(SharedData(scheduler.datasets.of(job.config), test))
         facts = {"row": job.fit.row, "seed": job.fit.seed, "stage": job.fit.stage}
         facts |= {"trial": job.fit.trial, "commit": made_by, "model": job.config["model"]}
-        facts |= {"searched": work.searched(job.fit)}
+        facts |= {"searched": scheduler.searched(job.fit)}
         folder.write_fit(job.digest, {"status": "running", **facts})
-        folder.write_current(work.plan, work.digests)
+        folder.write_current(scheduler.plan, scheduler.digests)
         path, source = (
             str(folder.run(digest).path.resolve()) if digest else None
             for digest in (job.digest, job.begin)
@@ -218,27 +266,27 @@ def _train(work: Work, args: CompareArguments, screen: Screen, models: set[str])
 
     try:
         most = args.max_concurrent or room_for(resources)
-        with live_view(screen, progress.lines):
+        with live_view(reporter, progress.lines):
             while waiting is not None or running:
                 while waiting is not None and len(running) < most:
                     if any(job.digest == waiting.digest for job, _ in running.values()):
                         twins.append(waiting)
                     else:
                         begin(waiting)
-                    waiting = work.ready()
+                    waiting = scheduler.ready()
                 ended, _ = ray.wait(list(running), timeout=1.0)
                 for task in ended:
                     job, since = running.pop(task)
                     found = _outcome(task, folder.mirror(job.digest))
                     folder.write_fit(job.digest, found)
                     for one in (job, *(twin for twin in twins if twin.digest == job.digest)):
-                        work.end(one.fit, found["status"], found.get("reason", ""), found)
+                        scheduler.end(one.fit, found["status"], found.get("reason", ""), found)
                     twins = [twin for twin in twins if twin.digest != job.digest]
                     # for a report meanwhile, or after a kill
-                    folder.write_facts({**folder.facts(), **_found_so_far(work)})
+                    folder.write_facts({**folder.facts(), **_found_so_far(scheduler)})
                     progress.end(job, found, time.monotonic() - since)
                 if ended and waiting is None:
-                    waiting = work.ready()
+                    waiting = scheduler.ready()
     except KeyboardInterrupt:
         for task in running:
             ray.cancel(task, force=True)
@@ -247,7 +295,7 @@ def _train(work: Work, args: CompareArguments, screen: Screen, models: set[str])
             f"{folder.path}; continue with `recbole-pos compare {folder.path}`"
         ) from None
     finally:
-        _keep(work)
+        _keep(scheduler)
         stop(started)
 
 
@@ -255,57 +303,60 @@ class StudyProgress:
     """What a person sees of a study: a line for each run that ends, and what runs.
 
     Args:
-        screen: where lines are printed.
-        work: what has ended, and what not.
+        reporter: where lines are printed.
+        scheduler: what has ended, and what not.
         running: task -> job and when it began, as it changes.
     """
 
     def __init__(
-        self, screen: Screen, work: Work, running: Mapping[Any, tuple[Job, float]]
+        self, reporter: Reporter, scheduler: Scheduler, running: Mapping[Any, tuple[Job, float]]
     ) -> None:
-        self.screen, self.work, self.running = screen, work, running
+        self.reporter, self.scheduler, self.running = reporter, scheduler, running
         self.seconds: list[float] = []
 
     def end(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
         """Print a line about a run that has ended."""
         if found["status"] == DONE:
             self.seconds.append(seconds)
-            metric, best = self.work.plan.metrics[0], found.get("best_valid") or {}
+            metric, best = self.scheduler.plan.metrics[0], found.get("best_valid") or {}
             valid = f"  valid {metric} {best[metric]:.4f}" if metric in best else ""
             text = f"{found['epochs']} epochs{valid}  {span(seconds)}"
         else:
             text = f"failed: {found.get('reason', '')}"
-        count = len(self.work.fits)
-        self.screen.line(f"[{count - self.work.pending()} of {count}] {job.fit.name}: {text}")
+        count = len(self.scheduler.fits)
+        self.reporter.line(
+            f"[{count - self.scheduler.pending()} of {count}] {job.fit.name}: {text}"
+        )
 
     def lines(self) -> list[str]:
         """Return an overview, and a line for each running run."""
-        count, left = len(self.work.fits), self.work.pending()
+        count, left = len(self.scheduler.fits), self.scheduler.pending()
         running = list(self.running.values())
-        failed = sum(status == FAILED for status in self.work.status.values())
-        parts = [f"{count - left - failed} of {count} fits done", f"{len(running)} running"]
+        failed = sum(status == FAILED for status in self.scheduler.status.values())
+        parts = [f"{count - left - failed} of {count} runs done", f"{len(running)} running"]
         parts += [f"{failed} failed"] if failed else []
         if self.seconds and left:
             each = statistics.mean(self.seconds)
             parts.append(f"about {span(each * left / max(len(running), 1))} left")
-        lines = [f"{self.work.plan.title}: {', '.join(parts)}"]
+        lines = [f"{self.scheduler.plan.title}: {', '.join(parts)}"]
         for job, since in running:
             parts = [span(time.monotonic() - since)]
-            if not self.work.folder.storage:  # else it is on another machine
+            if not self.scheduler.folder.storage:  # else it is on another machine
                 with (
                     suppress(OSError),
-                    open(self.work.folder.run(job.digest).metrics, "rb") as file,
+                    open(self.scheduler.folder.run(job.digest).metrics, "rb") as file,
                 ):
                     parts.insert(0, f"epoch {sum(1 for _ in file)} of {job.config['epochs']}")
             lines.append(f"  {job.fit.name}: {', '.join(parts)}")
         return lines
 
 
-def facts_of(work: Work) -> dict[str, Any]:
-    """What reports say about the data, of the order of equal times, of versions and searches."""
+def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
+    """Return what reports say about the data, of the order of equal times, of versions and
+    searches."""
     facts: dict[str, Any] = {"versions": versions()}
-    if work.datasets.kept:
-        dataset = next(iter(work.datasets.kept.values()))
+    if scheduler.datasets.kept:
+        dataset = next(iter(scheduler.datasets.kept.values()))
         log = dataset.log
         facts["data"] = {
             "users": dataset.user_num - 1,
@@ -319,19 +370,24 @@ def facts_of(work: Work) -> dict[str, Any]:
             ties = count_ties(*columns)
             if ties.test or not facts["warnings"]:  # of copies, none is in a place that matters
                 facts["ties"] = asdict(ties)
-    return {**facts, **_found_so_far(work)}
+    return {**facts, **_found_so_far(scheduler)}
 
 
-def _found_so_far(work: Work) -> dict[str, Any]:
-    """What searches chose, those of other rows as they did, and which fits cannot be trained."""
-    chosen = work.folder.facts().get("chosen") or {}
-    by = {row: search.metric for row, search in work.searches.items()}
-    by = {**(work.folder.facts().get("chosen_by") or {}), **by}
-    return {"chosen": {**chosen, **work.chosen()}, "chosen_by": by, "unmade": dict(work.unmade())}
+def _found_so_far(scheduler: Scheduler) -> dict[str, Any]:
+    """Return what searches chose, those of other rows as they did, and which fits cannot be
+    trained."""
+    chosen = scheduler.folder.facts().get("chosen") or {}
+    by = {row: search.metric for row, search in scheduler.searches.items()}
+    by = {**(scheduler.folder.facts().get("chosen_by") or {}), **by}
+    return {
+        "chosen": {**chosen, **scheduler.chosen()},
+        "chosen_by": by,
+        "unmade": dict(scheduler.unmade()),
+    }
 
 
 def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
-    """What a task returned; a failed run where its process was lost again and again."""
+    """Return what a task returned; a failed run where its process was lost again and again."""
     try:
         found = ray.get(task)
         if mirror is not None and found["status"] == DONE:
@@ -344,14 +400,16 @@ def _outcome(task: Any, mirror: Mirror | None) -> dict[str, Any]:
         return {"status": FAILED, "reason": f"its process was lost: {text[0] if text else error}"}
 
 
-def _show(results: Results, screen: Screen, folder: Path) -> Compared:
+def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write tables and report, and print the tables."""
     written = write_results(results, folder)
     for shown in written.tables:
-        screen.table(Fitted(shown))
-        screen.line("")
+        reporter.table(shown)
+        reporter.line("")
     for text in results.warnings:
-        screen.line(f"warning: {text}")
+        reporter.warning(text)
     for file in written.files:
-        screen.line(str(file))
-    return Compared(results.runs, written.pairs, folder)
+        reporter.line(str(file))
+    table = tidy(written.comparisons)
+    table = table[table["bin"] == "all targets"].drop(columns="bin").reset_index(drop=True)
+    return Compared(results.runs, written.pairs, folder, table, written.tables, results)

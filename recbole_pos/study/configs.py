@@ -16,13 +16,15 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.expand import digest
 
 NUMERICS = 1  # raised when the same options would give other numbers
 # What decides where and how a run is reported, and nothing of what it finds.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
-    *("log_wandb", "wandb_project", "plugins", "data_on_device", "cache", "memory_limit"),
+    *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    "memory_limit",
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
@@ -31,8 +33,6 @@ _SINCE_1 = {
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
     **{"rm_copies": False, "request_time": "none"},
 }
-# A study's runs are reported by the study.
-QUIET = {"show_progress": False, "tensorboard": False}
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 _OF_MODEL = ("model", "init_from")  # stand with the data in the table of options, but are not
@@ -41,7 +41,7 @@ _OF_MODEL = ("model", "init_from")  # stand with the data in the table of option
 def row_config(
     options: Mapping[str, Any], more: Mapping[str, Any] | None = None, strict: bool = False
 ) -> PosConfig:
-    """The configuration of a row.
+    """Return the configuration of a row.
 
     Args:
         options: model, dataset, config_files and options, as a plan has them; ``attach`` has the
@@ -64,17 +64,17 @@ def row_config(
 
 
 def attached(position: Any, schemes: list[str]) -> list[str]:
-    """The schemes of a model that others are added to."""
+    """Return the schemes of a model that others are added to."""
     kept = [name for name in scheme_names(position) if name != "nope"]
     return [*kept, *scheme_names(list(schemes), "attach")]
 
 
 def run_digest(config: PosConfig, identity: Mapping[str, Any], *others: Any) -> str:
-    """The name of a run.
+    """Return the name of a run.
 
     Args:
-        config: of the run.
-        identity: of its data and split.
+        config: configuration of the run.
+        identity: identity of its data and split.
         others: what else decides it: whether it is tested, the run that it is attached to.
     """
     plain = {
@@ -170,7 +170,7 @@ class Datasets:
         self.kept: dict[str, Any] = {}
 
     def of(self, config: PosConfig) -> Any:
-        """The dataset of a configuration, after ``build``."""
+        """Return the dataset of a configuration, after ``build``."""
         key = data_key(config)
         if key not in self.kept:
             dataset = read_dataset(config)

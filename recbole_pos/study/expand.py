@@ -77,7 +77,7 @@ def fits(plan: Plan) -> list[Fit]:
 
 
 def _trials(plan: Plan, row: Row) -> list[Fit]:
-    """The fits of a row's search; none where it has none."""
+    """Return the fits of a row's search; none where it has none."""
     if row.search is None:
         return []
     options = plan.options(row.name)
@@ -90,7 +90,7 @@ def _trials(plan: Plan, row: Row) -> list[Fit]:
 
 
 def grid(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """All combinations, the last option changing first."""
+    """Return all combinations, the last option changing first."""
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
@@ -113,7 +113,7 @@ def with_unread(plan: Plan, check: Check) -> Plan:
 
 
 def _unread(plan: Plan, row: Row, check: Check) -> str:
-    """An option of the base that a row does not read; empty if it reads all."""
+    """Return an option of the base that a row does not read; empty if it reads all."""
     try:
         check({**first_options(plan, row), "seed": plan.seeds[0]})
     except UnknownKey as error:
@@ -168,7 +168,7 @@ def _checked(plan: Plan, row: Row, options: dict[str, Any], check: Check) -> dic
         lines.pop("model", None)  # half of all messages have the word
         named = (where for name, where in lines.items() if name in text)
         where = next(named, source.where("rows", row.name))
-        raise UsageError(f"{where}: row {row.name}: {text}") from error
+        raise UsageError(f"{where}: configuration {row.name}: {text}") from error
 
 
 def digest(options: Mapping[str, Any], *others: Any) -> str:
@@ -222,9 +222,7 @@ def _canonical(value: Any, name: str) -> Any:
         return {str(key): _canonical(part, f"{name}.{key}") for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_canonical(part, name) for part in value]
-    raise UsageError(
-        f"{name}: {shown(value)} is no plain value, so runs cannot be distinguished by it"
-    )
+    raise UsageError(f"{name}: {shown(value)} is not a plain value, so it cannot identify a run")
 
 
 def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
@@ -235,8 +233,8 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
         rows: those that would be trained; all if empty.
 
     Returns:
-        A line a row: row, model, options (those of the row itself), search, trials, seeds, fits
-        (trainings), after (the row that it is attached to).
+        A line per configuration: configuration, model, options (its own), search, trials, seeds,
+        runs, after (the configuration that it is attached to).
     """
     lines = []
     counts = Counter(fit.row for fit in fits(plan) if not fit.repeats)
@@ -251,13 +249,13 @@ def dry_run(plan: Plan, rows: Collection[str] = ()) -> pd.DataFrame:
             model = "tested again" if row.attach.retest else model
         lines.append(
             {
-                "row": name,
+                "configuration": name,
                 "model": model,
                 "options": ", ".join(f"{key}: {_written(v)}" for key, v in options.items()),
                 "search": str(row.search) if row.search else "",
                 "trials": row.search.trials if row.search else 0,
                 "seeds": len(plan.seeds),
-                "fits": counts[name],
+                "runs": counts[name],
                 "after": row.attach.to if row.attach else "",
             }
         )
@@ -271,8 +269,8 @@ def dry_run_sentence(plan: Plan, rows: Collection[str] = ()) -> str:
     parts = f" ({searched} of a search, {len(left) - searched} after it)" if searched else ""
     seeds, count = len(plan.seeds), len(rows or plan.rows)
     return (
-        f"{plan.title}: {count} row{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
-        f"{len(left)} fits{parts} on {plan.dataset}; differences are to {plan.reference}"
+        f"{plan.title}: {count} configuration{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, "
+        f"{len(left)} runs{parts} on {plan.dataset}; differences are from {plan.reference}"
     )
 
 

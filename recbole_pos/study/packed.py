@@ -60,7 +60,7 @@ class PackedStudy:
     """The runs of a file that :func:`pack` wrote.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Attributes:
         used: digests of runs in here that a study has, too.
@@ -86,23 +86,23 @@ class PackedStudy:
         return digest in self.fits
 
     def drawn(self, row: str, space: str, trial: int) -> dict[str, Any] | None:
-        """What was drawn for a trial of a row from the same space; None if nothing was."""
+        """Return what was drawn for a trial of a row from the same space; None if nothing was."""
         search = self.searches.get(row, {})
         if search.get("space") != space:
             return None
         return (search.get("drawn") or {}).get(str(trial))
 
     def fit(self, digest: str) -> dict[str, Any]:
-        """What was said of a run, as :meth:`StudyFolder.fit`."""
+        """Return what was said of a run, as :meth:`StudyFolder.fit`."""
         return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
     def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
         """Return where the targets of a run stood, as its folder has it; None if it is not known.
 
         Args:
-            digest: of the run, one of those in here.
-            config: of the run, with the places of this machine.
-            dataset: of the configuration, which the ranks are of.
+            digest: digest of the run, one of those in here.
+            config: configuration of the run, with the places of this machine.
+            dataset: dataset of the configuration, which the ranks are of.
 
         Raises:
             UsageError: if they cannot be of these data, or are not those that its metrics are of.
@@ -134,13 +134,13 @@ class PackedStudy:
         folder.write_fit(digest, self.fit(digest))  # from here on nothing trains it
 
     def __str__(self) -> str:
-        """How much of it a study has."""
+        """Return how much of it a study has."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
-        others = "; others have other options, data, rows or seeds"
+        others = "; the others have other options, data or seeds"
         return summary + others * (len(self.used) < len(self.fits))
 
     def _fit(self, digest: str) -> dict[str, Any]:
-        """What is said of a run, after everything of it was validated."""
+        """Return what is said of a run, after everything of it was validated."""
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
         for needed in (name, metrics):
             if needed not in self.files:
@@ -178,9 +178,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     """Write the finished runs of a study into one file; the same runs give the same bytes.
 
     Args:
-        plan: of the study.
-        folder: of the study.
-        path: of the file, by convention ending in ``.tar.xz``.
+        plan: plan of the study.
+        folder: folder of the study.
+        path: path of the file, by convention ending in ``.tar.xz``.
 
     Returns:
         How many runs are in it.
@@ -196,7 +196,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
     files: dict[str, bytes] = {}
     for digest, known in done.items():
-        for name, content in _files_of(known, folder.run(digest)):
+        for name, content in _iterate_files(known, folder.run(digest)):
             files[f"runs/{digest}/{name}"] = content
     if searches := {row: kept for row in plan.rows if (kept := folder.search(row))}:
         files[_SEARCHES] = _bytes(searches)
@@ -209,7 +209,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     return len(done)
 
 
-def _files_of(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
+def _iterate_files(known: Mapping[str, Any], run: RunFolder) -> Iterable[tuple[str, bytes]]:
     yield _FIT, _bytes({"status": DONE, **{key: known[key] for key in _KEPT if key in known}})
     options = read_yaml(run.config).items()
     plain = {key: value for key, value in options if key not in INDIFFERENT}
@@ -227,7 +227,7 @@ def _bytes(content: Any) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The files in an archive, by name; nothing is written anywhere.
+    """Return the files in an archive, by name; nothing is written anywhere.
 
     Not by ``tarfile``, which believes what extended headers say about their own length.
     """

@@ -82,7 +82,7 @@ class Ties:
 
     Attributes:
         order: ``file``, ``random`` or ``drop`` (users whose test item depends on it are left out).
-        seed: of a random order.
+        seed: seed of a random order.
     """
 
     order: str = "file"
@@ -119,9 +119,9 @@ class Plan:
         dataset: its name.
         title, question, protocol: in words.
         base: options of every row.
-        config_files: of every row.
+        config_files: config files of every row.
         rows: by name, in the order of the tables.
-        seeds: of every row.
+        seeds: seeds of every row.
         search_seeds: of how many of them, the first ones, a search takes the mean of validation.
         reference: row that differences are taken to.
         metrics: in lower case; the first is the main one.
@@ -173,10 +173,10 @@ class Plan:
         return options
 
     def order(self) -> list[str]:
-        """Rows, each after the one that it is attached to.
+        """Return rows, each after the one that it is attached to.
 
         Raises:
-            UsageError: if rows are attached to each other in a circle.
+            UsageError: if configurations are attached to each other in a circle.
         """
         needs = {row.name: [row.attach.to] if row.attach else [] for row in self.rows.values()}
         try:
@@ -185,17 +185,17 @@ class Plan:
             circle = error.args[1]
             raise self.source.error(
                 ("rows", circle[0], "attach"),
-                f"rows are attached to each other in a circle: {', '.join(circle)}",
+                f"configurations are attached to each other in a circle: {', '.join(circle)}",
             ) from error
 
     def root(self, row: str) -> str:
-        """The row that a chain of attachments begins at."""
+        """Return the row that a chain of attachments begins at."""
         while attach := self.rows[row].attach:
             row = attach.to
         return row
 
     def coupled(self, row: str, other: str) -> bool:
-        """Whether two rows share the noise of a seed, since one trained model is in both."""
+        """Return whether two rows share the noise of a seed, since one trained model is in both."""
         return self.root(row) == self.root(other)
 
 
@@ -211,6 +211,6 @@ def require_equal_trials(plan: Plan) -> None:
         if mine != budget:
             raise plan.source.error(
                 ("rows", row, "search"),
-                f"row {row} is searched with {mine} trials and row {first} with "
-                f"{budget}; give all rows as many, or those that need none `search: false`",
+                f"{row} is searched with {mine} trials and {first} with "
+                f"{budget}; give all as many, or those that need none `search: false`",
             )

@@ -1,16 +1,15 @@
-"""What a study would train, said before anything is trained."""
+"""Preview of what a study would train."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from recbole_pos.study.expand import dry_run, dry_run_sentence
+from recbole_pos.study.rendered_table import Cell, RenderedTable
 from recbole_pos.study.results import DONE
-from recbole_pos.study.shown import Cell, Shown
-from recbole_pos.study.terminal import Fitted
-from recbole_pos.study.work import CONTINUED, NEW, OPEN, Work
+from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 
-_WORDS = ("row", "model", "options", "search", "after")
+_WORDS = ("configuration", "model", "options", "search", "after")
 _SPARE = ("after", "trials", "seeds", "search", "model")
 _STATES = {
     DONE: "{} finished",
@@ -20,30 +19,30 @@ _STATES = {
 }
 
 
-def preview(work: Work) -> tuple[list[str], Fitted]:
-    """Sentences and a table of the rows that would be trained.
+def preview(scheduler: Scheduler) -> tuple[list[str], RenderedTable]:
+    """Return sentences and a table of the configurations that would be trained.
 
     Data are read only where the study has begun: which runs are its own depends on them.
     """
-    plan, folder = work.plan, work.folder
-    sentences, frame = [dry_run_sentence(plan, work.rows)], dry_run(plan, work.rows)
-    if folder.runs.is_dir() or work.packed:
-        left = work.left()
+    plan, folder = scheduler.plan, scheduler.folder
+    sentences, frame = [dry_run_sentence(plan, scheduler.rows)], dry_run(plan, scheduler.rows)
+    if folder.runs.is_dir() or scheduler.packed:
+        left = scheduler.left()
         # a trial that was chosen is the row's first run, unless its weights are not here
         fits = [
             (one.row, left[one.name])
-            for one in work.fits
+            for one in scheduler.fits
             if not one.repeats or left[one.name] == NEW
         ]
         counts, by_row = Counter(state for _, state in fits), Counter(fits)
         parts = [text.format(counts[state]) for state, text in _STATES.items() if counts[state]]
         sentences.append(f"In {folder.path}: {', '.join(parts)}")
         for place, state in enumerate((DONE, CONTINUED)):
-            values = [by_row[row, state] for row in frame["row"]]
-            frame.insert(list(frame.columns).index("fits") + 1 + place, state, values)
+            values = [by_row[row, state] for row in frame["configuration"]]
+            frame.insert(list(frame.columns).index("runs") + 1 + place, state, values)
     frame = frame.loc[:, (frame != "").any()]  # no column for what no row has
     columns = tuple(frame.columns)
     lines = tuple(tuple(Cell(str(value)) for value in line) for line in frame.to_numpy())
     words = frozenset(columns.index(name) for name in _WORDS if name in columns)
     spare = tuple(columns.index(name) for name in _SPARE if name in columns)
-    return sentences, Fitted(Shown("", columns, lines, (), words, spare), "a wider terminal")
+    return sentences, RenderedTable("", columns, lines, (), words, spare, "a wider terminal")

@@ -27,17 +27,17 @@ _FACTS = ("item", "history", "age", "popularity")
 
 
 def is_from_ranks(metric: str) -> bool:
-    """Whether a metric's name (``ndcg@10``) is one that :func:`gains` knows."""
+    """Return whether a metric's name (``ndcg@10``) is one that :func:`gains` knows."""
     found = _METRIC.fullmatch(metric.lower())
     return found is not None and found[1] in _GAINS
 
 
 def gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """What each target adds to a metric.
+    """Return what each target adds to a metric.
 
     Args:
-        rank: of the target among all items, 0 for the first; ties are counted as the caller does
-            (a half rank is allowed), infinity for a target that cannot be ranked.
+        rank: rank of the target among all items, 0 for the first; a half rank is allowed for
+            ties, infinity for a target that cannot be ranked.
         metric: one of ``_GAINS`` and a cutoff: ``ndcg@10``.
 
     Returns:
@@ -64,10 +64,10 @@ def require_metrics(
     """Require that metrics are those of their ranks, as far as they follow from ranks.
 
     Args:
-        metrics: of a test.
-        rank: of its targets.
+        metrics: metrics of a test.
+        rank: rank of its targets.
         decimals: that metrics are rounded to.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
         UsageError: naming the metric if one differs by more than rounding.
@@ -143,7 +143,7 @@ class RankTable:
     def totals(
         self, metric: str, where: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """What the targets of each unit add up to.
+        """Return what the targets of each unit add up to.
 
         Args:
             metric: as in :func:`gains`.
@@ -164,7 +164,7 @@ class RankTable:
 
 
 def _sorted(frame: pd.DataFrame, unit: str, run: str) -> tuple[pd.DataFrame, np.ndarray]:
-    """Targets of a run in an order that all runs share, and their ranks."""
+    """Return targets of a run in an order that all runs share, and their ranks."""
     if missing := [name for name in ("rank", unit) if name not in frame.columns]:
         raise UsageError(
             f"ranks of {run}: no column {', '.join(missing)}; found {', '.join(frame.columns)}"

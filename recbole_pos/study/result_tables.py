@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from recbole_pos.study.results import VALIDATION, Comparison, Results
-from recbole_pos.study.shown import (
+from recbole_pos.study.rendered_table import (
     Cell,
-    Shown,
+    RenderedTable,
     count,
     interval,
     listed,
@@ -19,6 +18,7 @@ from recbole_pos.study.shown import (
     span,
     with_deviation,
 )
+from recbole_pos.study.results import VALIDATION, Comparison, Results
 
 STAR = "*"
 # Behind an interval whose noise between seeds is not that of its own two rows.
@@ -30,20 +30,20 @@ _MARKED = {
         "configurations, and is too narrow where its own is larger; no star."
     ),
     "unknown": (
-        "‡ one seed, and no row has several: the noise between seeds is unknown, the interval is "
-        "that of these very models and too narrow for the methods; no star."
+        "‡ one seed, and no configuration has several: the noise between seeds is unknown, so "
+        "the interval compares these trained models and is too narrow for the methods; no star."
     ),
 }
 
 
-def metrics_table(results: Results, found: Comparison) -> Shown:
+def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     """Return every row: seeds, metrics, the paper's figures, differences to the reference, cost."""
     table, plan = found.table, results.plan
     main, reference = table.metrics[0], table.reference
     metrics = {metric: metric_name(metric) for metric in table.metrics}
     if table.validation:
         metrics[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
-    columns = ["row", "seeds", *metrics.values()]
+    columns = ["configuration", "seeds", *metrics.values()]
     if not found.differences.empty:
         columns.append(f"{metric_name(main)} - {reference}")
     cost = _cost(results, table.rows)
@@ -66,11 +66,13 @@ def metrics_table(results: Results, found: Comparison) -> Shown:
     notes = [*_comparison_notes(found, plan.unit), *_marks(found.differences)]
     spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
     spare += [*range(len(metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
-    return Shown(table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare))
+    return RenderedTable(
+        table.title, tuple(columns), tuple(lines), tuple(notes), spare=tuple(spare)
+    )
 
 
-def differences_table(found: Comparison) -> Shown | None:
-    """Return each row less the reference, and what could have been seen; None without any."""
+def differences_table(found: Comparison) -> RenderedTable | None:
+    """Return differences to the reference with their intervals; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
@@ -82,25 +84,25 @@ def differences_table(found: Comparison) -> Shown | None:
         texts += [_p(line["p_holm"]), number(line["detectable"])]
         lines.append(tuple(map(Cell, texts)))
     columns = (
-        *("row", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
+        *("configuration", "seeds of both", "difference", "95% CI", "p", "p after Holm"),
         "minimum detectable difference",
     )
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
-        "flips of units. Holm's correction is for all lines of this table; * is below 0.05.",
+        "flips of units. Holm's correction is over this table; * is below 0.05.",
         "Minimum detectable difference: the true difference that 80% of such studies would find "
         "different from 0. Smaller ones may exist where none is significant.",
         *_marks(pairs),
     )
     main = metric_name(found.table.metrics[0])
-    title = f"{found.table.title}: {main} less that of {found.table.reference}"
-    return Shown(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
+    title = f"{found.table.title}: difference in {main} from {found.table.reference}"
+    return RenderedTable(title, columns, tuple(lines), notes, spare=(1, 4, 6, 5))
 
 
-def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
+def bins_table(found: Comparison, kind: str, unit: str = "user") -> RenderedTable:
     """Return the main metric of every row in each bin, with the difference to the reference."""
     mean, pairs = found.bins[kind]
-    columns, cells = ["row"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
+    columns, cells = ["configuration"], {row: [Cell(row)] for row in dict.fromkeys(mean["row"])}
     for name, part in mean.groupby("bin", sort=False):
         targets, units = part[["targets", "units"]].iloc[0]
         columns.append(f"{name} ({_amount(targets, units, unit, False)})")
@@ -114,10 +116,12 @@ def bins_table(found: Comparison, kind: str, unit: str = "user") -> Shown:
     of = "of cold and of other items" if kind == "cold" else f"by {kind}"
     title = f"{found.table.title}: {main} {of}"
     note = f"Below each figure: the difference to {found.table.reference} with its 95% interval."
-    return Shown(title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs)))
+    return RenderedTable(
+        title, tuple(columns), tuple(map(tuple, cells.values())), (note, *_marks(pairs))
+    )
 
 
-def failures_table(results: Results) -> Shown | None:
+def failures_table(results: Results) -> RenderedTable | None:
     """Return the runs that failed, and why; None where none did."""
     failed = results.failed
     if failed.empty:
@@ -127,12 +131,12 @@ def failures_table(results: Results) -> Shown | None:
         reason = line.get("reason")
         reason = reason if isinstance(reason, str) and reason else "no reason was written down"
         lines.append((Cell(str(line["row"])), Cell(str(line["seed"])), Cell(reason)))
-    columns = ("row", "seed", "reason")
-    return Shown("Runs that failed", columns, tuple(lines), words=frozenset({2}))
+    columns = ("configuration", "seed", "reason")
+    return RenderedTable("Runs that failed", columns, tuple(lines), words=frozenset({2}))
 
 
-def search_table(results: Results) -> Shown | None:
-    """What each row's search chose; None where nothing was searched."""
+def search_table(results: Results) -> RenderedTable | None:
+    """Return what each row's search chose; None where nothing was searched."""
     trials = results.searches
     if trials.empty:
         return None
@@ -147,14 +151,14 @@ def search_table(results: Results) -> Shown | None:
     metric = listed(map(metric_name, metrics))
     seeds = results.plan.search_seeds
     mean = f", the mean of {seeds} seeds" if seeds > 1 else ""
-    note = f"Chosen by {metric} in validation alone{mean}; test figures were looked at afterwards."
-    columns = ("row", "trials", "chosen", f"{metric}, validation")
-    return Shown("Search", columns, tuple(lines), (note,), frozenset({2}))
+    note = f"Chosen by {metric} on validation only{mean}, before testing."
+    columns = ("configuration", "trials", "chosen", f"{metric}, validation")
+    return RenderedTable("Search", columns, tuple(lines), (note,), frozenset({2}))
 
 
-def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[Shown]:
+def all_tables(results: Results, comparisons: Sequence[Comparison]) -> list[RenderedTable]:
     """Everything there is to show, in the order of the report."""
-    found: list[Shown | None] = []
+    found: list[RenderedTable | None] = []
     for comparison in comparisons:
         found += [metrics_table(results, comparison), differences_table(comparison)]
         found += [bins_table(comparison, kind, results.plan.unit) for kind in comparison.bins]
@@ -213,7 +217,7 @@ def _difference(pairs: pd.DataFrame, row: str) -> Cell:
 
 
 def _seeds(results: Results, row: str) -> Cell:
-    """How many seeds are done, and what has become of the others."""
+    """Return how many seeds are done, and what has become of the others."""
     wanted = len(results.plan.seeds)
     mine = results.runs[results.runs["row"] == row]
     done, failed = ((mine["status"] == word).sum() for word in ("done", "failed"))
@@ -222,7 +226,7 @@ def _seeds(results: Results, row: str) -> Cell:
 
 
 def _cost(results: Results, rows: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Columns of what a row costs: name, and row -> median over seeds."""
+    """Return columns of what a row costs: name, and row -> median over seeds."""
 
     def epochs(value: float) -> str:
         return "" if math.isnan(value) else f"{value:g}"
@@ -254,12 +258,12 @@ def _comparison_notes(found: Comparison, unit: str) -> list[str]:
 
 
 def plural(unit: str) -> str:
-    """Users, sessions; a column of ids is what it numbers."""
+    """Return users, sessions; a column of ids is what it numbers."""
     return f"{unit.removesuffix('_id')}s"
 
 
 def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
-    """How much evidence there is: targets of one unit are not independent."""
+    """Return how much evidence there is: targets of one unit are not independent."""
     if targets == units:
         return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"

@@ -32,7 +32,7 @@ class Results:
             is under way), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
             parameters (their number), epochs, device, commit, digest and path.
-        ranks: of the finished runs; None where none wrote them.
+        ranks: ranks of the finished runs; None where none wrote them.
         curves: a line an epoch: row, seed, epoch, value (of ``curve_metric`` in validation).
         searches: a line a trial: row, trial, options (text), value (in
             validation), metric (of the value), chosen (bool).
@@ -68,14 +68,8 @@ class Results:
         """The runs that failed, with their reasons."""
         return self.runs[self.runs["status"] == FAILED]
 
-    @property
-    def finished_rows(self) -> list[str]:
-        """Rows with a finished run, in the order of the plan."""
-        done = set(self.done["row"])
-        return [row for row in self.plan.rows if row in done]
-
     def ranked(self, row: str) -> bool:
-        """Whether a row can be compared by target: all of its runs have ranks."""
+        """Return whether a row can be compared by target: all of its runs have ranks."""
         done = int((self.done["row"] == row).sum())
         return self.ranks is not None and 0 < done == len(self.ranks.seeds(row))
 
@@ -100,10 +94,10 @@ class Comparison:
 
 
 def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison:
-    """The numbers of one table.
+    """Return the numbers of one table.
 
     Args:
-        results: of the study.
+        results: results of the study.
         table: one of the plan's.
         bins: whether to look at the bins, too.
     """
@@ -128,7 +122,7 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
 
 
 def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
-    """One metric of all rows: from the ranks, or else as the runs report it."""
+    """Return one metric of all rows: from the ranks, or else as the runs report it."""
     parts = []
     ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(metric)]
     if ranked and results.ranks is not None:

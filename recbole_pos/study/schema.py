@@ -144,7 +144,7 @@ def parse(layout: type[Layout], content: bytes | str, name: str) -> dict[str, An
     Args:
         layout: of what is in it.
         content: the text.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
         UsageError: naming file and field if it is not json or not of that layout.

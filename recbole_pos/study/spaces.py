@@ -9,10 +9,9 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.searchers import OptunaSearcher
-from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.runs.space import Space
 from recbole_pos.runs.space_files import (
-    check_fixed,
-    check_space,
+    fit_space,
     parse_space,
     read_space,
     space_file,
@@ -21,11 +20,11 @@ from recbole_pos.study.configs import row_config
 from recbole_pos.study.expand import digest, first_options, grid
 from recbole_pos.study.plan import Plan, Row, Search
 from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.values import is_number, short, shown
+from recbole_pos.values import short, shown
 
 
 def mean_of_seeds(values: Sequence[float | None], seeds: int) -> float | None:
-    """What a trial is chosen by; None unless it has a value with each of its seeds."""
+    """Return what a trial is chosen by; None unless it has a value with each of its seeds."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / seeds if len(known) == seeds else None
 
@@ -38,17 +37,9 @@ def _require_not_given(plan: Plan, row: Row, names: Iterable[str]) -> None:
         if name in places:
             raise plan.source.error(
                 places[name],
-                f"row {row.name}: {name} is given here, and its search tries it as well; take it "
-                "out of one of the two (`search: false` for a row that is not searched)",
+                f"{row.name}: {name} is given here, and its search tries it as well; take it "
+                "out of one of the two (`search: false` for a configuration that is not searched)",
             )
-
-
-def _in(parameter: Parameter, value: Any) -> bool:
-    """Whether a value can be drawn for a parameter."""
-    if parameter.kind in ("choice", "quniform"):
-        return value in parameter.all_values()
-    low, high = parameter.values
-    return is_number(value) and low <= value <= high
 
 
 class RowSearch:
@@ -58,9 +49,9 @@ class RowSearch:
     study's folder, so that a search goes on as it began.
 
     Args:
-        plan: of the study.
-        row: of the plan, with a search.
-        folder: of the study.
+        plan: plan of the study.
+        row: row of the plan, with a search.
+        folder: folder of the study.
 
     Raises:
         UsageError: for what the row's model cannot have, or what is given and tried.
@@ -108,7 +99,7 @@ class RowSearch:
 
         Args:
             drawn: the options.
-            name: of the file that they were read from, for messages.
+            name: name of the file that they were read from, for messages.
 
         Raises:
             UsageError: naming the row and what was found.
@@ -116,13 +107,13 @@ class RowSearch:
         assert self.searcher is not None
         space = self.searcher.space
         there = {one.name: one for one in space.parameters if space.exists(one, drawn)}
-        if drawn.keys() != there.keys() or not all(_in(there[key], drawn[key]) for key in drawn):
+        if drawn.keys() != there.keys() or not all(there[key].has(drawn[key]) for key in drawn):
             raise UsageError(
-                f"{name}: row {short(self.row.name)}: {shown(drawn)} cannot be drawn from its space"
+                f"{name}: {short(self.row.name)}: {shown(drawn)} cannot be sampled from its space"
             )
 
     def _space(self, plan: Plan, search: Search, config: PosConfig) -> Space:
-        """What is drawn from, checked; its fixed options give way to those of the row."""
+        """Return what is drawn from, checked; its fixed options give way to those of the row."""
         space = (
             read_space(space_file(search.space, ""))
             if isinstance(search.space, str)
@@ -135,15 +126,11 @@ class RowSearch:
         def build(drawn: dict[str, Any]) -> PosConfig:
             return row_config(options, self.options(drawn))
 
-        plain = check_fixed(space, build).plain
-        space.context = plain
-        check_space(space, build)
-        named = {name for parameter in space.parameters for name in parameter.when}
-        space.context = {key: plain[key] for key in plain if key in named - set(space.names)}
+        fit_space(space, build)
         return space
 
     def ask(self, trial: int, drawn: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The options of a trial.
+        """Return the options of a trial.
 
         Args:
             trial: its number.
@@ -171,11 +158,11 @@ class RowSearch:
             self.folder.write_drawn(self.row.name, self.space, self.kept)
 
     def options(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """What was drawn, with what the space fixes."""
+        """Return what was drawn, with what the space fixes."""
         return {**self.fixed, **drawn}
 
     def known(self, trial: int) -> bool:
-        """Whether the options of a trial are known before it is asked for."""
+        """Return whether the options of a trial are known before it is asked for."""
         return self.searcher is None or trial in self.kept
 
     def tell(self, trial: int, score: float | None) -> None:

@@ -117,7 +117,7 @@ class Estimate:
     seed_noise: str
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The interval that covers the true difference in ``level`` of all studies."""
+        """Return the interval that covers the true difference in ``level`` of all studies."""
         half = self.error * float(stats.t.ppf((1 + level) / 2, self.df))
         return self.difference - half, self.difference + half
 
@@ -127,7 +127,7 @@ class Estimate:
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
 
     def detectable(self, power: float = 0.8, level: float = 0.95) -> float:
-        """The smallest true difference of which the interval leaves out zero so often."""
+        """Return the smallest true difference of which the interval leaves out zero so often."""
         quantiles = stats.t.ppf([(1 + level) / 2, power], self.df)
         return self.error * float(quantiles.sum())
 
@@ -138,7 +138,7 @@ def estimate(
     pooled: SeedNoise | None = None,
     coupled: bool = False,
 ) -> Estimate:
-    """The difference of two rows.
+    """Return the difference of two rows.
 
     Args:
         row, reference: [seeds, units] values of the same units.
@@ -229,7 +229,7 @@ def _random_flips(values: np.ndarray, rounds: int, rng: np.random.Generator) -> 
 
 
 def _just_below(value: np.ndarray) -> np.ndarray:
-    """Sums that are equal but for rounding count as reached."""
+    """Return sums that are equal but for rounding count as reached."""
     return value * (1 - 1e-6) - 1e-12
 
 
@@ -254,7 +254,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 def means(
     table: RankTable, metrics: Sequence[str], bins: Mapping[str, np.ndarray | None] | None = None
 ) -> pd.DataFrame:
-    """Every row's metrics.
+    """Return every row's metrics.
 
     Args:
         table: ranks of the study's runs.
@@ -294,7 +294,7 @@ def differences(
     bins: Mapping[str, np.ndarray | None] | None = None,
     coupled: Callable[[str, str], bool] | None = None,
 ) -> pd.DataFrame:
-    """Every row less the reference, paired by target.
+    """Return every row less the reference, paired by target.
 
     The interval knows the noise between units and between seeds (:mod:`.components`). Where a row
     has one seed, the noise between seeds is that of the study's rows with several; where no row has
@@ -323,7 +323,7 @@ def differences(
     """
     for name in [reference, *(rows or ())]:
         if name not in table.rows:
-            raise UsageError(f"no runs of row {shown(name)}{nearest(name, table.rows)}")
+            raise UsageError(f"no runs of configuration {shown(name)}{nearest(name, table.rows)}")
     others = [row for row in (rows or table.rows) if row != reference]
     lines: list[dict[str, Any]] = []
     for name, where in (bins or {ALL: None}).items():
@@ -354,7 +354,7 @@ def _compare(
     metric: str,
     bin_name: str,
 ) -> list[dict[str, Any]]:
-    """Lines of one metric in one bin."""
+    """Return lines of one metric in one bin."""
     if not len(size):  # no target is in the bin
         return [
             {"row": row, "reference": reference, "metric": metric, "bin": bin_name, "targets": 0}
@@ -372,7 +372,7 @@ def _compare(
     flipped = []
     for row in others:
         together = coupled is not None and coupled(row, reference)
-        mine, baseline = _seeds_of(table, row, reference, together)
+        mine, baseline = _select_seeds(table, row, reference, together)
         found = estimate(values[row][mine], values[reference][baseline], pooled, together)
         flipped.append(totals[row][mine].mean(0) - totals[reference][baseline].mean(0))
         low, high = found.interval(LEVEL)
@@ -393,7 +393,7 @@ def _compare(
     return lines
 
 
-def _seeds_of(
+def _select_seeds(
     table: RankTable, row: str, reference: str, together: bool
 ) -> tuple[list[int], list[int]]:
     """Which runs of two rows are compared: all, but of coupled ones those of seeds both have."""

@@ -88,7 +88,7 @@ def _ties(value: Any) -> Ties:
 
 
 def _search(value: Any) -> Search | None:
-    """A grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
+    """Return a grid, ``option: [values]``, or ``{trials: 20, space: {...} or file}``."""
     if value is None or value is False or value == {}:
         return None
     if not isinstance(value, dict):
@@ -221,9 +221,9 @@ def make_plan(source: Source) -> Plan:
         base["eval_args"] = {"split": study.split}
     rows = {name: _row(source, name, given, study, base) for name, given in study.rows.items()}
     reference = next(iter(rows)) if study.reference is None else study.reference
-    source.one_of(("reference",), reference, rows)
+    source.require_choice(("reference",), reference, rows)
     for row in study.paper:
-        source.one_of(("paper", row), row, rows)
+        source.require_choice(("paper", row), row, rows)
     title = study.title or f"{len(rows)} rows on {study.dataset}"
     tables = study.tables or [_Table(title=title)]
     _require_search_seeds(source, study, rows)
@@ -265,22 +265,22 @@ def _row(source: Source, name: str, given: _Row, study: _Study, base: dict[str, 
     options, attach, search = given.options, None, given.search
     refused: tuple[str, ...] = ()  # keys of a row that is made of another one's models
     if given.attach is not None:
-        to = source.one_of((*path, "attach"), given.attach.to, study.rows)
+        to = source.require_choice((*path, "attach"), given.attach.to, study.rows)
         attach, refused = Attach(to, given.attach.schemes), ("model", "position", "retest")
     elif given.retest is not None:
-        attach = Attach(source.one_of((*path, "retest"), given.retest, study.rows))
+        attach = Attach(source.require_choice((*path, "retest"), given.retest, study.rows))
         refused = tuple(key for key in options if key not in RETESTED)
         if not options:
-            problem = f"row {name} is row {attach.to} again: give it one of {', '.join(RETESTED)}"
+            problem = f"{name} is {attach.to} again: give it one of {', '.join(RETESTED)}"
             raise source.error(path, problem)
     elif "model" not in options and "model" not in base:
         hint = next((f" (is {k!r} the model?)" for k in options if suggest(k, ["model"])), "")
-        raise source.error(path, f"row {name} has no model{hint}")
+        raise source.error(path, f"configuration {name} has no model{hint}")
     if attach:
         given_here = {*options, *given.model_fields_set}
         for key in (*refused, "config_files", "search"):
             if key in given_here:
-                problem = f"row {name}: {key}: the row is made of the models of row {attach.to}"
+                problem = f"{name}: {key}: it is made of the models of {attach.to}"
                 raise source.error((*path, key), f"{problem}; leave it out")
         search = None
     elif search is True:
@@ -299,9 +299,9 @@ def _table(
     path = ("tables", place)
     chosen = tuple(rows) if given.rows is None else given.rows
     for row in chosen:
-        source.one_of((*path, "rows"), row, rows)
+        source.require_choice((*path, "rows"), row, rows)
     own = given.reference or (reference if reference in chosen else chosen[0])
-    source.one_of((*path, "reference"), own, chosen)
+    source.require_choice((*path, "reference"), own, chosen)
     title = given.title or ", ".join(chosen)
     return TablePlan(title, chosen, given.metrics or study.metrics, own, given.validation)
 

@@ -6,7 +6,6 @@ numerics), so that a changed option makes a new run beside the old one and nothi
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import only_writer, write_text
-from recbole_pos.runs.storage import Mirror, place_of
+from recbole_pos.files import only_writer, write_json
+from recbole_pos.runs.storage import Mirror, resolve_storage
 from recbole_pos.study import schema
 from recbole_pos.study.expand import asked_digest, digest, fits
 from recbole_pos.study.plan import Plan
@@ -34,7 +33,7 @@ class StudyFolder:
     """The folder of one study.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Attributes:
         storage: path or URI where trainings keep their runs while they last; None where all
@@ -60,17 +59,17 @@ class StudyFolder:
         """Let trainings keep their runs on a storage: the one that is given, or as before.
 
         Raises:
-            UsageError: as :func:`recbole_pos.runs.storage.place_of`.
+            UsageError: as :func:`recbole_pos.runs.storage.resolve_storage`.
         """
         kept = self._plan().get("storage")
-        self.storage = place_of(given, self.path, make) if given else kept
+        self.storage = resolve_storage(given, self.path, make) if given else kept
 
     def mirror(self, digest: str) -> Mirror | None:
         """Return a run and its copy on the storage; None where none exists."""
         return Mirror(self.run(digest), f"{self.storage}/{digest}") if self.storage else None
 
     def is_begun(self, digest: str) -> bool:
-        """Whether a run has a checkpoint to resume from."""
+        """Return whether a run has a checkpoint to resume from."""
         mirror, file = self.mirror(digest), self.run(digest).checkpoint
         return file.is_file() or (mirror is not None and mirror.has(file))
 
@@ -130,7 +129,7 @@ class StudyFolder:
         return (_facts(self.runs / digest) or None) if digest else None
 
     def has_weights(self, digest: str) -> bool:
-        """Whether the weights of a finished run are here, and not only what it found."""
+        """Return whether the weights of a finished run are here, and not only what it found."""
         known = self.fit(digest) or {}
         return known.get("status") == DONE and not known.get(KNOWN_FROM) and self.is_begun(digest)
 
@@ -194,7 +193,7 @@ class StudyFolder:
 
 def _write(file: Path, content: dict[str, Any]) -> None:
     make_folder(file.parent)
-    write_text(file, json.dumps(content, indent=2, default=str) + "\n")
+    write_json(file, content)
 
 
 def known_from(run: Path) -> str:

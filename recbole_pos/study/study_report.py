@@ -1,4 +1,4 @@
-"""``report.html``: a study on one page that needs nothing else, to be forwarded."""
+"""``report.html``: a study in one file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recbole_pos.study.charts import all_charts
 from recbole_pos.study.plan import Plan
+from recbole_pos.study.rendered_table import listed, number, span
 from recbole_pos.study.result_tables import (
     bins_table,
     differences_table,
@@ -20,17 +21,16 @@ from recbole_pos.study.result_tables import (
     search_table,
 )
 from recbole_pos.study.results import DONE, FAILED, Comparison, Results
-from recbole_pos.study.shown import listed, number, span
 
 _TEMPLATE = "report.html.jinja"
 
 
 def html(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        results: of the study, finished or not.
-        comparisons: of the plan's tables; the first is what the page begins with.
+        results: results of the study, finished or not.
+        comparisons: comparisons of the plan's tables; the first is what the page begins with.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -53,12 +53,12 @@ def html(results: Results, comparisons: Sequence[Comparison]) -> str:
 
 
 def _bound(text: str) -> str:
-    """A figure whose line does not end before its unit or within its sign."""
+    """Return a figure whose line does not end before its unit or within its sign."""
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _part(results: Results, found: Comparison) -> dict[str, list]:
-    """One table of the plan with all that belongs to it."""
+    """Return one table of the plan with all that belongs to it."""
     tables = [metrics_table(results, found), differences_table(found)]
     tables += [bins_table(found, kind, results.plan.unit) for kind in found.bins]
     charts = all_charts(results, found)
@@ -66,7 +66,7 @@ def _part(results: Results, found: Comparison) -> dict[str, list]:
 
 
 def findings(results: Results, found: Comparison) -> list[str]:
-    """What a table says, in sentences."""
+    """Return the findings of a table, in sentences."""
     main, table = metric_name(found.table.metrics[0]), found.table
     mine = found.means[found.means["metric"] == table.metrics[0]].dropna(subset=["mean"])
     if mine.empty:
@@ -123,7 +123,7 @@ def protocol(results: Results) -> list[str]:
         ]
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
     sentences.append(
-        f"{len(plan.rows)} rows, each to be trained with {seeds} seed{'s' if seeds > 1 else ''} "
+        f"{len(plan.rows)} configurations, each trained with {seeds} seed{'s' * (seeds > 1)} "
         f"({listed(map(str, plan.seeds))})."
     )
     if plan.base or plan.config_files:
@@ -132,7 +132,9 @@ def protocol(results: Results) -> list[str]:
             unread = [row.name for row in plan.rows.values() if key in row.unread]
             but = f" (not read by {listed(unread)})" if unread else ""
             options += [f"{key} {value}{but}"] * (key != "data_path")
-        sentences.append(f"Options of all rows: {', '.join(options) or 'their defaults'}.")
+        sentences.append(
+            f"Options of all configurations: {', '.join(options) or 'their defaults'}."
+        )
     sentences.append(_search(plan))
     for row in plan.rows.values():
         if row.attach:
@@ -147,8 +149,8 @@ def protocol(results: Results) -> list[str]:
         sentences.append(results.ties.sentence(plan.dataset, plan.ties))
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
-        f"Differences are to {listed(references)}, paired by target. Their 95% intervals have the "
-        f"noise between {plural(plan.unit)} and between seeds in them (components of variance)."
+        f"Differences are from {listed(references)}, paired by target. Their 95% "
+        f"confidence intervals cover {plural(plan.unit)} and seeds (components of variance)."
     )
     return sentences
 
@@ -156,15 +158,18 @@ def protocol(results: Results) -> list[str]:
 def _search(plan: Plan) -> str:
     searched = [row.search for row in plan.rows.values() if row.search]
     if not searched:
-        return "Nothing was searched: every row has the configuration that the study gives it."
+        return "Nothing was searched: every configuration has the options given in the study."
     without = [row.name for row in plan.rows.values() if not row.search and not row.attach]
     others = f" ({listed(without)}: none)" if without else ""
     same = all(search == searched[0] for search in searched)
-    what = f"{'the same search' if same else 'a search of its own'}, {searched[0].trials} trials"
+    kind = "the same tuning budget" if same else "a search of its own"
+    what = f"{kind}, {searched[0].trials} trials"
     seeds = f"seed {plan.seeds[0]}"
     if plan.search_seeds > 1:
         seeds = f"seeds {listed(map(str, plan.tried_with))} each"
-    return f"Every row had {what}{others} with {seeds}, and was chosen by validation alone."
+    return (
+        f"Every configuration had {what}{others} with {seeds}, and was chosen on validation only."
+    )
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:

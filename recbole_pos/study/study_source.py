@@ -37,7 +37,7 @@ class Source:
     like: Source | None = None
 
     def where(self, *path: Any) -> str:
-        """File and line of a part, or of the nearest part around it that has a line."""
+        """Return file and line of a part, or of the nearest part around it that has a line."""
         for end in range(len(path), 0, -1):
             source: Source | None = self
             while source is not None:
@@ -48,18 +48,20 @@ class Source:
         return self.name
 
     def error(self, path: _Path, problem: str) -> UsageError:
-        """A message that begins with file and line."""
+        """Return a message that begins with file and line."""
         return UsageError(f"{self.where(*path)}: {problem}")
 
-    def one_of(self, path: _Path, name: Any, rows: Collection[str]) -> str:
-        """The name of a row that there is."""
+    def require_choice(self, path: _Path, name: Any, rows: Collection[str]) -> str:
+        """Return the name of a row that there is."""
         if not isinstance(name, str) or name not in rows:
-            raise self.error(path, f"there is no row {shown(name)}{nearest(str(name), rows)}")
+            raise self.error(
+                path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
+            )
         return name
 
 
 def read_source(path: str | Path) -> Source:
-    """The file of a study, with what it takes from the one that it is like.
+    """Return the file of a study, with what it takes from the one that it is like.
 
     Raises:
         UsageError: if one cannot be read, is not a yaml or holds no mapping; names the line.
@@ -83,7 +85,7 @@ def _whole(path: Path, above: tuple[Path, ...]) -> Source:
 
 
 def _merged(source: Source, like: Source) -> dict[str, Any]:
-    """The content of a study: keys of its own win, in base and rows option by option."""
+    """Return the content of a study: keys of its own win, in base and rows option by option."""
     given = {key: value for key, value in source.content.items() if key != LIKE}
     found = {**like.content, **given}
     if found.get("dataset") != like.content.get("dataset"):
@@ -96,7 +98,7 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
     if isinstance(rows, (list, str)):
         names = [rows] if isinstance(rows, str) else rows
         found["rows"] = {
-            source.one_of(("rows",), name, inherited): inherited[name] for name in names
+            source.require_choice(("rows",), name, inherited): inherited[name] for name in names
         }
         for key in _OF_ROWS:
             if key not in given and key in found:
@@ -109,14 +111,14 @@ def _merged(source: Source, like: Source) -> dict[str, Any]:
 
 
 def _over(inherited: Any, mine: Any) -> Any:
-    """Options over options; None keeps the other's."""
+    """Return options over options; None keeps the other's."""
     if isinstance(inherited, dict) and isinstance(mine, dict):
         return {**inherited, **mine}
     return inherited if mine is None else mine
 
 
 def _of_rows(key: str, value: Any, names: list[str]) -> Any:
-    """What is left of a key of another study when some of its rows are; None for nothing."""
+    """Return what is left of a key of another study when some of its rows are; None for nothing."""
     if key == "reference":
         return value if value in names else None
     if key == "paper":

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.inspect.attention_report import UNIFORM, inspect_attention
-from recbole_pos.study.shown import Cell, Shown
+from recbole_pos.study.rendered_table import Cell, RenderedTable
 
 MEASURES = ("distance", "entropy")
 
@@ -29,7 +29,7 @@ def measured(run: Path, users: int, min_events: int) -> np.ndarray:
     return np.array([[place["all"][name] for name in MEASURES] for place in places])
 
 
-def attention_table(study: Path, users: int, min_events: int) -> Shown:
+def attention_table(study: Path, users: int, min_events: int) -> RenderedTable:
     """A line for each row of the study that has runs.
 
     Raises:
@@ -45,7 +45,7 @@ def attention_table(study: Path, users: int, min_events: int) -> Shown:
         values = seeds[:, :-1].transpose(0, 2, 1).reshape(len(seeds), -1)  # as the columns
         lines.append((Cell(str(row)), Cell(str(len(seeds))), *_cells(values)))
     lines.append((Cell("equal over all events"), Cell(), *_cells(equal[None])))
-    return Shown("Attention", ("row", "seeds", *columns), tuple(lines))
+    return RenderedTable("Attention", ("row", "seeds", *columns), tuple(lines))
 
 
 def _cells(values: np.ndarray) -> list[Cell]:

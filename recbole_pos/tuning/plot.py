@@ -23,7 +23,7 @@ from recbole_pos.inspect.pictures import (
     write,
 )
 from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tune.record import Trial, best_of
+from recbole_pos.tuning.record import Trial, find_best_trial
 
 FEWEST = 4  # trials that importance can be distinguished from
 LABELS = 12  # of the values of a parameter
@@ -42,7 +42,7 @@ def draw(
     """Write curves.png, parallel.png and, from four scored trials on, importance.png.
 
     Args:
-        trials: of a search.
+        trials: trials of a search.
         space: what was searched.
         metric: name of the validation metric.
         mode: max or min.
@@ -67,7 +67,7 @@ def _curves(trials: list[Trial], metric: str, mode: str, what: str, file: Path) 
     """Validation by epoch; a mark at the end of each line tells how the trial ended."""
     figure = new_figure(8, 5)
     panel = figure.subplots()
-    best = best_of(trials, mode)
+    best = find_best_trial(trials, mode)
     for trial in trials:
         if not trial.curve:
             continue
@@ -112,7 +112,7 @@ def _parallel(
 ) -> Path:
     """A line per trial through its options to its score; a gap where an option did not exist."""
     axes = [_Axis(parameter) for parameter in space.parameters]
-    best = best_of(scored, mode)
+    best = find_best_trial(scored, mode)
     sign = 1 if mode == "max" else -1
     scored = sorted(scored, key=lambda t: (t is best, sign * _score(t)))  # better ones on top
     scores = [_score(trial) for trial in scored]

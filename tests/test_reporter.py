@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import SMALL, wait
+from rich.table import Table
 
 from recbole_pos.cli.main import main
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.screen import Screen, Task
+from recbole_pos.reporter import Reporter, Task
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute is over at once."""
-    monkeypatch.setattr(Screen, "every", 0.001)
+    monkeypatch.setattr(Reporter, "every", 0.001)
 
 
 def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
@@ -31,35 +35,38 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(hasty, capsys) -> None:
         printed += capsys.readouterr().out
         return text in printed
 
-    with Screen().task("epoch 3/9", 40) as task:
+    with Reporter().task("epoch 3/9", 40) as task:
         task.advance(1000)
         wait(lambda: is_printed("targets/s"))
     last = [text for text in printed.splitlines() if "targets/s" in text][-1]
     wanted = r"epoch 3/9: \d+ s, 1 of 40, about [\d,]+ s left, [\d,]+ targets/s"
     assert re.fullmatch(wanted, last), last
-    with Screen().task("reading shop"):  # has no end
+    with Reporter().task("reading shop"):  # has no end
         wait(lambda: is_printed("reading shop: 0 s\n"))
     capsys.readouterr()
     for given in ({"enabled": False}, {"as_json": True}, {}):
-        with Screen(**given).task("epoch 3/9", 40, shown=bool(given)) as task:
+        with Reporter(**given).task("epoch 3/9", 40, shown=bool(given)) as task:
             task.advance()
     assert capsys.readouterr().out == ""
     task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
     assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
     assert str(Task("x", 5)) == "x: 0 s, 0 of 5"
+    table = Table(*(f"number {n}" for n in range(12)))
+    Reporter().table(table)  # of any width, nothing is cut off
+    assert "number 11" in capsys.readouterr().out
 
 
 def test_on_a_terminal_a_bar_that_vanishes() -> None:
-    screen = Screen()
-    screen.console = type(screen.console)(file=io.StringIO(), force_terminal=True, width=100)
-    drawn = screen.console.file
+    reporter = Reporter()
+    reporter.console = type(reporter.console)(file=io.StringIO(), force_terminal=True, width=100)
+    drawn = reporter.console.file
     before = threading.enumerate()  # those of other tests may end meanwhile
-    with pytest.raises(ZeroDivisionError), screen.task("epoch 1/2", 7) as task:
+    with pytest.raises(ZeroDivisionError), reporter.task("epoch 1/2", 7) as task:
         task.advance(50)
         wait(lambda: "1/7" in drawn.getvalue() and "targets/s" in drawn.getvalue())
         raise ZeroDivisionError
     assert drawn.getvalue().rstrip().endswith("\x1b[2K")  # its line is cleared
-    assert set(threading.enumerate()) <= set(before)
+    wait(lambda: set(threading.enumerate()) <= set(before))  # that of the bar ends soon
 
 
 def run(tiny: Path, folder: Path, *more: str) -> int:
@@ -70,13 +77,13 @@ def run(tiny: Path, folder: Path, *more: str) -> int:
 
 def test_json_is_start_epochs_result(tiny: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     """And every part of a run has a task."""
-    seen, task = [], Screen.task
+    seen, task = [], Reporter.task
 
     def watched(self, title: str, total: int | None = None, shown: bool = True):
         seen.append((title, shown))
         return task(self, title, total, shown)
 
-    monkeypatch.setattr(Screen, "task", watched)
+    monkeypatch.setattr(Reporter, "task", watched)
     assert run(tiny, tmp_path / "run", "--json", f"--log={tmp_path / 'log'}") == 0
     epochs = [t for i in range(2) for t in (f"epoch {i}/2", "evaluation (valid)")]
     assert seen == [(title, True) for title in ["reading tiny", *epochs, "evaluation (test)"]]
@@ -107,8 +114,50 @@ def test_a_log_that_cannot_be_written(tiny: Path, tmp_path: Path, capsys) -> Non
     assert run(tiny, tmp_path / "run", "--log", str(tmp_path / "none" / "log")) == 2
     assert "log: cannot write" in capsys.readouterr().err and not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="log"):
-        Screen(log=tmp_path)
+        Reporter(log=tmp_path)
     for as_json in (False, True):
-        full = Screen(False, as_json, "/dev/full")
+        full = Reporter(False, as_json, "/dev/full")
         with pytest.raises(StorageError, match="/dev/full"):
             full.event("start", {}) if as_json else full.line("start")
+
+
+def test_an_application_decides_where_messages_go(capsys, caplog) -> None:
+    logger, kept = logging.getLogger("recbole_pos"), logging.NullHandler()
+    Reporter().line("one")
+    assert capsys.readouterr().out == "one\n"
+    with caplog.at_level(logging.INFO, "recbole_pos"):
+        Reporter(False).line("two")
+        logger.addHandler(kept)
+        try:
+            Reporter().warning("three")
+        finally:
+            logger.removeHandler(kept)
+    assert capsys.readouterr().out == ""
+    found = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert found == [("INFO", "two"), ("WARNING", "three")]
+
+
+def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=lambda content, raw: shown.append(content["text/plain"]))
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        shown.append("new")
+        return handle
+
+    python = ModuleType("IPython")
+    python.get_ipython = lambda: SimpleNamespace(kernel=True)
+    python.display = ModuleType("IPython.display")
+    python.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    monkeypatch.setitem(sys.modules, "IPython.display", python.display)
+    monkeypatch.setattr("recbole_pos.reporter.SECOND", 0.001)
+    reporter = Reporter()
+    line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
+    reporter.epoch(line, "ndcg@10", False)
+    with reporter.task("epoch 1/9", 40):
+        wait(lambda: len(shown) > 3)
+    reporter.epoch({**line, "epoch": 1}, "ndcg@10", False)
+    assert shown.count("new") == 1 and shown[-1].startswith("epoch   1  loss 1.0000")
+    assert any(text.startswith("epoch 1/9: ") for text in shown)
+    assert capsys.readouterr().out == ""

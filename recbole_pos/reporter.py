@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +29,8 @@ from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.files import writing
 from recbole_pos.values import shown
 
+LOGGER = logging.getLogger("recbole_pos")
+SECOND = 1.0
 WIDE = 200  # columns where there is no terminal whose width a table must fit
 
 
@@ -67,8 +71,12 @@ class Task:
         return f"{self.title}: {', '.join([*parts, self.speed] if self.speed else parts)}"
 
 
-class Screen:
-    """Lines about a run; on a terminal a bar for what takes long, elsewhere a line a minute.
+class Reporter:
+    """Lines about a run; on a terminal a bar for what takes long, in a notebook one output that
+    changes, elsewhere a line a minute.
+
+    Lines go to the logger ``recbole_pos``, too, if an application has configured logging; they are
+    not printed if that logger has a handler of its own.
 
     Args:
         enabled: whether anything is printed.
@@ -87,7 +95,9 @@ class Screen:
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
         self.as_json = as_json
-        self.console = _Console(quiet=not enabled or as_json, highlight=False)
+        quiet = not enabled or as_json or bool(LOGGER.handlers)
+        self.console = _Console(quiet=quiet, highlight=False, force_jupyter=False)
+        self.cell = _Cell() if in_notebook() and not quiet else None
         if not self.console.is_terminal:  # nothing is cut off in a file
             self.console.width = WIDE
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
@@ -109,12 +119,29 @@ class Screen:
         """Print one line of text."""
         self._print(text)
 
+    def warning(self, text: str) -> None:
+        """Print what is easily overlooked."""
+        self._log(text, logging.WARNING)
+        self._write(f"warning: {text}", [self.console, *self._logs])
+
     def table(self, table: RenderableType) -> None:
         """Print a table."""
         self._print(table)
 
-    def _print(self, what: RenderableType, to: Console | None = None) -> None:
-        for console in [self.console, *self._logs] if to is None else [to]:
+    def _print(self, what: RenderableType) -> None:
+        self._log(what)
+        self._write(what, [self.console, *self._logs])
+
+    def _log(self, what: RenderableType, level: int = logging.INFO) -> None:
+        if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
+            if not isinstance(what, str):
+                plain = Console(file=io.StringIO(), width=WIDE)
+                plain.print(what)
+                what = plain.file.getvalue()  # type: ignore[attr-defined]
+            LOGGER.log(level, "%s", what)
+
+    def _write(self, what: RenderableType, consoles: Iterable[Console]) -> None:
+        for console in consoles:
             with writing(self._name(console is not self.console)):
                 if isinstance(what, str):
                     console.print(what, soft_wrap=True, markup=False)  # [a] is text here
@@ -141,25 +168,23 @@ class Screen:
         """
         task = Task(title, total)
         bar = self.console.is_terminal and not self.console.quiet
-        minutely = self._logs + ([] if bar or self.console.quiet else [self.console])
-        if not shown or not (bar or minutely):
+        consoles = [] if bar or self.cell or self.console.quiet else [self.console]
+        if not shown:
             yield task
             return
-        over = threading.Event()
-        reporter = threading.Thread(target=self._report, args=(task, minutely, over), daemon=True)
-        reporter.start()
-        try:
-            with _Bar(self.console, task) if bar else nullcontext():
-                yield task
-        finally:
-            over.set()
-            reporter.join()
+        with ExitStack() as shows:
+            if minutely := [*self._logs, *consoles]:
+                shows.enter_context(repeat(self.every, lambda: self._write(str(task), minutely)))
+            if self.cell:
+                shows.enter_context(repeat(SECOND, lambda: self.change(str(task))))
+            if bar:
+                shows.enter_context(_Bar(self.console, task))
+            yield task
 
-    def _report(self, task: Task, consoles: list[Console], over: threading.Event) -> None:
-        while not over.wait(self.every):
-            with suppress(StorageError):  # the next line of the run itself says so
-                for console in consoles:
-                    self._print(str(task), console)
+    def change(self, text: str) -> None:
+        """Show a text in the place of the one before, in a notebook."""
+        if self.cell:
+            self.cell.show(text)
 
     def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
         """Iterate over a loader behind :meth:`task`."""
@@ -172,10 +197,16 @@ class Screen:
         """One line about a finished epoch."""
         score = (line.get("valid") or {}).get(metric)
         scored = "" if score is None else f"  valid {metric} {score:.4f}{' *' if best else '  '}"
-        self.line(
+        text = (
             f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{scored}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
+        if self.cell:
+            self._log(text)
+            self._write(text, self._logs)
+            self.change(text)
+        else:
+            self.line(text)
         self.event("epoch", {**line, "best": best})
 
     def results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
@@ -189,6 +220,46 @@ class Screen:
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
         self.line(title)
         self.table(table)
+
+
+@contextmanager
+def repeat(seconds: float, show: Callable[[], object]) -> Iterator[None]:
+    """Within, another thread calls a function now and then."""
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(seconds):
+            with suppress(StorageError):  # the next line of the run itself says so
+                show()
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(ipython and ipython.get_ipython(), "kernel")
+
+
+class _Cell:
+    """One output of a notebook's cell that changes."""
+
+    handle: Any = None
+
+    def show(self, text: str) -> None:
+        from IPython.display import display  # a notebook has it
+
+        content = {"text/plain": text}
+        if self.handle is None:
+            self.handle = display(content, raw=True, display_id=True)
+        else:
+            self.handle.update(content, raw=True)
 
 
 class _Console(Console):

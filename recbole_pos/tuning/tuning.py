@@ -4,10 +4,11 @@ evaluate the best one on test data."""
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,34 +16,35 @@ from typing import Any
 import ray
 from ray import tune
 
-from recbole_pos.config.arguments import SearchArguments, arguments
+from recbole_pos.config.arguments import SearchArguments, divide
 from recbole_pos.config.plugins import allow, pack
+from recbole_pos.conversion.frames import beside
 from recbole_pos.data.identity import changes
+from recbole_pos.data.location import dataset_name
 from recbole_pos.data.targets import describe, warnings_about
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
 from recbole_pos.experiment.state import load_best
+from recbole_pos.files import only_writer, write_json
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
 from recbole_pos.runs.progress import live_view
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
-from recbole_pos.screen import Screen
-from recbole_pos.tune.plot import draw
-from recbole_pos.tune.record import (
+from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, copy_run, reason
+from recbole_pos.tuning.plot import draw
+from recbole_pos.tuning.record import (
     BEST,
     ENDED,
     Record,
     Trial,
-    best_of,
-    copy_run,
-    write_json,
+    find_best_trial,
     write_trials,
 )
-from recbole_pos.tune.settings import SearchFolder, Settings, read_settings, resumed_settings
-from recbole_pos.tune.trials import (
+from recbole_pos.tuning.settings import SearchFolder, Settings, read_settings, resumed_settings
+from recbole_pos.tuning.trials import (
     Queue,
     Recorder,
     quiet_tune,
@@ -54,20 +56,36 @@ from recbole_pos.tune.trials import (
 REDUCTION = 3  # of ASHA: a third of the trials goes on beyond each rung
 
 
-@dataclass
+@dataclass(repr=False)
 class Found:
-    """What a search found; ``test`` is that of ``best`` only."""
+    """What a search found; ``test`` is that of ``best`` only.
+
+    ``recbole_pos.load(found.run_dir)`` is the model of the best trial. ``source`` is the dataset,
+    whose files may go with this object.
+    """
 
     folder: Path
     trials: list[Trial]
     best: Trial
     test: dict[str, float] | None
     seconds: float
+    source: Any = None
+
+    @property
+    def run_dir(self) -> Path:
+        """The run of the best trial."""
+        return self.folder / "best"
+
+    def __repr__(self) -> str:
+        valid = f"valid {self.best.score:.4f}" if self.best.score is not None else "no validation"
+        test = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
+        best = f"{self.best.number} ({valid}): {show_options(self.best.options)}"
+        return f"best of {len(self.trials)} trials is {best}\ntest: {test or 'none'}\n{self.folder}"
 
 
 def search(
     model: str | type | None = None,
-    dataset: str | None = None,
+    dataset: str | os.PathLike[str] | None = None,
     space: str | Path | None = None,
     config_file_list: list[str] | None = None,
     config_dict: dict[str, Any] | None = None,
@@ -91,7 +109,8 @@ def search(
         config_dict: options over these files; what is given here is the same in all trials,
             whatever the space has for it.
         settings: the other arguments together.
-        given: or by name, see :class:`~recbole_pos.config.arguments.SearchArguments`:
+        given: options, as in ``config_dict``; or the other arguments by name, see
+            :class:`~recbole_pos.config.arguments.SearchArguments`:
             ``num_samples``, how many trials (60; a grid runs all its points); ``max_concurrent``,
             how many at the same time; ``metric``, of validation; ``scheduler``, asha, none, or a
             scheduler object of Ray's; ``grace_epochs`` that ASHA leaves every trial; ``searcher``,
@@ -110,9 +129,13 @@ def search(
             machine or the storage failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    args = arguments(settings or SearchArguments(), given)
-    allow((config_dict or {}).get("plugins"))
-    screen, began = Screen(args.verbose), time.perf_counter()
+    args, options = divide(settings or SearchArguments(), given)
+    config_dict = {**(config_dict or {}), **options}
+    data, dataset = dataset, dataset_name(dataset)
+    if args.run_dir is None and args.resume is None:
+        args = replace(args, run_dir=beside(data, f"tune-{time.time_ns()}"))
+    allow(config_dict.get("plugins"))
+    reporter, began = Reporter(args.verbose), time.perf_counter()
     with ExitStack() as held:
         folder = record = None
         if args.resume is None:
@@ -121,8 +144,8 @@ def search(
             folder = SearchFolder(args.resume)
             others = {"model": model, "dataset": dataset, "space": space}
             files = {"config_file_list": config_file_list}
-            search = resumed_settings(folder, args, config_dict or {}, **others, **files)
-            held.enter_context(folder.held())
+            search = resumed_settings(folder, args, config_dict, **others, **files)
+            held.enter_context(only_writer(folder.path, "searched"))
             record = folder.read_record(search)
         experiment = _prepare(search)
         if folder is None or record is None or len(record.ended) < search.total:
@@ -133,19 +156,20 @@ def search(
                 room = room_for(search.resources)
                 if folder is None or record is None:
                     folder = SearchFolder.create(args.run_dir, search)
-                    held.enter_context(folder.held())
+                    held.enter_context(only_writer(folder.path, "searched"))
                     record = Record(folder.record)
                 else:
                     folder.write(search)
-                _headline(screen, search, folder, record, experiment, shared)
-                recorder = Recorder(record, search.metric, search.mode, search.total, screen)
+                _headline(reporter, search, folder, record, experiment, shared)
+                recorder = Recorder(record, search.metric, search.mode, search.total, reporter)
                 tuner = _tuner(search, folder, recorder, args.scheduler, shared, room)
-                with live_view(screen, recorder.lines):
+                with live_view(reporter, recorder.lines):
                     _fit(tuner, search, folder, record)
             finally:
                 stop(started)
         seconds = time.perf_counter() - began
-        return _finish(search, folder, experiment, record.trials, screen, seconds)
+        found = _finish(search, folder, experiment, record.trials, reporter, seconds)
+        return replace(found, source=data)
 
 
 def _prepare(settings: Settings) -> Experiment:
@@ -251,35 +275,35 @@ def _fit(tuner: tune.Tuner, settings: Settings, folder: SearchFolder, record: Re
 
 
 def _headline(
-    screen: Screen,
+    reporter: Reporter,
     settings: Settings,
     folder: SearchFolder,
     record: Record,
     experiment: Experiment,
     shared: SharedData,
 ) -> None:
-    screen.line(
+    reporter.line(
         f"{settings.model} on {settings.dataset}: {settings.total} trials by {settings.searcher}, "
         f"scheduler {settings.scheduler}, best valid {settings.metric}; searching "
         f"{', '.join(settings.space.names)}; {folder.path}"
     )
-    screen.line(
+    reporter.line(
         f"{describe_cluster(settings.resources)}; data shared by trials: "
         f"{shared.nbytes / 1e6:.1f} MB"
     )
     if record.trials:
-        screen.line(
+        reporter.line(
             f"{len(record.ended)} trials have ended before; {len(record.unfinished)} resume"
         )
     if settings.overruled:
-        screen.line(f"given, so not searched: {', '.join(settings.overruled)}")
+        reporter.line(f"given, so not searched: {', '.join(settings.overruled)}")
     points = settings.space.points()
     if settings.searcher != "grid" and points is not None and points <= settings.total:
-        screen.line(f"the space has {points} combinations; --searcher grid trains each once")
+        reporter.line(f"the space has {points} combinations; --searcher grid trains each once")
     if split := describe(experiment.dataset.split.summary):
-        screen.line(split)
+        reporter.line(split)
     for text in warnings_about(experiment.dataset.split.summary):
-        screen.line(f"warning: {text}")
+        reporter.warning(text)
 
 
 def _finish(
@@ -287,7 +311,7 @@ def _finish(
     folder: SearchFolder,
     experiment: Experiment,
     trials: list[Trial],
-    screen: Screen,
+    reporter: Reporter,
     seconds: float,
 ) -> Found:
     """Write the tables and pictures; test the best trial, unless an earlier call did."""
@@ -299,7 +323,7 @@ def _finish(
             f"trial {lost[0].number}: {lost[0].reason}. Nothing was tested; {folder.trials} has "
             f"the reasons of all; `recbole-pos tune --resume {folder.path}` trains them"
         )
-    best = best_of(trials, settings.mode)
+    best = find_best_trial(trials, settings.mode)
     if best is None:
         first = trials[0]
         raise TrainingError(
@@ -323,17 +347,19 @@ def _finish(
         "versions": {**versions(), "ray": ray.__version__},
     }
     content["search"]["space"] = content["search"]["space"]["parameters"]
-    write_json(content, folder.result)
+    write_json(folder.result, content)
     what = f"{settings.model} on {settings.dataset}"
     pictures = draw(trials, settings.space, settings.metric, settings.mode, what, folder.path)
-    screen.results(
+    reporter.results(
         f"best of {len(trials)} trials is {best.number}: {show_options(best.options)}",
         {"valid": best.best_valid, "test (once)": test["test"]},
     )
     for one in test.get("earlier", []):
-        screen.line(f"trial {one['trial']}, the best before, was tested as well: see {folder.test}")
+        reporter.line(
+            f"trial {one['trial']}, the best before, was tested as well: see {folder.test}"
+        )
     for file in (folder.best_yaml, folder.trials, *pictures):
-        screen.line(str(file))
+        reporter.line(str(file))
     return Found(folder.path, trials, best, test["test"], seconds)
 
 
@@ -370,5 +396,5 @@ def _test(
     test = {"trial": best.number, "model": settings.model, "dataset": settings.dataset}
     test["test"] = None if found is None else {name: float(v) for name, v in found.items()}
     test |= {"earlier": earlier} if earlier else {}
-    write_json(test, folder.test)
+    write_json(folder.test, test)
     return test

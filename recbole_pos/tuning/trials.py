@@ -21,11 +21,20 @@ from ray import cloudpickle, tune
 from ray.tune.search import Searcher as RaySearcher
 
 from recbole_pos.experiment.result import parameters
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import Searcher
 from recbole_pos.runs.worker import DONE, FAILED, LOST, QUIET, reason, train_run
-from recbole_pos.screen import Screen
-from recbole_pos.tune.record import BEST, EARLIER, ENDED, REPORTED, TRIAL, Record, Trial, best_of
+from recbole_pos.tuning.record import (
+    BEST,
+    EARLIER,
+    ENDED,
+    REPORTED,
+    TRIAL,
+    Record,
+    Trial,
+    find_best_trial,
+)
 from recbole_pos.values import shown
 
 FAILURE = "failure"  # key of a last report that says why a trial failed
@@ -145,15 +154,17 @@ class Recorder(tune.Callback):
     """Writes what happens to the record, and shows it; Ray pickles it, of which nothing is read.
 
     Args:
-        record: of the trials.
+        record: record of the trials.
         metric: its name.
         mode: max or min.
         total: how many trials there will be.
-        screen: where lines are printed.
+        reporter: where lines are printed.
     """
 
-    def __init__(self, record: Record, metric: str, mode: str, total: int, screen: Screen) -> None:
-        self.record, self.screen = record, screen
+    def __init__(
+        self, record: Record, metric: str, mode: str, total: int, reporter: Reporter
+    ) -> None:
+        self.record, self.reporter = record, reporter
         self.metric, self.mode, self.total = metric, mode, total
         self.known: dict[str, Trial] = {}  # by Ray's id
         self.running: list[Trial] = []
@@ -202,7 +213,7 @@ class Recorder(tune.Callback):
         """Ray's hook: the process of a trial was lost; it will be started again."""
         self._meet(trials)
         known = self.known[trial.trial_id]
-        self.screen.line(
+        self.reporter.line(
             f"trial {known.number:>3}  lost its process or machine after epoch {known.epochs}; "
             "it resumes from its last checkpoint"
         )
@@ -211,11 +222,11 @@ class Recorder(tune.Callback):
         """Record and print how a trial ended."""
         known = self.record.add({TRIAL: trial.config["number"], "state": state, "reason": why})
         if why:
-            self.screen.line(f"trial {known.number:>3}  {state}: {why}")
+            self.reporter.line(f"trial {known.number:>3}  {state}: {why}")
             return
-        mark = "*" if known is best_of(self.record.trials, self.mode) else " "
+        mark = "*" if known is find_best_trial(self.record.trials, self.mode) else " "
         score = math.nan if known.score is None else known.score
-        self.screen.line(
+        self.reporter.line(
             f"trial {known.number:>3}  {state:8}  {self.metric} {score:.4f}{mark} "
             f"epoch {known.epochs:>3}  {known.seconds:>6.1f} s  {show_options(known.options)}"
         )
@@ -225,7 +236,7 @@ class Recorder(tune.Callback):
         states = [trial.state for trial in self.record.trials]
         counts = [f"{states.count(state)} {state}" for state in (*ENDED, LOST) if state in states]
         running = [f"{trial.number} (epoch {trial.epochs})" for trial in self.running]
-        best = best_of(self.record.trials, self.mode)
+        best = find_best_trial(self.record.trials, self.mode)
         found = f", best {best.score:.4f} (trial {best.number})" if best else ""
         minutes, seconds = divmod(int(time.time() - self.began), 60)
         overview = (

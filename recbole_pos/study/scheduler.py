@@ -27,9 +27,9 @@ class Job:
     """A fit that can be trained now.
 
     Attributes:
-        fit: of the plan.
-        config: of its run.
-        digest: of its run.
+        fit: fit of the plan.
+        config: configuration of its run.
+        digest: digest of its run.
         begin: digest of the run that is only tested; None for one that is trained.
     """
 
@@ -39,12 +39,12 @@ class Job:
     begin: str | None = None
 
 
-class Work:
+class Scheduler:
     """Fits of a plan: waiting, ended or failed.
 
     Args:
-        plan: of the study.
-        folder: of the study.
+        plan: plan of the study.
+        folder: folder of the study.
         rows: names of rows to train; all if empty.
         packed: runs that need no training.
     """
@@ -58,7 +58,7 @@ class Work:
     ) -> None:
         self.plan, self.folder, self.packed = plan, folder, packed
         for row in rows:
-            plan.source.one_of(("rows",), row, plan.rows)
+            plan.source.require_choice(("rows",), row, plan.rows)
         wanted = {row for name in rows or plan.rows for row in _needed(plan, name)}
         self.rows = [row for row in plan.rows if row in wanted]
         self.fits = [one for one in fits(plan) if one.row in wanted]
@@ -77,7 +77,7 @@ class Work:
         }
 
     def ready(self, draw: bool = True) -> Job | None:
-        """The next fit that can be trained; None if none can until others have ended.
+        """Return the next fit that can be trained; None if none can until others have ended.
 
         What was trained by an earlier call is marked on the way, and so is what cannot be trained.
 
@@ -95,7 +95,7 @@ class Work:
                 job = self._job(one)
                 if job is None:  # failed with what it needs
                     continue
-                known = self._known(job, take=True)
+                known = self._find_finished(job, take=True)
             except UsageError as error:
                 self.end(one, FAILED, str(error))
                 continue
@@ -123,7 +123,7 @@ class Work:
         return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
 
     def left(self) -> dict[str, str]:
-        """What is left of every fit, if nothing else happens; nothing is written.
+        """Return what is left of every fit, if nothing else happens; nothing is written.
 
         Returns:
             Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``:
@@ -140,7 +140,7 @@ class Work:
         Raises:
             UsageError: naming file and field of what cannot be right.
         """
-        trial = Work(self.plan, self.folder, tuple(self.rows), self.packed)
+        trial = Scheduler(self.plan, self.folder, tuple(self.rows), self.packed)
         trial.datasets = self.datasets
         trial.left()
 
@@ -156,7 +156,7 @@ class Work:
         if job is None:
             return OPEN
         self._note(job)
-        known = self._known(job, take=False)
+        known = self._find_finished(job, take=False)
         if known.get("status") == DONE:
             self.end(one, DONE, known=known)
             return DONE
@@ -168,8 +168,8 @@ class Work:
         self.digests[job.fit.name] = job.digest
         self.configs[job.digest] = job.config
 
-    def _known(self, job: Job, take: bool) -> dict[str, Any]:
-        """What is said of a run in the study's folder, or in a packed study.
+    def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
+        """Return what is said of a run in the study's folder, or in a packed study.
 
         Args:
             take: whether it is brought from there into the folder.
@@ -203,7 +203,7 @@ class Work:
         )
 
     def _is_drawn(self, one: Fit) -> bool:
-        """Whether the options of a fit are known without drawing any."""
+        """Return whether the options of a fit are known without drawing any."""
         return (
             one.trial is None
             or self.searches[one.row].known(one.trial)
@@ -211,7 +211,8 @@ class Work:
         )
 
     def _drawn_elsewhere(self, one: Fit) -> dict[str, Any] | None:
-        """What the same search has drawn for a trial in a packed study that has its run, too."""
+        """Return what the same search has drawn for a trial in a packed study that has its run,
+        too."""
         search = self.searches[one.row]
         if one.trial is None or not search.space or search.known(one.trial):
             return None
@@ -275,7 +276,7 @@ class Work:
         return Job(one, config, digest, self.digests[begin] if begin else None)
 
     def _attached(self, one: Fit, failed: list[str]) -> Job | None:
-        """A fit that starts from the weights of another one."""
+        """Return a fit that starts from the weights of another one."""
         if failed:
             self.end(one, FAILED, f"{failed[0]} failed: {self.reasons.get(failed[0], '')}")
             return None
@@ -295,7 +296,7 @@ class Work:
         return Job(one, config, digest, None if schemes else source)
 
     def searched(self, one: Fit) -> dict[str, Any]:
-        """The options that a search chose for a fit, which are not its plan's."""
+        """Return the options that a search chose for a fit, which are not its plan's."""
         if one.row not in self.searches:
             return {}
         search = self.searches[one.row]
@@ -303,12 +304,12 @@ class Work:
         return {} if trial is None else search.asked.get(trial, {})
 
     def pending(self) -> int:
-        """How many fits have not ended."""
+        """Return how many fits have not ended."""
         return sum(one.name not in self.status for one in self.fits)
 
 
 def _needed(plan: Plan, row: str) -> list[str]:
-    """A row, and those it is attached to."""
+    """Return a row, and those it is attached to."""
     found = [row]
     while attach := plan.rows[found[-1]].attach:
         found.append(attach.to)
@@ -316,6 +317,6 @@ def _needed(plan: Plan, row: str) -> list[str]:
 
 
 def _score(known: Mapping[str, Any] | None, metric: str) -> float | None:
-    """The best validation value of a run."""
+    """Return the best validation value of a run."""
     value = ((known or {}).get("best_valid") or {}).get(metric)
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

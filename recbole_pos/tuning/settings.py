@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,20 +11,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from recbole_pos.config.arguments import SearchArguments, changed, require_shares
-from recbole_pos.config.plugins import modules_of
+from recbole_pos.config.plugins import find_modules
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
 from recbole_pos.config.presets import parts_by_scheme, positions
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment import folder as folders
-from recbole_pos.files import only_writer
+from recbole_pos.files import write_json
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.space import MOST_POINTS, Space
-from recbole_pos.runs.space_files import check_fixed, check_space, read_space, space_file
-from recbole_pos.runs.storage import names_in, place_of
-from recbole_pos.tune.record import DAMAGED, Record, adopt, write_json
-from recbole_pos.values import is_whole, shown, suggest
+from recbole_pos.runs.space_files import fit_space, read_space, space_file
+from recbole_pos.runs.storage import names_in, resolve_storage
+from recbole_pos.tuning.record import DAMAGED, Record, adopt
+from recbole_pos.values import check_choice, is_whole, shown
 
 SCHEDULERS = ("asha", "none")
 SAMPLES = 60  # as the kernel attention paper
@@ -50,7 +48,7 @@ class Settings:
         total: number of trials.
         mode: max or min.
         epochs: most epochs of a trial.
-        identity: of the data, once prepared; empty before.
+        identity: identity of the data, once prepared; empty before.
     """
 
     model: str
@@ -95,19 +93,14 @@ def read_settings(
     config_dict: dict[str, Any] | None,
     args: SearchArguments,
 ) -> Settings:
-    """Settings of what a user gave.
+    """Return settings of what a user gave.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    for name, value, known in (
-        ("scheduler", args.scheduler, SCHEDULERS),
-        ("searcher", args.searcher, SEARCHERS),
-    ):
-        if isinstance(value, str) and value not in known:
-            raise UsageError(
-                f"--{name}: {shown(value)} is not one of {', '.join(known)}{suggest(value, known)}"
-            )
+    if isinstance(args.scheduler, str):
+        check_choice("--scheduler", args.scheduler, SCHEDULERS)
+    check_choice("--searcher", args.searcher, tuple(SEARCHERS))
     given = {**(config_dict or {}), **({"valid_metric": args.metric} if args.metric else {})}
     first = PosConfig(model, dataset, config_file_list, given, strict=False)
     found = read_space(space_file(space, first["model"]))
@@ -135,12 +128,9 @@ def read_settings(
     def build(drawn: dict[str, Any]) -> PosConfig:
         return PosConfig(None, None, None, {**what, **drawn}, strict=False)
 
-    config = check_fixed(found, build)
-    found.context = config.plain
-    check_space(found, build)
+    config = fit_space(found, build)
     if config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
-    found.context = {k: v for k, v in config.plain.items() if _is_named(found, k)}
     settings = Settings(
         model=first["model"],
         dataset=first["dataset"],
@@ -166,10 +156,10 @@ def read_settings(
 def resumed_settings(
     folder: SearchFolder, args: SearchArguments, config: dict[str, Any], **others: Any
 ) -> Settings:
-    """Settings of the search in a folder, with what may change when it is resumed.
+    """Return settings of the search in a folder, with what may change when it is resumed.
 
     Args:
-        folder: of the search.
+        folder: folder of the search.
         args: as given.
         config: options of the configuration, as given.
         others: what else was given by name; empty if it was not.
@@ -200,7 +190,7 @@ def resumed_settings(
     settings.base.update(config)
     if args.storage is not None:
         name = (settings.storage or str(folder.path.resolve())).rsplit("/", 1)[-1]
-        settings.storage = place_of(args.storage, Path(name), make=False)
+        settings.storage = resolve_storage(args.storage, Path(name), make=False)
     settings.base["data_path"] = settings.config().plain["data_path"]
     return settings
 
@@ -231,17 +221,13 @@ def _set_total(settings: Settings, num_samples: int | None) -> None:
 
 
 def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
-    """Modules that must be imported to know the model and any scheme of any trial."""
+    """Return modules that must be imported to know the model and any scheme of any trial."""
     searched = [p.values for p in space.parameters if p.name == "position"]
     values = [base.get("position"), *itertools.chain(*searched)]
     schemes = [name for value in values for name in positions(value, None)]
     given = base.get("plugins") or []
     given = [given] if isinstance(given, str) else given
-    return list(dict.fromkeys([*given, *modules_of(model, schemes)]))
-
-
-def _is_named(space: Space, key: str) -> bool:
-    return any(key in parameter.when for parameter in space.parameters)
+    return list(dict.fromkeys([*given, *find_modules(model, schemes)]))
 
 
 def _require_numbers(settings: Settings, num_samples: int | None) -> None:
@@ -280,7 +266,7 @@ class SearchFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, settings: Settings) -> SearchFolder:
-        """A new folder with the settings in it.
+        """Return a new folder with the settings in it.
 
         Raises:
             UsageError: if it holds a search already.
@@ -290,7 +276,7 @@ class SearchFolder:
         if not str(path):
             raise UsageError("--run_dir: empty; name a folder, or leave it out")
         folder = cls(path)
-        with _removed_if_refused(folder.path):
+        try:
             if folder.begun or folder.ray.exists():
                 raise UsageError(
                     f"{folder.path} holds a search already; continue it with --resume "
@@ -298,34 +284,29 @@ class SearchFolder:
                 )
             if any((folder.path / name).exists() for name in ("config.yaml", "result.json")):
                 raise UsageError(f"{folder.path} holds a run already; choose another --run_dir")
-            folders.make_folder(folder.path)
             if settings.storage is not None:
-                settings.storage = place_of(settings.storage, folder.path)
+                settings.storage = resolve_storage(settings.storage, folder.path)
                 if names_in(settings.storage):
                     raise UsageError(
                         f"--storage: {settings.storage} holds a search already, of another folder "
                         f"with the name {folder.path.name}; choose another --run_dir or --storage"
                     )
-            folder.write(settings)
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except PosError:
+            raise
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--run_dir: {why}: {shown(str(folder.path))}") from error
+        folder.write(settings)
         return folder
 
     def write(self, settings: Settings) -> None:
         """Keep the settings, for ``--resume``."""
         folders.make_folder(self.runs)
-        write_json(asdict(settings), self.settings)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """While this process searches here; the system lets go of it however the process ends.
-
-        Raises:
-            UsageError: if another process does.
-        """
-        with only_writer(self.path, "searched"):
-            yield
+        write_json(self.settings, asdict(settings))
 
     def read(self) -> Settings:
-        """The settings of the search in this folder.
+        """Return the settings of the search in this folder.
 
         Raises:
             UsageError: if there are none.
@@ -346,7 +327,7 @@ class SearchFolder:
         return settings
 
     def read_record(self, settings: Settings) -> Record:
-        """What happened to the trials so far.
+        """Return what happened to the trials so far.
 
         Raises:
             UsageError: if it cannot be read, there are more trials than there are to be, or their
@@ -370,7 +351,7 @@ class SearchFolder:
         return record
 
     def tested(self) -> dict[str, Any] | None:
-        """What an earlier call found on test data; of the same trial it is not read twice.
+        """Return what an earlier call found on test data; of the same trial it is not read twice.
 
         Raises:
             UsageError: if the file is damaged.
@@ -382,20 +363,3 @@ class SearchFolder:
             return {**kept, "trial": int(kept["trial"]), "test": kept["test"]}
         except DAMAGED as error:
             raise UsageError(f"--resume: {self.test} is damaged: {shown(str(error))}") from error
-
-
-@contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Within, a folder may be made; it and those above it go again if that ends in an error."""
-    made: list[Path] = []
-    try:
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
-        yield
-    except BaseException as error:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
-        if isinstance(error, (OSError, ValueError)) and not isinstance(error, PosError):
-            why = getattr(error, "strerror", None) or error
-            raise UsageError(f"--run_dir: {why}: {shown(str(folder))}") from error
-        raise

@@ -1,11 +1,18 @@
-"""Numbers as tables have them, and a table in markdown."""
+"""Numbers as tables have them, and a table in markdown and on a terminal of any width."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_NAME = 16  # columns of a terminal that a name of several words has at least
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -25,7 +32,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedTable:
     """A table for people; programs read the tidy frames.
 
     Attributes:
@@ -34,7 +41,9 @@ class Shown:
         lines: cells by line.
         notes: sentences below.
         words: places of columns that hold words, beside the first.
-        spare: places of columns that a narrow terminal can do without, the least needed first.
+        spare: places of columns that a narrow terminal can do without, the least needed first;
+            others follow from the right, and what is left out is named below.
+        whole: where all columns are.
     """
 
     title: str
@@ -43,9 +52,10 @@ class Shown:
     notes: tuple[str, ...] = ()
     words: frozenset[int] = frozenset()
     spare: tuple[int, ...] = ()
+    whole: str = "table.md"
 
     def is_text(self, column: int) -> bool:
-        """Whether a column stands to the left."""
+        """Return whether a column stands to the left."""
         return column == 0 or column in self.words
 
     def markdown(self, level: int = 2) -> str:
@@ -56,6 +66,43 @@ class Shown:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(part for part in (f"{'#' * level} {self.title}", table, notes) if part)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Rich's hook."""
+        yield self.fitted(options.max_width)
+
+    def fitted(self, width: int) -> Table:
+        """Return it for a terminal of so many columns; no number is broken."""
+        kept = list(range(len(self.columns)))
+        away = [*self.spare, *(place for place in kept[:0:-1] if place not in self.spare)]
+        fold = sum(self._width(place, False) + 3 for place in kept) + 1 > width
+        while away[:-1] and sum(self._width(place, fold) + 3 for place in kept) + 1 > width:
+            kept.remove(away.pop(0))
+        notes = [*self.notes]
+        if left := [name for place, name in enumerate(self.columns) if place not in kept]:
+            notes.append(
+                f"Left out for want of width: {listed(left)}; {self.whole} has all columns."
+            )
+        table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
+        table.title_justify = table.caption_justify = "left"
+        for place in kept:
+            side: Literal["left", "right"] = "left" if self.is_text(place) else "right"
+            fixed = None if self.is_text(place) else self._width(place, fold)
+            title = Text(self.columns[place].replace(" (", "\n("))
+            table.add_column(title, justify=side, width=fixed, overflow="fold")  # nothing is cut
+        for line in self.lines:
+            table.add_row(*(_rich(line[place], fold) for place in kept))
+        return table
+
+    def _width(self, column: int, fold: bool) -> int:
+        """Return what a column needs so that no word of it is broken."""
+        title = self.columns[column]
+        texts = [text for line in self.lines for text in (line[column].text, line[column].detail)]
+        if not self.is_text(column):
+            texts = [part for text in texts for part in _folded(text, fold).split("\n")]
+            return _longest([*title.split(), *texts])
+        words = [*title.split(), *" ".join(texts).split()]
+        return max(min(_longest([title, *texts]), _NAME), _longest(words))
 
 
 def _in_a_cell(text: str) -> str:
@@ -68,8 +115,22 @@ def _marked(cell: Cell) -> str:
     return f"{text} ({detail})" if detail else text
 
 
+def _folded(text: str, fold: bool) -> str:
+    """Return a deviation and an interval in a line of their own."""
+    return text if not fold else text.replace(" ±", "\n±").replace(" [", "\n[")
+
+
+def _longest(texts: list[str]) -> int:
+    return max(map(cell_len, texts), default=0)
+
+
+def _rich(cell: Cell, fold: bool) -> Text:
+    text = Text(_folded(cell.text, fold), style="bold" if cell.bold else "")
+    return text.append(f"\n{_folded(cell.detail, fold)}", style="dim") if cell.detail else text
+
+
 def number(value: float, digits: int = 4, sign: bool = False) -> str:
-    """A metric; nothing for none."""
+    """Return a metric; nothing for none."""
     if value is None or math.isnan(value):
         return ""
     text = f"{value:{'+' if sign else ''}.{digits}f}"

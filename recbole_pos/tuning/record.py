@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import write_text, writing
 from recbole_pos.runs.storage import filesystem, names_in
-from recbole_pos.runs.worker import FAILED, LOST
+from recbole_pos.runs.worker import FAILED, LOST, copy_run
 from recbole_pos.values import no_formula, shown
 
 ENDED = ("finished", "stopped", FAILED)
@@ -231,16 +230,7 @@ def _fetch_checkpoint(place: str, target: RunFolder) -> None:
             return
 
 
-def copy_run(source: RunFolder, target: RunFolder) -> None:
-    """Copy what a training leaves; its best weights become part of its checkpoint."""
-    target.path.mkdir(parents=True, exist_ok=True)
-    for file in (source.config, source.metrics, source.known):
-        if file.is_file():
-            shutil.copy(file, target.path)
-    checkpoint.copy(source.checkpoint, target.checkpoint)
-
-
-def best_of(trials: list[Trial], mode: str) -> Trial | None:
+def find_best_trial(trials: list[Trial], mode: str) -> Trial | None:
     """Return the trial with the best score among those that did not fail."""
     sign = 1 if mode == "max" else -1
     usable = [(t.score, t) for t in trials if t.state not in (FAILED, LOST) and t.score is not None]
@@ -258,8 +248,3 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
         writer.writerow([no_formula(value) for value in (*row, *values, t.host, t.node, t.reason)])
     write_text(file, text.getvalue())
-
-
-def write_json(content: dict[str, Any], file: Path) -> None:
-    """Write all of the file or nothing."""
-    write_text(file, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,180 @@
+"""DataFrames in the place of files: pandas, polars, pyarrow, relations of DuckDB, by Arrow."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.conversion.convert import REPORT, convert
+from recbole_pos.errors import UsageError
+
+_NAME = "data"
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, at the latest with the process."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="recbole-pos-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class Dataset(os.PathLike[str]):
+    """A dataset to train on: a folder with its files, named by its path or made of frames.
+
+    It stands wherever the name of a dataset does: in :func:`fit`, :func:`compare`, :func:`tune`,
+    :func:`run`.
+
+    Examples:
+        >>> import pandas, recbole_pos
+        >>> frame = pandas.DataFrame(
+        ...     {"customer": ["ann", "bob", "ann"], "product": ["tent", "tent", "stove"]}
+        ... )
+        >>> frame["bought_at"] = pandas.to_datetime(["2024-03-02", "2024-03-04", "2024-03-05"])
+        >>> data = recbole_pos.Dataset.from_frame(frame)
+        >>> data.counts["users"], data.counts["items"], data.counts["events"]
+        (2, 2, 3)
+
+    Args:
+        path: the folder, such as ``dataset/ml-100k``.
+
+    Attributes:
+        path: the folder.
+        report: what became of every column and row, of a dataset that was made here; else None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.report: Any = None
+        self.home: TemporaryFolder | None = None  # of a dataset that goes with this object
+        self._source: tuple[Any, dict[str, Any]] | None = None
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        time: str | None = None,
+        items: Any = None,
+        users: Any = None,
+        valid: Any = None,
+        test: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        **given: Any,
+    ) -> Dataset:
+        """Make a dataset of a frame, as :func:`convert` makes it of a file of the same columns.
+
+        A frame is a pandas or polars DataFrame, a pyarrow Table, a relation of DuckDB, or any
+        object with ``__arrow_c_stream__``. Rows are numbered from 0 in what is reported.
+
+        Args:
+            frame: a row an interaction.
+            user: the column of who did it; guessed by its name if None, and so are the next two.
+            item: the column of what with.
+            time: the column of when; ``row_order`` where none exists.
+            items: a frame (or file) with attributes of items.
+            users: a frame (or file) with attributes of users.
+            valid: interactions to validate with, which no split then chooses; needs ``test``.
+            test: interactions to test with.
+            path: the folder to make, of which the last part names the dataset; a temporary one if
+                None, which is removed with the last object that needs it.
+            given: other arguments of :func:`convert`, such as ``core``, ``types`` and ``drop``.
+
+        Raises:
+            UsageError: as :func:`convert` raises it.
+        """
+        home = TemporaryFolder() if path is None else None
+        if home is not None:
+            path = home.path / given.pop("name", _NAME)
+        folder = Path(os.path.abspath(path or ""))
+        given |= {"user": user, "item": item, "time": time, "items": items, "users": users}
+        given |= {"valid": valid, "test": test}
+        data = cls(folder)
+        data.home = home
+        place = {"name": folder.name, "data_path": folder.parent, "verbose": False}
+        data.report = convert(frame, **{**place, **given})
+        data._source = frame, given
+        return data
+
+    def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
+        """Return a dataset of the same frame, and these interactions to validate and test with.
+
+        Raises:
+            UsageError: if it was not made of a frame.
+        """
+        if self._source is None:
+            raise UsageError(
+                f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
+                "takes both, and files of parts are named by benchmark_filename"
+            )
+        frame, given = self._source
+        return Dataset.from_frame(frame, **{**given, "valid": valid, "test": test})
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the files go with this object."""
+        return self.home is not None
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.path.name
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Events, users and items, first and last time, of a dataset that was converted; else
+        nothing."""
+        if self.report is not None:
+            return dict(self.report.counts)
+        try:
+            return dict(json.loads((self.path / REPORT).read_text(encoding="utf-8"))["counts"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "home": None, "_source": None}  # frame and files stay here
+
+    def __repr__(self) -> str:
+        counts = self.counts
+        if not counts:
+            return f"Dataset {self.path}"
+        names = {"users": "users", "items": "items", "events": "interactions"}
+        text = ", ".join(f"{counts[key]:,} {name}" for key, name in names.items())
+        text += f", {counts['first']} to {counts['last']} UTC" if counts["first"] else ""
+        return f"Dataset {self.name}: {text}"
+
+    def _repr_html_(self) -> str:
+        columns = [] if self.report is None else self.report.columns
+        rows = [(c.column, c.field or "(left out)", c.kind, c.table) for c in columns]
+        notes = [] if self.report is None else self.report.notes
+        head = f"<b>{html.escape(repr(self))}</b>"
+        tail = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
+        table = html_table(("column", "field", "type", "table"), rows) if rows else ""
+        return f"<div>{head}{table}{tail}</div>"
+
+
+def beside(dataset: Any, name: str) -> Path | None:
+    """Return where runs on a temporary dataset are kept; None of other datasets."""
+    home = dataset.home if isinstance(dataset, Dataset) else None
+    return None if home is None else home.path / name
+
+
+def html_table(names: tuple[str, ...], rows: Any) -> str:
+    """Return a table of text, in which nothing is markup."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,41 @@
+"""What follows a training run: the hooks of :class:`Callback`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+class Callback:
+    """Follow a training run; a subclass overrides the hooks that it needs.
+
+    Examples:
+        >>> class Patience(recbole_pos.Callback):
+        ...     def on_epoch(self, epoch):
+        ...         return epoch["loss"] < 6.5  # stop
+        >>> trained = recbole_pos.fit("FPARec", "ml-100k", epochs=2, callbacks=[Patience()])
+    """
+
+    def on_start(self, experiment: Any) -> None:
+        """Before the first epoch: configuration, dataset, model and trainer are there."""
+
+    def on_step(self, step: int, loss: Tensor) -> None:
+        """After an optimiser step, counted from 1 over all epochs; its loss is on the device, and
+        reading it waits for the device."""
+
+    def on_validation(self, epoch: int, metrics: dict[str, float]) -> bool | None:
+        """After a validation; True ends the training after this epoch."""
+
+    def on_epoch(self, epoch: dict[str, Any]) -> bool | None:
+        """After an epoch, with its line of metrics.jsonl; True ends the training."""
+
+    def on_end(self, experiment: Any, result: Any) -> None:
+        """After the test: the model has its best weights. ``result`` is None of a run that was
+        interrupted or failed."""
+
+
+def call(callbacks: Sequence[Callback], hook: Callable[[Callback], bool | None]) -> bool:
+    """Call a hook of each; return whether one of them ends the training."""
+    return any([hook(one) for one in callbacks])

@@ -1,0 +1,105 @@
+"""What an item is to a model: a row of a table, and what is made of the item's content.
+
+m is a number of items that are looked up, n the number of all, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from recbole_pos.layers.row_gradients import RowLookup, takes_rows
+
+
+class ItemPart(nn.Module):
+    """Base of what adds to the vectors of items something other than their ids."""
+
+    def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
+        """Return the vectors with this part in them.
+
+        Args:
+            vectors: [m, d] of what comes before this part.
+            items: [m] their ids; None where they are those of all items in order.
+        """
+        raise NotImplementedError
+
+
+class ItemTable(nn.Embedding):
+    """The vectors of items: read at the input (``table(items)``) and by scores (``vectors``).
+
+    Without parts it is torch's embedding, which gives a gradient by rows where one is kept.
+
+    Attributes:
+        parts: what is added to the rows, by name and in this order.
+        has_ids: whether items have vectors of their own; else parts alone make them.
+        start: ids [k] whose rows start as given vectors [k, up to d], or None.
+    """
+
+    def __init__(self, items: int, size: int) -> None:
+        super().__init__(items, size, padding_idx=0)
+        self.parts = nn.ModuleDict()
+        self.has_ids = True
+        self.start: tuple[Tensor, Tensor] | None = None
+        self._shared: Tensor | None = None
+
+    def drop_ids(self) -> None:
+        """Leave items nothing of their own."""
+        self.has_ids = False
+        self.weight = nn.Parameter(self.weight.new_empty(0, self.embedding_dim), False)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Give rows the vectors that they start with; after their fresh weights are drawn."""
+        if self.start is not None:
+            rows, vectors = self.start
+            self.weight[rows, : vectors.size(1)] = vectors
+
+    def extend(self, count: int) -> None:
+        """Make room for further items, whose ids come last and whose own vectors are zeros."""
+        self.num_embeddings += count
+        if self.has_ids:
+            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, count))
+            self.weight = nn.Parameter(rows, self.weight.requires_grad)
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Return [..., d] of ids [...]."""
+        if self._shared is not None:
+            return nn.functional.embedding(items, self._shared)
+        if not self.has_ids:
+            vectors = self.weight.new_zeros(*items.shape, self.embedding_dim)
+        elif torch.compiler.is_compiling() or not takes_rows(self.weight):
+            vectors = super().forward(items)
+        else:
+            vectors = RowLookup.apply(self.weight, items, self.padding_idx)
+        for part in self.parts.values():
+            vectors = part(vectors, items)
+        return vectors
+
+    def vectors(self) -> Tensor:
+        """Return [n, d] of all items, in the order of their ids."""
+        if self._shared is not None:
+            return self._shared
+        vectors: Tensor = self.weight
+        if not self.has_ids:
+            vectors = vectors.new_zeros(self.num_embeddings, self.embedding_dim)
+        for part in self.parts.values():
+            vectors = part(vectors, None)
+        return vectors
+
+    @contextmanager
+    def shared(self) -> Iterator[Tensor]:
+        """:meth:`vectors`, computed once: in here, items are looked up among them.
+
+        For who needs those of all items anyhow, as a loss over the catalogue does.
+        """
+        if not self.parts or self._shared is not None:
+            yield self.vectors()
+            return
+        self._shared = self.vectors()
+        try:
+            yield self._shared
+        finally:
+            self._shared = None

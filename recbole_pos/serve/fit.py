@@ -1,0 +1,108 @@
+"""From data to a trained model in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.config.arguments import RunArguments, divide
+from recbole_pos.conversion.frames import Dataset, TemporaryFolder
+from recbole_pos.data.grown import Growth
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.callbacks import Callback
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.run import run
+from recbole_pos.serve.recommender import Recommender
+
+
+class _Kept(Callback):
+    """Keeps the experiment of a run, so that its data are not read again."""
+
+    experiment: Any = None
+
+    def on_end(self, experiment: Any, result: Any) -> None:
+        self.experiment = experiment
+
+
+def fit(
+    model: str | type,
+    data: Dataset | str | Path,
+    config_files: Sequence[str | Path] = (),
+    *,
+    valid: Any = None,
+    test: Any = None,
+    callbacks: Sequence[Callback] = (),
+    run_dir: str | Path | None = None,
+    settings: RunArguments | None = None,
+    **given: Any,
+) -> Recommender:
+    """Train a model to early stopping, test its best epoch, and return it: :func:`run`, in memory.
+
+    Examples:
+        >>> trained = recbole_pos.fit("FPARec", "ml-100k", epochs=1, MAX_ITEM_LIST_LENGTH=20)
+        >>> trained.evaluate("NDCG", topk=10).columns.tolist()
+        ['test']
+        >>> len(trained.recommend(histories=[["242", "302"]], k=3))
+        3
+
+    Args:
+        model: a name (``recbole-pos models`` lists them), or a class of one's own.
+        data: a dataset, its name or its folder.
+        config_files: yaml files of options, later ones winning.
+        valid: a frame of interactions to validate with, in place of the split; needs ``test``.
+        test: one to test with, with the columns of the frame that ``data`` was made of.
+        callbacks: follow the training.
+        run_dir: folder of the run; if None, a temporary one, which is removed with the last object
+            that needs it: :meth:`Recommender.save` copies it.
+        settings: the other arguments of :func:`run` together.
+        given: options, such as ``epochs``, ``learning_rate``, ``position``; or the other arguments
+            of :func:`run` by name, such as ``verbose``.
+
+    Raises:
+        UsageError: if something given is wrong, as of :func:`run`.
+    """
+    args, options = divide(settings or RunArguments(), given)
+    if args.resume is not None:
+        raise UsageError("resume: fit begins a run; recbole_pos.run(resume=...) and then load")
+    if valid is not None or test is not None:
+        if not isinstance(data, Dataset):
+            raise UsageError("test: needs data=Dataset.from_frame(...), whose columns it has")
+        data = data.with_parts(valid, test)
+    home = None if run_dir else TemporaryFolder()
+    where = Path(run_dir) if run_dir else home.path / "run"  # type: ignore[union-attr]
+    kept, files = _Kept(), list(map(str, config_files))
+    followed = [*callbacks, kept] if args.nproc == 1 and args.world_size <= 1 else callbacks
+    run(model, data, files, options, where, callbacks=followed, settings=args)
+    source = [one for one in (data, home) if isinstance(one, (Dataset, TemporaryFolder))]
+    if kept.experiment is None:  # other processes have trained it
+        trained = Recommender.load(where)
+        trained.source = source
+        return trained
+    experiment, trainer = kept.experiment, kept.experiment.trainer
+    trainer.load_weights(trainer.best_weights)  # without a test, those of the last epoch are there
+    experiment.model.eval()
+    return Recommender(experiment, Growth(), folder=RunFolder(where), source=source)
+
+
+def load(
+    run_dir: str | Path, data_path: str | Path | None = None, histories_only: bool | None = None
+) -> Recommender:
+    """Load a trained model from its folder: :meth:`Recommender.load`, as :func:`fit` returned it.
+
+    Examples:
+        >>> trained = recbole_pos.load("mine")
+        >>> trained.dataset.user_num, len(trained.dataset.log)
+        (944, 100000)
+
+    Args:
+        run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
+            model that RecBole's own functions have trained.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        histories_only: whether the users of the data will not be asked for; see there.
+
+    Raises:
+        UsageError: if it is none, or needs a dataset that is not there.
+        CheckpointError: if the data the model was trained on are not there any more.
+    """
+    return Recommender.load(run_dir, data_path, histories_only)

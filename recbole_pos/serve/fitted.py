@@ -1,0 +1,181 @@
+"""A trained model as an object: what it is, how good it is, and its folder."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from recbole_pos.conversion.frames import Dataset, TemporaryFolder, html_table
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.experiment.catalogue import Catalogue
+from recbole_pos.experiment.evaluate import RankMetric, evaluate
+from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.result import Result, parameters, read_result, unfinished
+
+
+class FittedModel:
+    """What :class:`~recbole_pos.Recommender` is beside its recommendations.
+
+    Attributes:
+        experiment: configuration, dataset, loaders, model, trainer together.
+        folder: of the run; None of a model that RecBole's own functions have trained.
+        source: what must stay as long as the model: its dataset, and folders that are temporary.
+    """
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder | None, source: Sequence[Any]
+    ) -> None:
+        self.experiment, self.folder, self.source = experiment, folder, source
+        self.config, self.dataset = experiment.config, experiment.dataset
+
+    @property
+    def model(self) -> Any:
+        """The torch module."""
+        return self.experiment.model
+
+    @property
+    def loaders(self) -> dict[str, Any]:
+        """Loaders of batches by phase: train, valid, test; empty where the data are not there."""
+        return self.experiment.loaders
+
+    @property
+    def trainer(self) -> Any:
+        """What trained it; None where the data are not there."""
+        return self.experiment.trainer
+
+    @property
+    def result(self) -> Result | None:
+        """What its run found; None of a run that is not finished."""
+        folder = self.folder
+        return None if folder is None or not folder.result.is_file() else read_result(folder)
+
+    def evaluate(
+        self,
+        metrics: str | RankMetric | Sequence[str | RankMetric] | None = None,
+        topk: int | Sequence[int] | None = None,
+        part: str = "test",
+        mask_history: bool | None = None,
+    ) -> pd.DataFrame:
+        """Metrics, see :func:`recbole_pos.evaluate`.
+
+        Returns:
+            A row a metric, in one column that is named like the part. ``attrs`` says what was
+            measured: model, dataset, targets, split, candidates, seed, ...
+
+        Raises:
+            UsageError: as :func:`recbole_pos.evaluate` raises it.
+        """
+        folder = self._folder("evaluate")
+        dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
+        found = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
+        table = pd.DataFrame({part: pd.Series(found, dtype=float)})
+        table.index.name = "metric"
+        table.attrs = {**self.about(), "part": part}
+        return table
+
+    def about(self) -> dict[str, Any]:
+        """What the model is and under which protocol it was tested: plain values by name."""
+        config, dataset, result = self.config, self.dataset, self.result
+        log = None if isinstance(dataset, Catalogue) else dataset.log
+        facts = {
+            "model": config["model"],
+            "dataset": config["dataset"],
+            "users": dataset.user_num - 1,
+            "items": dataset.item_num - 1,
+            "interactions": dataset.events if log is None else len(log),
+            "parameters": parameters(self.model),
+            "seed": config["seed"],
+        }
+        if result is not None:
+            facts |= {
+                "epochs": result.epochs,
+                "best_epoch": result.best_epoch,
+                "split": result.split.get("split"),
+                "candidates": result.candidates,
+                "test_targets": result.test_targets,
+                "warnings": result.warnings,
+            }
+        return facts
+
+    def save(self, path: str | Path, data: bool | None = None) -> Path:
+        """Copy the run into a folder, for :func:`recbole_pos.load`, ``serve`` and the like.
+
+        Args:
+            path: the folder, which is made.
+            data: whether to copy the dataset, too, which users are looked up in and histories do
+                without; None for only one that would vanish with this object.
+
+        Raises:
+            UsageError: if the folder holds a run already, or there is nothing to copy.
+        """
+        folder, target = self._folder("save"), RunFolder(path)
+        target.require_unused()
+        make_folder(target.path)
+        for file in reversed(folder.files):  # the checkpoint last: a half copy is no run
+            shutil.copy(file, target.path)
+        found = Path(self.config["data_path"])
+        if data is None:
+            data = any(isinstance(one, Dataset) and one.is_temporary for one in self.source)
+        if data:
+            shutil.copytree(found, target.data / self.config["dataset"])
+        return target.path
+
+    def pack(self) -> dict[str, bytes]:
+        """The files of the run, by name."""
+        return {file.name: file.read_bytes() for file in self._folder("pickle").files}
+
+    def _folder(self, what: str) -> RunFolder:
+        if self.folder is None or not self.folder.files:
+            raise UsageError(f"{what}: this model has no run folder; train it by recbole_pos.fit")
+        return self.folder
+
+    def __repr__(self) -> str:
+        return "\n".join(": ".join(line) for line in self._lines())
+
+    def _repr_html_(self) -> str:
+        result, (head, *lines) = self.result, self._lines()
+        columns = {} if result is None else {"valid": result.best_valid, "test": result.test}
+        found = {name: column for name, column in columns.items() if column}
+        names = dict.fromkeys(metric for column in found.values() for metric in column)
+        rows = [(m, *(f"{column[m]:.4f}" for column in found.values())) for m in names]
+        body = html_table(("metric", *found), rows) if rows else ""
+        text = [f"<div>{html.escape(': '.join(line))}</div>" for line in lines if line[0] != "test"]
+        return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """What there is to say, by its name."""
+        facts, result = self.about(), self.result
+        counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
+        lines = [(f"{facts['model']} on {facts['dataset']}", counts)]
+        if result is None:
+            is_half = self.folder is not None and unfinished(self.folder)
+            return [*lines, ("training", "not finished" if is_half else "unknown")]
+        split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
+        lines += [
+            ("training", f"{result.epochs} epochs, best {result.best_epoch}, seed {result.seed}"),
+            ("protocol", f"split {split}; {result.test_targets:,} test targets among "
+             f"{result.candidates}"),
+        ]  # fmt: skip
+        if result.test:
+            lines.append(("test", ", ".join(f"{m} {v:.4f}" for m, v in result.test.items())))
+        return lines + [("warning", text) for text in result.warnings]
+
+
+def folder_of(path: str | Path) -> RunFolder | None:
+    """The folder of a run; None of a checkpoint elsewhere."""
+    folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
+    return folder if folder.config.is_file() else None
+
+
+def unpack_folder(files: dict[str, bytes]) -> TemporaryFolder:
+    """Write what :meth:`FittedModel.pack` returned."""
+    home = TemporaryFolder()
+    for name, content in files.items():
+        (home.path / name).write_bytes(content)
+    return home

@@ -1,0 +1,366 @@
+"""Content vectors of items: what is read, how an item is made of it, and what has only content."""
+
+from __future__ import annotations
+
+import math
+import resource
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.linalg
+import torch
+from conftest import CROSS_ENTROPY, make_log, small, write_atomic
+
+import recbole_pos
+from recbole_pos.data.item_vectors import read_new, read_vectors, to_files
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import prepare
+from recbole_pos.layers.context import SequenceContext
+
+SIZE = 5
+USES = ("add", "replace", "late")
+COLD = ["c0", "c1", "c2"]  # items of a test target alone
+NAMES = [*(f"i{i}" for i in range(40)), *COLD]
+NONE = "i5"  # an item of which no file has a vector
+
+
+def vectors(names: list[str] = NAMES, size: int = SIZE, seed: int = 3) -> np.ndarray:
+    """Correlated content with a mean."""
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(len(names), size)) @ rng.normal(size=(size, size)) + 2).astype("f4")
+
+
+def write_npy(folder: Path, names: list[str], values: Any, name: str = "v") -> str:
+    """A matrix with the names of its rows."""
+    np.save(folder / f"{name}.npy", values)
+    (folder / f"{name}.txt").write_text("".join(f"{item}\n" for item in names))
+    return str(folder / f"{name}.npy")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """Vectors of all items but one, in an order of their own."""
+    order = [i for i in np.random.default_rng(0).permutation(len(NAMES)) if NAMES[i] != NONE]
+    return write_npy(tmp_path, [NAMES[i] for i in order], vectors()[order])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of ``tiny`` with three items that are the last of some users, and of no other."""
+    log = make_log()
+    users = log["user_id"].value_counts().index[: 3 * len(COLD)]
+    last = pd.DataFrame({"user_id": users, "item_id": COLD * 3, "timestamp": 1.6e9})
+    folder = tmp_path_factory.mktemp("content")
+    return write_atomic(pd.concat([log, last], ignore_index=True), folder)
+
+
+# --- what is read ---
+
+
+def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
+    """Rows of names that are wanted, zeros for those of no file; others are counted."""
+    values, given = vectors(), ["[PAD]", "i7", "nobody", "i0"]
+    want = np.stack([np.zeros(SIZE), values[7], np.zeros(SIZE), values[0]])
+    lists = pa.array(list(values), pa.list_(pa.float32()))
+    columns = {"item_id": NAMES, "vector": lists}
+    pq.write_table(pa.table(columns), tmp_path / "lists.parquet")
+    columns["vector"] = pa.array([*values[:-1].tolist(), None], pa.large_list(pa.float64()))
+    pq.write_table(pa.table(columns), tmp_path / "large.parquet")
+    flat = pa.array(values.reshape(-1))
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, SIZE)
+    pq.write_table(pa.table(columns), tmp_path / "fixed.parquet")
+    numbers = pd.DataFrame(values, NAMES)
+    sources = [
+        *(str(tmp_path / f"{kind}.parquet") for kind in ("lists", "large", "fixed")),
+        write_npy(tmp_path, NAMES, values.astype("f8")),
+        *map(to_files, (numbers, (NAMES, values), pd.DataFrame({"x": NAMES, "v": list(values)}))),
+    ]
+    for source in sources:
+        found = read_vectors(source, np.array(given, dtype=object), "item_id")
+        assert found.values.dtype == np.float32
+        np.testing.assert_array_equal(found.values, want.astype("f4"))
+        (notice,) = found.notices
+        assert "2 of 3 items; 1 have none" in notice and "41 names" in notice
+    both = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
+    np.testing.assert_array_equal(both.values, np.concatenate((want, want), 1).astype("f4"))
+    names, new = read_new(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
+    assert list(names) == NAMES[-2:] and not new[1].any()
+    np.testing.assert_allclose(new[0], values[-2])
+
+
+def test_absurd_files_are_refused(tmp_path: Path) -> None:
+    """Named, in a sentence, and without memory for what a header claims."""
+    nan = vectors()
+    nan[3, 2] = np.nan
+    ragged = pa.table({"item_id": ["i0", "i1"], "v": [[1.0, 2.0], [3.0]]})
+    hole = pa.table({"item_id": ["i0", "i1"], "v": [[1.0, None], [3.0, 4.0]]})
+    twice = pa.table({"item_id": ["i0", "i0"], "v": [[1.0], [3.0]]})
+    none = pa.table({"item_id": ["x", "y"], "v": [[1.0], [3.0]]})
+    text = pa.table({"item_id": ["i0"], "v": ["1 2 3"]})
+    empty = pa.table({"item_id": pa.array([], pa.string()), "v": pa.array([], pa.list_(pa.int8()))})
+    files = [write_npy(tmp_path, NAMES, values, f"n{i}") for i, values in enumerate((
+        nan, np.full((43, 1), 1e300), np.zeros(43), np.zeros((43, 0)), vectors().astype(object),
+        vectors().astype(str), vectors()[:-1],
+    ))]  # fmt: skip
+    for number, table in enumerate((ragged, hole, twice, none, text, empty)):
+        pq.write_table(table, tmp_path / f"p{number}.parquet")
+        files.append(str(tmp_path / f"p{number}.parquet"))
+    huge = tmp_path / "huge.npy"  # a header of 40 x 10^9 numbers, and few behind it
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (40, 1000000000), }"
+    header += " " * (117 - len(header)) + "\n"
+    huge.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    huge.with_suffix(".txt").write_text("\n".join(NAMES))
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    np.save(tmp_path / "alone.npy", vectors())
+    files += [str(huge), str(broken), str(tmp_path / "alone.npy"), str(tmp_path / "absent.parquet")]
+    for file in [*files, str(tmp_path / "v.csv")]:
+        with pytest.raises(UsageError, match="^item_vectors: "):
+            read_vectors(file, np.array(["[PAD]", *NAMES]), "item_id")
+    with pytest.raises(UsageError, match="^item_vectors: "):
+        to_files((NAMES, vectors()[:3]))
+
+
+def test_a_large_file_is_mapped(tmp_path: Path) -> None:
+    """Of 4 GB, most of which no disk holds, one row is in memory."""
+    file, rows = tmp_path / "v.npy", 1 << 18
+    values = np.lib.format.open_memmap(file, "w+", np.float32, (rows, 4096))
+    values[-1] = 2
+    del values
+    file.with_suffix(".txt").write_text("".join(f"{i}\n" for i in range(rows)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]), "item_id")
+    assert found.values.shape == (2, 4096) and (found.values[1] == 2).all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
+
+
+# --- what an item is ---
+
+
+def build(data: Path, model: str = "PosSASRec", **options: Any) -> Any:
+    """An experiment without dropout, so that what is computed twice is the same."""
+    given = {"data_path": str(data), "epochs": 1, **options}
+    if model != "FGNN":
+        given["hidden_dropout_prob"] = 0.0
+    return prepare(small(model, **given))
+
+
+def batch_of(made: Any) -> Any:
+    """The first training batch."""
+    return next(iter(made.loaders["train"]))
+
+
+def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -> list[list[Any]]:
+    """x of every item as in ``model/content.py``, number by number; e as the model has it."""
+    model, names = made.model, made.dataset.field2id_token["item_id"]
+    trained = [int(count) > 0 for count in made.dataset.popularity]
+    rows = {name: row for row, name in enumerate(NAMES) if name != NONE}
+    content = [raw[rows[name]].astype(float) if name in rows else None for name in names]
+    counted = [c for c, known in zip(content, trained, strict=True) if known and c is not None]
+    mean = sum(counted) / len(counted)
+    centred = [c - mean for c in counted]
+    covariance = sum(np.outer(c, c) for c in centred) / len(centred)
+    variances, axes = np.linalg.eigh(covariance)
+    scale = np.eye(SIZE) / np.sqrt(np.trace(covariance) / SIZE)
+    if whiten:
+        eye = 1e-3 * variances.mean() * np.eye(SIZE)
+        scale = np.linalg.inv(scipy.linalg.sqrtm(covariance + eye)).real
+    source = model.content_model if use == "late" else model
+    part = source.item_embedding.parts["content"]
+    w1, b1, w2, b2 = (
+        x.detach().numpy() for x in (*part.inner.parameters(), *part.outer.parameters())
+    )
+    found = []
+    for item, c in enumerate(content):
+        own = np.zeros(16)
+        if use != "replace" and trained[item]:
+            own = model.item_embedding.weight[item].detach().numpy()
+        z = w1 @ (np.zeros(SIZE) if c is None else (c - mean) @ scale) + b1
+        mlp = w2 @ np.array([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in z]) + b2
+        found.append([own, mlp])
+    return found
+
+
+@pytest.mark.parametrize(("use", "whiten"), [*((use, False) for use in USES), ("add", True)])
+def test_an_item_is_what_the_formula_says(
+    double: None, data: Path, file: str, use: str, whiten: bool
+) -> None:
+    """In scores and at the input, one by one and all at once; a loss has its gradient at both."""
+    made = build(data, item_vectors=file, item_vectors_use=use, item_vectors_whiten=whiten)
+    model, tokens = made.model, made.dataset.field2token_id["item_id"]
+    cold, none = tokens["c1"], tokens[NONE]
+    own, mlp = (
+        np.stack(x) for x in zip(*expected_items(made, vectors(), use, whiten), strict=True)
+    )
+    want = np.concatenate((own, mlp), 1) if use == "late" else own + mlp
+    close = {"rtol": 1e-5, "atol": 1e-6}  # the transformed vectors are float32
+    np.testing.assert_allclose(model.item_vectors().detach().numpy(), want, **close)
+    assert not own[cold].any() and own[none].any() == (use != "replace")
+    ids = torch.tensor([[3, cold], [none, 3]])
+    for shared in (nullcontext(), model.shared_items()):
+        with shared:
+            found = model.item_embedding(ids).detach().numpy()
+            np.testing.assert_allclose(
+                found, (want[:, :16] if use == "late" else want)[ids], **close
+            )
+    rows = next(iter(made.loaders["test"]))[0]
+    states = model.compute_states(rows)
+    torch.testing.assert_close(model.full_sort_predict(rows), states @ model.item_vectors().T)
+    score = model.full_sort_predict(rows)[torch.arange(len(rows)), rows["item_id"]]
+    torch.testing.assert_close(model.predict(rows), score)
+    batch = batch_of(made)
+    loss = model.window_loss(batch)
+    ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
+    hidden = model.query_states(batch.items, ctx, batch.positions)
+    logits = (hidden @ model.item_vectors().T)[:, 1:]
+    plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
+    torch.testing.assert_close(loss, plain)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    for one, other in zip(
+        torch.autograd.grad(loss, weights, allow_unused=True),
+        torch.autograd.grad(plain, weights, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("size", "whiten"), [(16, False), (16, True), (24, False), (SIZE, True)])
+def test_init_starts_at_the_principal_components(
+    double: None, data: Path, tmp_path: Path, size: int, whiten: bool
+) -> None:
+    """Of the items with a training interaction; vectors of size d are taken as they are."""
+    raw = np.random.default_rng(1).normal(size=(len(NAMES), size)) @ np.diag(1.3 ** np.arange(size))
+    raw = raw.astype("f4")
+    options = {"item_vectors": write_npy(tmp_path, NAMES, raw), "item_vectors_whiten": whiten}
+    made = build(data, item_vectors_use="init", item_vectors_train=False, **options)
+    table, names = made.model.item_embedding, made.dataset.field2id_token["item_id"]
+    content = np.stack([raw[NAMES.index(name)].astype(float) for name in names[1:]])
+    trained, kept = made.dataset.popularity[1:] > 0, min(size, 16)
+    want = content
+    if size != 16 or whiten:
+        centred = content - content[trained].mean(0)
+        left, spread, axes = np.linalg.svd(centred[trained], full_matrices=False)
+        variances = spread**2 / trained.sum()
+        scale = 1 / np.sqrt(variances + 1e-3 * variances.mean()) if whiten else np.ones(size)
+        want = (
+            centred @ (axes.T * scale)[:, :kept] if size != 16 else centred @ axes.T * scale @ axes
+        )
+        want *= 0.02 / want[trained].std()
+    found = table.weight[1:, :kept].numpy()
+    signs = np.sign((found * want).sum(0)) if size != 16 else 1
+    np.testing.assert_allclose(found, want * signs, rtol=1e-4, atol=1e-6)
+    assert not table.weight.requires_grad and not table.parts
+    assert kept == 16 or 0.01 < table.weight[1:, kept:].std() < 0.03
+
+
+MODELS = ["PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "PosRec", "FGNN"]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("model_name", MODELS)
+def test_every_model_learns_from_content(data: Path, file: str, model_name: str, use: str) -> None:
+    """Packed windows give the gradient of what computes each item by itself; so do rows and SCE."""
+    options: dict[str, Any] = dict(CROSS_ENTROPY.get(model_name, {}))
+    if model_name == "AttrFormer":
+        options["relations"] = []
+    if model_name in ("PosRec", "FGNN"):
+        options["train_windows"] = "prefix"
+    made = build(data, model_name, item_vectors=file, item_vectors_use=use, **options)
+    model = made.model.train()
+    batch = batch_of(made)
+    torch.manual_seed(0)
+    loss = model.window_loss(batch)
+    loss.backward()
+    table = (model.content_model or model).item_embedding
+    assert table.parts["content"].inner.weight.grad.abs().sum() > 0
+    scores = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
+    assert 0 <= scores["ndcg@10"] <= 1
+
+
+# --- items of which content alone is known ---
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_cold_item_has_nothing_but_its_content(data: Path, file: str, use: str) -> None:
+    """No test interaction, no weight of its own, and no content of other cold items is read."""
+    options = {"item_vectors": file, "item_vectors_use": use, "item_vectors_whiten": True}
+    made = build(data, **options)
+    model, tokens = made.model.eval(), made.dataset.field2token_id["item_id"]
+    cold, other = tokens["c0"], tokens["c1"]
+    values = np.load(file)
+    names = Path(file).with_suffix(".txt").read_text().split()
+    values[names.index("c1")] += 100
+    again = build(data, **{**options, "item_vectors": write_npy(Path(file).parent, names, values)})
+    again.model.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        if use != "replace":
+            model.item_embedding.weight[cold] = 100.0
+        found, changed = model.item_vectors(), again.model.eval().item_vectors()
+    kept = torch.arange(len(found)) != other
+    torch.testing.assert_close(found[kept], changed[kept], rtol=0, atol=0)
+    assert not torch.equal(found[other], changed[other])
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_moved_run_knows_content_and_takes_new_items(
+    data: Path, file: str, tmp_path: Path, use: str
+) -> None:
+    """New items are scored as items are that were cold in training and have the same content."""
+    options = {"data_path": str(data), "epochs": 1, "show_progress": False, "hidden_size": 16}
+    options |= {"item_vectors": file, "item_vectors_use": use, "MAX_ITEM_LIST_LENGTH": 12}
+    run = recbole_pos.run("PosSASRec", "tiny", None, options, tmp_path / "run", verbose=False)
+    first = recbole_pos.Recommender.load(tmp_path / "run").recommend(["u9"], k=5)
+    for name in (file, str(Path(file).with_suffix(".txt"))):
+        Path(name).unlink()
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    trained = recbole_pos.Recommender.load(folder, histories_only=True)
+    new = ["new", "i1"], np.stack((vectors()[NAMES.index("c2")], vectors()[0]))
+    more = recbole_pos.Recommender.load(folder, histories_only=True, item_vectors=new)
+    assert len(more.items) == len(trained.items) + 1 and run.test is not None
+    pd.testing.assert_frame_equal(
+        recbole_pos.Recommender.load(folder).recommend(["u9"], k=5), first
+    )
+    for history in (["i3", "i4"], ["i3", "new"]):
+        found = more.recommend(histories=[history], k=len(more.items), exclude_seen=False)
+        score = dict(zip(found["item"], found["score"], strict=True))
+        assert score["new"] == pytest.approx(score["c2"], rel=1e-5)
+    same = more.recommend(histories=[["i3", "c2"]], k=3)
+    pd.testing.assert_frame_equal(same, more.recommend(histories=[["i3", "new"]], k=3), rtol=1e-5)
+    assert more.similar("new", k=1)["similar"].item() == "c2"
+    with pytest.raises(UsageError, match="^item_vectors: "):
+        more.add_items((["newer"], np.zeros((1, SIZE + 1))))
+    (folder / "item_vectors.npy").unlink()
+    with pytest.raises(UsageError, match="^item_vectors: "):
+        recbole_pos.load(folder)
+
+
+def test_the_vectors_of_a_field_are_those_of_a_file(data: Path, tmp_path: Path, file: str) -> None:
+    """RecBole's ``preload_weight`` and ``additional_feat_suffix`` give the same model."""
+    log = make_log()
+    folder = write_atomic(log, tmp_path)
+    lines = [
+        f"{n}\t{' '.join(map(repr, v.tolist()))}" for n, v in zip(NAMES, vectors(), strict=True)
+    ]
+    text = "\n".join(["vec_id:token\tvec:float_seq", *lines[:-3]])
+    (folder / "tiny" / "tiny.vec").write_text(text)
+    ids = {"inter": ["user_id", "item_id", "timestamp"], "vec": ["vec_id", "vec"]}
+    made = [
+        build(
+            folder,
+            additional_feat_suffix=["vec"],
+            load_col=ids,
+            alias_of_item_id=["vec_id"],
+            preload_weight={"vec_id": "vec"},
+        ),
+        build(folder, item_vectors=write_npy(tmp_path, NAMES, vectors())),
+    ]
+    names = [one.dataset.field2id_token["item_id"] for one in made]
+    assert list(names[0]) == list(names[1])
+    parts = [one.model.item_embedding.parts["content"].values for one in made]
+    torch.testing.assert_close(*parts)

@@ -1,0 +1,316 @@
+"""From a frame to a trained model: the same bits as from a file, and objects that stand alone."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from conftest import SMALL, make_log
+from pyarrow import parquet
+
+import recbole_pos as rp
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+
+MEASURED = {"topk": [5], "valid_metric": "NDCG@5"}
+UNTRAINED = {**MEASURED, "verbose": False}
+SHORT = {**SMALL, **UNTRAINED}
+
+
+def orders(rows: int = 300) -> pd.DataFrame:
+    """Orders with a column of every kind."""
+    rng = np.random.default_rng(0)
+    item = rng.integers(0, 30, rows)
+    begin = pd.Timestamp("2024-03-02 08:00:00.5", tz="UTC")
+    frame = pd.DataFrame(
+        {
+            "customer": pd.array([f"c{n}" for n in rng.integers(0, 40, rows)], dtype="string"),
+            "product": pd.Categorical([f"p{n}" for n in item]),
+            "bought_at": begin + pd.to_timedelta(rng.integers(0, 10**6, rows), unit="s"),
+            "brand": pd.Categorical([f"b{n % 5}" for n in item]),
+            "amount": [Decimal(int(n)) / 4 for n in rng.integers(1, 40, rows)],
+            "quantity": pd.array(rng.integers(1, 5, rows), dtype="Int64"),
+            "rating": rng.random(rows),
+        }
+    )
+    frame["bought_at"] = frame["bought_at"].dt.tz_convert("Europe/Oslo")
+    frame.loc[3, "quantity"] = pd.NA
+    frame.loc[5, "customer"] = pd.NA
+    frame.loc[7, "rating"] = np.nan
+    return frame
+
+
+def items_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """A line a product, with lists."""
+    one = frame.drop_duplicates("product")[["product"]].reset_index(drop=True)
+    tags = [["warm", "red"][: n % 3] for n in range(len(one))]
+    return one.assign(product=one["product"].astype(str), tags=tags)
+
+
+def of_polars(frame: pd.DataFrame) -> Any:
+    return pytest.importorskip("polars").from_pandas(frame)
+
+
+def of_duckdb(frame: pd.DataFrame) -> Any:
+    return pytest.importorskip("duckdb").from_arrow(pa.Table.from_pandas(frame))
+
+
+KINDS = {
+    "pandas": lambda frame: frame,
+    "pyarrow": pa.Table.from_pandas,
+    "polars": of_polars,
+    "duckdb": of_duckdb,
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The tables and the yaml of a dataset."""
+    return {one.name: one.read_bytes() for one in folder.iterdir() if one.suffix != ".json"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frame_is_what_its_file_is(kind: str, tmp_path: Path) -> None:
+    frame = orders()
+    parquet.write_table(pa.Table.from_pandas(frame), tmp_path / "orders.parquet")
+    parquet.write_table(pa.Table.from_pandas(items_of(frame)), tmp_path / "items.parquet")
+    report = rp.convert(
+        tmp_path / "orders.parquet",
+        items=tmp_path / "items.parquet",
+        name="shop",
+        data_path=tmp_path / "file",
+        verbose=False,
+    )
+    make = KINDS[kind]
+    given, items = make(frame), make(items_of(frame))
+    data = rp.Dataset.from_frame(given, items=items, path=tmp_path / "made" / "shop")
+    assert files(data.path) == files(tmp_path / "file" / "shop")
+    assert set(files(data.path)) == {"shop.inter", "shop.item", "shop.yaml"}
+    fields = [(c.field, c.kind, c.table, c.different, c.missing) for c in data.report.columns]
+    assert fields == [(c.field, c.kind, c.table, c.different, c.missing) for c in report.columns]
+    assert data.counts == report.counts and data.counts["events"] == 299
+    assert data.report.lines["events"].dropped == {
+        "no user (customer)": {"lines": 1, "first": ["interactions:5"]}
+    }
+
+
+def test_given_parts(tmp_path: Path) -> None:
+    frame = make_log()
+    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")
+    split = data.with_parts(valid=frame.iloc[-90:-40], test=frame.iloc[-40:])
+    lines = {name: text.count(b"\n") - 1 for name, text in files(split.path).items()}
+    given = {"train": len(frame) - 90, "valid": 50, "test": 40}
+    assert {f"data.{part}.inter": rows for part, rows in given.items()}.items() <= lines.items()
+    dataset = read_dataset(PosConfig("Pop", str(split.path), None, MEASURED))
+    dataset.build()
+    assert dataset.split.summary["events"] == given
+    with pytest.raises(UsageError, match="^valid: "):
+        data.with_parts(valid=frame.iloc[:3])
+    with pytest.raises(UsageError, match="^test: "):
+        rp.Dataset(data.path).with_parts(test=frame.iloc[:3])
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    frame = make_log()
+    twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["user_id", "user_id"])
+    mixed = frame.astype({"item_id": object})
+    mixed.loc[0, "item_id"] = 3
+    for given, word in (
+        (frame.to_dict(), "dict"),
+        (frame.iloc[:0], "no row"),
+        (twice, "'user_id'"),
+        (mixed, "item_id"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            rp.Dataset.from_frame(given)
+    with pytest.raises(UsageError, match="from_frame"):
+        rp.run("Pop", frame)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> rp.Recommender:
+    """Trained on a frame, in temporary folders."""
+    data = rp.Dataset.from_frame(make_log(), user="user_id", item="item_id", time="timestamp")
+    return rp.fit("PosSASRec", data, **SHORT)
+
+
+def test_fit_is_run(fitted: rp.Recommender, tmp_path: Path) -> None:
+    """The bits of a run over a file of the same data, with the same recommendations."""
+    make_log().to_csv(tmp_path / "log.csv", index=False)
+    rp.convert(tmp_path / "log.csv", name="data", data_path=tmp_path, verbose=False)
+    options = {**SHORT, "data_path": str(tmp_path)}
+    result = rp.run("PosSASRec", "data", run_dir=tmp_path / "run", **options)
+    loaded = rp.load(tmp_path / "run")
+    for name, weights in loaded.model.state_dict().items():
+        assert torch.equal(weights, fitted.model.state_dict()[name]), name
+    assert fitted.result.test == result.test == fitted.evaluate()["test"].to_dict()
+    every = fitted.recommend(k=3)
+    pd.testing.assert_frame_equal(every, loaded.recommend(k=3))
+    assert len(every) == 3 * 60
+
+
+def test_evaluate(fitted: rp.Recommender) -> None:
+    def reciprocal(ranks: np.ndarray) -> float:
+        return np.where(ranks <= 5, 1 / ranks, 0).mean()
+
+    found = fitted.evaluate([reciprocal, "MRR"], topk=5)
+    assert found["test"]["reciprocal"] == pytest.approx(found["test"]["mrr@5"], abs=1e-4)
+    assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
+    assert found.attrs["candidates"] == fitted.result.candidates
+    assert fitted.evaluate(part="valid")["valid"].to_dict() == fitted.result.best_valid
+    with pytest.raises(UsageError, match="^metrics: "):
+        fitted.evaluate(reciprocal, part="valid")
+
+
+def test_it_stands_alone(fitted: rp.Recommender, tmp_path: Path) -> None:
+    """Saved, or pickled, it needs nothing of where it was trained."""
+    expected = fitted.recommend(["u5", "u7"], k=4)
+    fitted.save(tmp_path / "live")
+    with pytest.raises(UsageError, match="live holds a run"):
+        fitted.save(tmp_path / "live")
+    content = pickle.dumps(fitted)
+    (tmp_path / "live").rename(tmp_path / "moved")
+    code = (
+        "import pickle, sys\n"
+        "import recbole_pos as rp\n"
+        "saved, pickled = rp.load(sys.argv[1]), pickle.load(sys.stdin.buffer)\n"
+        "one, two = (m.recommend(['u5', 'u7'], k=4) for m in (saved, pickled))\n"
+        "assert one.equals(two) and pickled.evaluate('MRR', topk=2, part='valid').size == 1\n"
+        "print(one.to_json())"
+    )
+    process = [sys.executable, "-c", code, str(tmp_path / "moved")]
+    with away(Path(fitted.config["data_path"])):
+        out = subprocess.run(process, input=content, stdout=subprocess.PIPE, check=True).stdout
+    found = pd.read_json(io.StringIO(out.decode()))
+    assert found["item"].tolist() == expected["item"].tolist()
+
+
+@contextmanager
+def away(folder: Path) -> Iterator[None]:
+    """The folder is not there meanwhile."""
+    there = folder.rename(folder.with_name("away"))
+    yield
+    there.rename(folder)
+
+
+def test_temporary_folders_go_with_their_objects() -> None:
+    data = rp.Dataset.from_frame(make_log())
+    model = rp.fit("Pop", data, **UNTRAINED)
+    folders = [data.path, model.folder.path]
+    del data
+    assert all(folder.is_dir() for folder in folders)
+    del model
+    gc.collect()
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_what_they_say_of_themselves(fitted: rp.Recommender) -> None:
+    frame = make_log().rename(columns={"item_id": "<b>item"})
+    data = rp.Dataset.from_frame(frame, item="<b>item")
+    assert repr(data).startswith("Dataset data: 60 users, 40 items, ")
+    assert "&lt;b&gt;item" in data._repr_html_() and "<b>item" not in data._repr_html_()
+    text = repr(fitted)
+    assert "\x1b" not in text and "PosSASRec on data: 60 users, 40 items" in text
+    assert "ndcg@5" in text and "valid_and_test" in text and len(text) < 1000
+    assert f"{fitted.result.test['ndcg@5']:.4f}" in fitted._repr_html_()
+
+
+def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> None:
+    pop = rp.fit("Pop", fitted.source[0], **UNTRAINED)
+    both = rp.compare([fitted.folder.path, pop.folder.path], run_dir=tmp_path, verbose=False)
+    assert set(both.table["row"]) == {"PosSASRec", "Pop"} and "ndcg@10" in set(both.table["metric"])
+    assert "| Pop |" in repr(both) and "<td>Pop</td>" in both._repr_html_()
+    assert both.plot()._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="^kind: "):
+        both.plot("nothing")
+
+
+class Notes(rp.Callback):
+    """Writes down what it is called with."""
+
+    def __init__(self, last: int) -> None:
+        self.seen: list[Any] = []
+        self.last = last
+
+    def on_start(self, experiment: Any) -> None:
+        self.seen.append(("start", experiment.config["model"]))
+
+    def on_step(self, step: int, loss: torch.Tensor) -> None:
+        self.seen.append(("step", step))
+        assert torch.as_tensor(loss).isfinite()
+
+    def on_validation(self, epoch: int, metrics: dict[str, float]) -> None:
+        self.seen.append(("validation", epoch, sorted(metrics)[0]))
+
+    def on_epoch(self, epoch: dict[str, Any]) -> bool:
+        self.seen.append(("epoch", epoch["epoch"]))
+        return epoch["epoch"] == self.last
+
+    def on_end(self, experiment: Any, result: Any) -> None:
+        self.seen.append(("end", result.epochs))
+
+
+def test_callbacks(fitted: rp.Recommender, tmp_path: Path) -> None:
+    notes, options = Notes(last=0), {**SHORT, "epochs": 9}
+    data = fitted.source[0]
+    model = rp.fit("PosSASRec", data, callbacks=[notes], run_dir=tmp_path, **options)
+    steps = [one[1] for one in notes.seen if one[0] == "step"]
+    assert steps == list(range(1, len(model.loaders["train"]) + 1))
+    others = [one for one in notes.seen if one[0] != "step"]
+    assert others == [("start", "PosSASRec"), ("validation", 0, "hit@5"), ("epoch", 0), ("end", 1)]
+    assert rp.run(resume=tmp_path, verbose=False).epochs == 1  # it was ended, not interrupted
+
+
+def test_loggers(fitted: rp.Recommender, tmp_path: Path, monkeypatch: Any) -> None:
+    """The same numbers in each, with tags; a run that fails is ended, too."""
+    mlflow = pytest.importorskip("mlflow")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    data, names = fitted.source[0], ["csv", "tensorboard", "mlflow"]
+    options = {**SHORT, "logger": names}
+    model = rp.fit("PosSASRec", data, run_dir=tmp_path / "run", **options)
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    value = table.set_index(["metric", "epoch"])["value"]
+    expected = {f"test/{name}": number for name, number in model.result.test.items()}
+    best = model.result.best_epoch
+    assert {name: value[name, best] for name in expected} == expected
+    assert ("train/loss", 1) in value
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    scalars = [one.value for one in board.Scalars("valid/ndcg@5")]
+    assert scalars == pytest.approx(value["valid/ndcg@5"].tolist())
+    with pytest.raises(ZeroDivisionError):
+        rp.fit("PosSASRec", data, callbacks=[Fails()], **options)
+    client = mlflow.MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("data").experiment_id])
+    assert sorted(run.info.status for run in runs) == ["FAILED", "FINISHED"]
+    for run in runs:
+        assert run.data.tags["dataset_checksum"] == data_checksum(fitted)
+        assert len(run.data.tags["options_digest"]) == 16 and run.data.params["epochs"] == "2"
+    (whole,) = (run for run in runs if run.info.status == "FINISHED")
+    assert whole.data.metrics["test/ndcg_at_5"] == model.result.test["ndcg@5"]
+    with pytest.raises(UsageError, match="^configuration: logger"):
+        rp.fit("Pop", data, logger="paper", **UNTRAINED)
+
+
+def data_checksum(model: rp.Recommender) -> str:
+    return model.dataset.identity["data"][:16]
+
+
+class Fails(rp.Callback):
+    def on_epoch(self, epoch: dict[str, Any]) -> bool:
+        return epoch["epoch"] / 0 > 1
