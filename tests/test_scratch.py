@@ -41,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     table.loc[::500, "user_id:token"] = None
+    copied = rng.integers(0, EVENTS, 1500)
+    table = table.iloc[np.sort(np.append(np.arange(EVENTS), copied))].reset_index(drop=True)
     folder = tmp_path_factory.mktemp("logs")
     for name in ("text", "columns", "parts"):
         (folder / name).mkdir()
@@ -65,6 +67,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("text", {"eval_args": {"split": {"RS": [8, 1, 1]}, "cold_items": "drop"}}),
     ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
     ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
+    ("parts", {"benchmark_filename": ["train", "test"], "rm_copies": True}),
     ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),
     ("text", {"model": "BPR", "rm_dup_inter": "first", "session_filter": {"session": 3}}),
 ]
@@ -83,6 +86,7 @@ def test_the_same_to_the_bit(
     monkeypatch.setattr(Scratch, "empty", counted)
     plain, before = read(folder, name, memory_limit="4GB", **options), set(folder.rglob("*"))
     assert not sizes
+    monkeypatch.setattr("recbole_pos.data.events.PART_EVENTS", 500)
     small = read(folder, name, memory_limit="100KB", **options)
     assert set(sizes) == {1024} and set(folder.rglob("*")) == before
     (arrays, state), (others, other) = capture(plain), capture(small)
@@ -92,10 +96,11 @@ def test_the_same_to_the_bit(
         np.testing.assert_array_equal(array, others[key], err_msg=key)
 
 
-def test_splits_go_through_users_in_parts(folder: Path) -> None:
+def test_splits_go_through_users_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are whole users, end to end, and small where no user is large."""
     log = read(folder, "text", memory_limit="4GB").log
-    parts = list(log.in_parts(1000))
+    monkeypatch.setattr("recbole_pos.data.events.PART_EVENTS", 1000)
+    parts = list(log.in_parts())
     assert [place.start for place, _ in parts[1:]] == [place.stop for place, _ in parts[:-1]]
     assert torch.equal(torch.cat([some.items for _, some in parts]), log.items)
     assert sum(len(some.lengths) for _, some in parts) == len(log.lengths) and len(parts) > 5
@@ -134,11 +139,14 @@ def test_a_full_disk_is_one_line(
     assert set(folder.rglob("*")) == before
 
 
-def test_a_killed_sort_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("when", ["numpy.lexsort", "recbole_pos.data.scratch.ColumnWriter.close"])
+def test_a_killed_process_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     before = set(folder.rglob("*"))
     child = os.fork()
     if not child:
-        np.lexsort = lambda keys: os.kill(os.getpid(), signal.SIGKILL)
+        monkeypatch.setattr(when, lambda _: os.kill(os.getpid(), signal.SIGKILL))
         read(folder, "text", memory_limit="100KB")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

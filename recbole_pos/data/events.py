@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recbole_pos.data.scratch import Scratch
 
+PART_EVENTS = 1 << 22  # of a log that is gone through in parts, about
 PART = "given part"  # a column that sorts the interactions of a user before their times do
 
 
@@ -80,9 +81,10 @@ class EventLog:
         offsets = np.concatenate(([0], np.cumsum(counts)))
         return cls(columns, offsets, user_field, item_field, time_field)
 
-    def in_parts(self, most: int = 1 << 22) -> Iterator[tuple[slice, EventLog]]:
-        """Yield the places and the log of some users after others, of about ``most`` events."""
-        low = np.flatnonzero(np.diff(self.offsets[:-1] // most, prepend=-1))
+    def in_parts(self) -> Iterator[tuple[slice, EventLog]]:
+        """Yield the places and the log of some users after others, so that memory for a part is
+        enough where something is counted user by user."""
+        low = np.flatnonzero(np.diff(self.offsets[:-1] // PART_EVENTS, prepend=-1))
         for first, end in itertools.pairwise([*low.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
             place = slice(int(offsets[0]), int(offsets[-1]))
