@@ -117,7 +117,7 @@ class FittedModel:
         folder, target = self._folder("save"), RunFolder(path)
         target.require_unused()
         make_folder(target.path)
-        for file in reversed(folder.files):  # the checkpoint last: a half copy is no run
+        for file in reversed(folder.files):  # the checkpoint last: a half copy has none
             shutil.copy(file, target.path)
         found = Path(self.config["data_path"])
         if data is None:
@@ -149,7 +149,7 @@ class FittedModel:
         return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What there is to say, by its name."""
+        """The facts to show, by name."""
         facts, result = self.about(), self.result
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
         lines = [(f"{facts['model']} on {facts['dataset']}", counts)]
