@@ -154,6 +154,7 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     one = cache.Cache(config, folder / "shop", [], b"")
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from"}  # read after what is kept
+    later |= {"event_features", "user_features"}
     later |= {"MODEL_TYPE"}  # what is made of it
     assert config.read - later <= set(one.options)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import ADDED, OURS, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -139,6 +140,30 @@ def never(why: str) -> Condition:
     return lambda config, value: why
 
 
+def embedding(config: Options, value: Any) -> str | None:
+    """Read by models of the plugin that put fields beside the vectors of items."""
+    if not value or on_our_base(config["model"]):
+        return None
+    return (
+        f"is not read by {config['model']}; the plugin's models with a table of items read it, and "
+        "RecBole's SASRecF, GRU4RecF and FDSA selected_features"
+    )
+
+
+def accepted(option: str) -> Condition:
+    """Read by all models but those whose class gives a reason in ``refuses``."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
+        model = config["model"]
+        of_class = getattr(OURS[model], "refuses", {}) if model in OURS else refuses.get(model, {})
+        return (
+            f"is not read by {model}: {of_class[option]}" if value and option in of_class else None
+        )
+
+    return condition
+
+
 def several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
     from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy
@@ -186,7 +211,7 @@ def of_tables(config: Options, value: Any) -> str | None:
 def fields_read(config: Options) -> set[str]:
     """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
-    for key in ("selected_features", "difsr_fields", "relations", "new_items"):
+    for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         given = config[key] if key in config else None
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
@@ -250,6 +275,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
+        "numeric_embedding": ("float" in types, "numbers"),
         "user_layers": (users, "attributes of users"),
         "user_update": (users, "attributes of users"),
     }

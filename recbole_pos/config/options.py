@@ -16,6 +16,7 @@ from typing import Any
 from recbole_pos.config import effects, option
 from recbole_pos.config.effects import custom, never, trained, under, unused_by
 from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 
@@ -61,6 +62,7 @@ _NO_GRAPH = (custom("knowledge graphs are not read"),)
 _OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
 _OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
 _TRANSFORMER = (under("block", "transformer"),)
+_WITH_FEATURES = effects.either(*map(under, SIDE_FEATURES))
 _VECTORS = (effects.either(under("preload_weight"), under("item_vectors")),)
 
 _TABLE: list[Option] = [
@@ -121,6 +123,12 @@ _TABLE: list[Option] = [
     Option("train_fraction", role=DATA, check=option.check_fraction),
     _choice("rm_dup_inter", "first last", example="first", role=DATA),
     Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
+    Option(
+        "target_events",
+        role=DATA,
+        only=(effects.accepted("target_events"),),
+        check=option.check_target_events,
+    ),
     Option("filter_inter_by_user_or_item", role=DATA, only=(effects.tables,)),
     *_rows(
         "user_inter_num_interval item_inter_num_interval",
@@ -260,6 +268,16 @@ _TABLE: list[Option] = [
     _choice("pooling_mode", "mean max sum"),
     _choice("pooling_type", "average max"),
     _choice("dnn_type", "trm ave"),
+    # fields beside the vectors of items
+    *(
+        Option(
+            name, example=["brand"], alone=True, only=(effects.embedding, effects.accepted(name))
+        )
+        for name in SIDE_FEATURES
+    ),
+    _choice("feature_fusion", "sum concat_mlp", only=(_WITH_FEATURES,)),
+    _choice("numeric_embedding", "periodic binned", only=(_WITH_FEATURES,)),
+    Option("numeric_bins", 2, 10**5, only=(_WITH_FEATURES, under("numeric_embedding", "binned"))),
     # losses
     Option("loss_type", empty=True, role=TRAINING),
     Option("n_buckets", 1, 10**4, example=100),
@@ -299,6 +317,7 @@ _TABLE: list[Option] = [
     Option("t5_buckets", 2, 10**5),
     Option("t5_max_distance", 1, 10**6, unit="events"),
     _choice("kerple_kind", "log power"),
+    *_rows("semi_local_window semi_local_prefix", 0, _LENGTH, unit="events"),
     Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
     Option("difsr_fields", example=["brand"], alone=True),
     Option("difsr_size", 1, _SIZE, only=(under("difsr_fields"),)),
@@ -310,8 +329,11 @@ _TABLE: list[Option] = [
     _choice("decay_kind", "exponential_power power"),
     *_rows("decay_shortest decay_longest", 1e-09, 1e12),
     _choice("calendar_parts", "hour day week month year decade", filled=True),
+    Option("rote_bases", _ABOVE_1, 1e12),
+    Option("rote_weights", 0, _WEIGHT),
     Option("siren_omega", 1e-06, 1e6),
     Option("channel_share", 0, 0.5),
+    Option("fuxi_position_size", 2, _SIZE),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),
     Option("time_base", _ABOVE_1, 1e12, example=10000.0),

@@ -108,6 +108,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         times = torch.cat((times, times[-1:].expand(more)))
     if at is not None:
         at = torch.cat((at, at[-1:].expand(len(rows))))
+    wider = (lambda x, n=n: torch.cat((x, x.new_zeros(n, *x.shape[1:]))) for n in (more, len(rows)))
     return replace(
         batch,
         items=F.pad(batch.items, (0, more)),
@@ -117,6 +118,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         positions=positions,
         times=times,
         at=at,
+        features=batch.features.map(*wider),
         real=torch.arange(shape.targets, device=device) < k,
         count=k,
     )

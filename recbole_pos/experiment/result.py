@@ -125,10 +125,8 @@ def headline(experiment: Experiment, folder: RunFolder) -> str:
     counts = ", ".join(
         f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
     )
-    return (
-        f"{known['model']} on {known['dataset']}: {counts}, {device_line(known['device'])}, "
-        f"{known['run_dir']}"
-    )
+    parts = [counts, device_line(known["device"]), *([known["run_dir"]] if folder.is_kept else [])]
+    return f"{known['model']} on {known['dataset']}: {', '.join(parts)}"
 
 
 def parameters(model: Any) -> int:

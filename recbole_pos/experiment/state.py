@@ -9,6 +9,7 @@ follow from configuration and epoch.
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress, difference, is_any
+from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.plain import from_plain, to_plain
 
 # What a checkpoint must hold to be resumed.
 RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
+
+
+def copy_run(source: RunFolder, target: RunFolder, tested: bool = False) -> None:
+    """Copy what a training leaves, the checkpoint last; with its test if that is to be kept."""
+    make_folder(target.path)
+    results = (source.result, source.ranks) if tested else ()
+    vectors = (source.vectors, source.vectors.with_suffix(".txt"))
+    for file in (source.config, source.metrics, source.known, *vectors, *results):
+        if file.is_file():
+            shutil.copy(file, target.path)
+    checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 def capture(trainer: Any) -> dict[str, Any]:

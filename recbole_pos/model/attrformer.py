@@ -32,9 +32,10 @@ window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
 from recbole_pos.layers.relations import BatchRelations, RelationLayer, RelationOptions
@@ -66,6 +68,10 @@ class AttrFormer(PosSASRec):
 
     needs_events = True
     prepares = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
+        "target_events": "its posterior targets are the next interactions, of every kind",
+    }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         declared = read_relations(config["relations"], dataset)
@@ -302,6 +308,7 @@ class AttrFormer(PosSASRec):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """[B, d] as for held-out targets. Histories are whole: chunks of them are linked here."""
         moments = None if times is None else times.cpu().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -18,10 +18,12 @@ from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.content import add_content
+from recbole_pos.model.side_features import build_event_features, build_item_features
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
@@ -74,6 +76,11 @@ class PosRecommender(SequentialRecommender):
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
+    # options that are not for the class, and why
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("event_features", "user_features"),
+        "its encode must call embed(items, ctx), and its class set refuses = {}",
+    )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -91,6 +98,9 @@ class PosRecommender(SequentialRecommender):
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
+        if (of_items := build_item_features(config, dataset)) is not None:
+            self.item_embedding.parts["features"] = of_items
+        self.event_features = build_event_features(config, dataset)
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -101,6 +111,11 @@ class PosRecommender(SequentialRecommender):
                     nn.init.zeros_(module.bias)
             if isinstance(module, ItemTable):
                 module.begin()
+
+    def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return [m, d] vectors of items [m] of histories, with those of ``event_features``."""
+        vectors: Tensor = self.item_embedding(items)
+        return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
@@ -184,6 +199,7 @@ class PosRecommender(SequentialRecommender):
             positions=lengths.cumsum(0) - 1,
             times=rows[self.TIME_SEQ][real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
+            features=self._features(rows).map(lambda x: x[real]),
         )
         return self.prepare(batch)
 
@@ -197,6 +213,7 @@ class PosRecommender(SequentialRecommender):
             batch.prepared,
             batch.width,
             self._seconds(batch.at),
+            batch.features,
         )
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
@@ -231,14 +248,19 @@ class PosRecommender(SequentialRecommender):
         item_seq_len: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
 
-        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests.
+        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests, ``features``
+        have [B, L] of interactions.
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        return self.after(item_seq[real], item_seq_len, times, *(() if at is None else (at,)))
+        more: dict[str, Any] = {} if at is None else {"at": at}
+        if features is not None:
+            more["features"] = features.map(lambda x: x[real])
+        return self.after(item_seq[real], item_seq_len, times, **more)
 
     def after(
         self,
@@ -246,6 +268,7 @@ class PosRecommender(SequentialRecommender):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """Return [B, d] what predicts the event after each of some histories.
 
@@ -254,9 +277,16 @@ class PosRecommender(SequentialRecommender):
             lengths: [B] how many of them are of each.
             times: [m] in the unit of the time field; for models with ``needs_time``.
             at: [B] times of the requests; for models with ``reads_request``.
+            features: of the interactions and users, for models with ``event_features``; fields that
+                are not there count as missing.
         """
         ctx = SequenceContext.from_lengths(
-            lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
+            lengths,
+            self.max_seq_length,
+            self._seconds(times),
+            items,
+            at=self._seconds(at),
+            features=features,
         )
         return self.query_states(items, ctx, ctx.last)
 
@@ -265,43 +295,45 @@ class PosRecommender(SequentialRecommender):
 
         Every history by itself, however many rows there are.
         """
-        times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
-        at = (rows[self.TIME],) if self.reads_request else ()
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
+        return self._encode(rows, self.TIME_SEQ in rows)
+
+    def _encode(self, rows: Interaction, timed: bool) -> Tensor:
+        """Return :meth:`forward` of rows, [B, d], with times if ``timed``."""
+        more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
+        if self.event_features is not None:
+            more["features"] = self._features(rows)
+        times = rows[self.TIME_SEQ] if timed else None
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
+
+    def _features(self, rows: Interaction) -> Features:
+        """Return features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
+        if self.event_features is None:
+            return Features()
+        suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
+        return Features(
+            {name: rows[name + suffix] for name in self.event_features.events},
+            {name: rows[name] for name in self.event_features.users},
+        )
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """Return [B, d] what predicts the target of each row."""
-        times = None
-        if self.needs_time:
-            if self.TIME_SEQ not in interaction:
-                raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
-            times = interaction[self.TIME_SEQ]
-        at = (interaction[self.TIME],) if self.reads_request else ()
-        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)
-        if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
-            return self.forward(*rows)
-        return self._by_length(*rows)
+        """Return [B, d] what predicts the target of each row.
 
-    def _by_length(
-        self, items: Tensor, lengths: Tensor, times: Tensor | None, *at: Tensor
-    ) -> Tensor:
-        """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
-
-        Most histories of a log are far shorter than its longest, which stand in every batch.
+        On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
+        histories of a log are far shorter than its longest, which stand in every batch.
         """
-        if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
-            return self.forward(items, lengths, times, *at)
+        if self.needs_time and self.TIME_SEQ not in interaction:
+            raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
+        lengths = interaction[self.ITEM_SEQ_LEN]
+        in_parts = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
+        if not in_parts or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
+            return self._encode(interaction, self.needs_time)  # little padding
         order = lengths.argsort(stable=True)
-        found = []
-        for part in order.chunk(_PARTS):
-            width = int(lengths[part[-1]])
-            part_times = None if times is None else times[part, :width]
-            part_at = (moments[part] for moments in at)
-            found.append(self.forward(items[part, :width], lengths[part], part_times, *part_at))
+        parts = (interaction[part] for part in order.chunk(_PARTS))
+        found = [self._encode(part, self.needs_time) for part in parts]
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -7,7 +7,8 @@ Reference:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -39,6 +40,8 @@ class PosSASRec(PosRecommender):
     With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
     weights of the latter load strictly and give the same outputs.
     """
+
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -88,7 +91,7 @@ class PosSASRec(PosRecommender):
         return self._hidden(items, ctx, positions)
 
     def _hidden(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        x = self.item_embedding(items)
+        x = self.embed(items, ctx)
         if self.scale != 1:
             x = x * self.scale
         x = self.position_embedding(x, ctx)

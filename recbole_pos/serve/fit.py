@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, divide
-from recbole_pos.conversion.frames import Dataset, TemporaryFolder
+from recbole_pos.conversion.frames import Dataset
 from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
+from recbole_pos.files import TemporaryFolder
 from recbole_pos.serve.recommender import Recommender
 
 
