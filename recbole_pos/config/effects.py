@@ -140,6 +140,32 @@ def never(why: str) -> Condition:
     return lambda config, value: why
 
 
+def decays(config: Options, value: Any) -> str | None:
+    """Read where it says when the learning rate falls."""
+    if value == "step" and not config["lr_decay_step"]:
+        return "step is only read with lr_decay_step, the epochs between two steps"
+    return None
+
+
+def next_targets(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, but for the one that has weights of its own for next items."""
+    if config["model"] == "AttrFormer":
+        return f"is not read by AttrFormer: future_weights has the next items, {[1.0] * value}"
+    if on_our_base(config["model"]):
+        return None
+    return f"is read by the plugin's models only; {config['model']} predicts the next item"
+
+
+def corrects_logits(config: Options, value: Any) -> str | None:
+    """Read where negatives do not come from all items alike."""
+    if value != "standard" or inner(config, "negative_sampler") != "uniform":
+        return None
+    return (
+        "standard changes nothing under negative_sampler: uniform, where all logits are lowered by "
+        "the same: it is none"
+    )
+
+
 def embedding(config: Options, value: Any) -> str | None:
     """Read by models of the plugin that put fields beside the vectors of items."""
     if not value or on_our_base(config["model"]):

@@ -191,6 +191,14 @@ _TABLE: list[Option] = [
         unit="events",
         only=(*_WINDOWS, under("train_windows", "sliding")),
     ),
+    Option(
+        "target_window",
+        1,
+        1000,
+        role=TRAINING,
+        unit="events",
+        only=(*_WINDOWS, effects.next_targets),
+    ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
     Option("train_batch_size", 1, 10**7, role=TRAINING),
     Option(
@@ -217,7 +225,16 @@ _TABLE: list[Option] = [
     Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
     Option("adam_betas", 0, _BELOW_1, pair=True, only=(trained, under("learner", "adam", "adamw"))),
     Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
-    Option("lr_decay_step", 0, 10**9, unit="epochs", only=_TRAINED),
+    _choice("lr_scheduler", "none step cosine linear", only=(trained, effects.decays)),
+    Option("warmup_steps", 0, 10**9, unit="steps", only=_TRAINED),
+    Option("ema_decay", 0, _BELOW_1, only=_TRAINED),
+    Option(
+        "lr_decay_step",
+        0,
+        10**9,
+        unit="epochs",
+        only=(trained, under("lr_scheduler", "none", "step")),
+    ),
     Option("lr_decay_rate", _ABOVE_0, 1, only=(trained, under("lr_decay_step"))),
     Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING, only=_TRAINED),
     Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
@@ -284,6 +301,12 @@ _TABLE: list[Option] = [
     Option("bucket_size_x", 1, 10**6, example=100),
     Option("bucket_size_y", 1, 10**6),
     Option("mix_x"),
+    Option("negatives", 1, _SIZE, role=TRAINING),
+    _choice("negative_sampler", "uniform popularity in_batch", role=TRAINING),
+    _choice(
+        "logq_correction", "refined standard none", role=TRAINING, only=(effects.corrects_logits,)
+    ),
+    Option("gbce_t", 0, 1, role=TRAINING),
     Option("reg_weight", 0, _WEIGHT, pair=True),
     Option("reg_loss_ratio", 0, _WEIGHT),
     *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for

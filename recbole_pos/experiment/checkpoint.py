@@ -180,8 +180,10 @@ SCHEMA: dict[str, Any] = {
     "scaler": {str: _is_number},
     "random": _is_random_state,
     "loader": (None, _is_loader_state),
+    "steps": is_count,
+    "average": (None, {str: is_tensor}),
 }
-_SINCE = ("data", "fields")  # parts that earlier versions did not write
+_SINCE = ("data", "fields", "steps", "average")  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

@@ -54,6 +54,8 @@ def capture(trainer: Any) -> dict[str, Any]:
         "scaler": trainer.scaler.state_dict(),
         "random": checkpoint.random_state(),
         "loader": None if generator is None else generator.get_state(),
+        "steps": trainer.steps,
+        "average": None if trainer.average is None else trainer.average.weights,
     }
 
 
@@ -87,8 +89,14 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     optimizer = _optimizer_schema(trainer.optimizer, {n: parameters.get(n) for n in kept})
     checkpoint.require({"optimizer": kept}, {"optimizer": optimizer}, file)
     _require_story(state["progress"], state["best_weights"], file)
+    if trainer.average is not None:
+        checkpoint.require(
+            {"average": state.get("average")}, {"average": trainer.average.weights}, file
+        )
+        for name, own in trainer.average.weights.items():
+            own.copy_(state["average"][name])
 
-    trainer.progress = Progress(**state["progress"])
+    trainer.progress, trainer.steps = Progress(**state["progress"]), state.get("steps", 0)
     put_weights(trainer.model, state["weights"])
     trainer.best_weights = state["best_weights"]
     # options of the optimiser follow from the configuration and the epoch; its state does not
