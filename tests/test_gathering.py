@@ -17,6 +17,7 @@ from recbole_pos.data.events import EventLog
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import Features
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -44,9 +45,9 @@ def example(sizes: list[int], longest: int, stride: int) -> tuple[EventLog, Wind
 def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> None:
     log, windows = example(sizes, longest, stride)
     batch = np.array(places) % len(windows.start)
-    found = WindowGatherer(log, windows, BatchRequirements(times=True, events=True), CPU).gather(
-        batch
-    )
+    features = Features({"price": log.items * 2.5}, {"age": torch.arange(99)})
+    requirements = BatchRequirements(times=True, events=True)
+    found = WindowGatherer(log, windows, requirements, CPU, features).gather(batch)
     events, lengths, positions, targets = [], [], [], []
     for w in batch:
         for event in range(windows.start[w], windows.end[w]):
@@ -59,6 +60,8 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
     assert found.width == max(lengths) and found.targets.tolist() == targets
     assert torch.equal(found.items, log.items[events]) and len(found) == len(targets)
     assert torch.equal(found.times, log.times[events])
+    assert torch.equal(found.features.events["price"], log.items[events] * 2.5)
+    assert found.features.users["age"].tolist() == log.users[windows.start[batch]].tolist()
     everything = found.positions is None
     assert everything == (len(positions) == len(events))
     assert everything or found.positions.tolist() == positions
@@ -84,9 +87,9 @@ def test_a_log_lies_on_a_gpu_that_has_room(monkeypatch, device, wanted, free, th
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
     if there is None:
         with pytest.raises(UsageError, match="data_on_device: always: items and times take"):
-            lies_on(device, wanted, log, windows)
+            lies_on(device, wanted, log, windows, Features())
     else:
-        assert lies_on(device, wanted, log, windows) == there
+        assert lies_on(device, wanted, log, windows, Features()) == there
     assert gathering.ROOM == 0.5
 
 

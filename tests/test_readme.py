@@ -6,6 +6,7 @@ import contextlib
 import doctest
 import io
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
             assert yaml.safe_load(default.strip("`")) == known[names(option)[0]], option
             checked += 1
         if option.startswith("`top_k`") and model == "AttrFormer":
-            break  # tables of what `relations` may say follow
+            break  # tables of `relations` follow
     assert checked or model == "PARec"
 
 
@@ -153,6 +154,17 @@ def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", text(page)):
         assert (page.parent / link).is_file(), f"{page.name}: {link}"
+
+
+def test_a_package_index_gets_absolute_links() -> None:
+    made = runpy.run_path(str(ROOT / "setup.py"))["metadata"](text("README.md"), "https://x.org/r")
+    links = re.findall(r"\]\(([^)#][^)]*)\)", made["long_description"])
+    assert len(links) > 30 and all(link.startswith("https://") for link in links)
+    of_repository = [link for link in links if link.startswith("https://x.org/r/")]
+    for link in [*of_repository, *made["project_urls"].values()]:
+        kind, _, path = link.removeprefix("https://x.org/r/").partition("/main/")
+        assert link == "https://x.org/r" or (ROOT / path).is_file()
+        assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -293,7 +293,7 @@ def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
     for n in range(2, 60):
         cuts = SequentialDataset._calcu_split_ids(None, n - 1, share)
         want = [TRAIN] + [int(np.searchsorted(cuts, row, "right")) for row in range(n - 1)]
-        assert ratio(np.full(n, n), np.arange(n), ratios).tolist() == want
+        assert ratio(np.full(n, n - 1), np.arange(n), ratios).tolist() == want
 
 
 def test_fractions_are_exact() -> None:

@@ -50,7 +50,7 @@ def test_copies_are_told_in_every_report(cluster, tmp_path: Path) -> None:
     log = make_log(seed=4)
     log["timestamp"] = range(len(log))
     data = write_atomic(pd.concat([log, log]).sort_values("timestamp"), tmp_path / "data")
-    run_dir, printed = tmp_path / "study", "do not depend on the order"
+    run_dir, printed = tmp_path / "study", "depends on the order of equal times"
     given = study(data, seeds=1, rows={"Pop": {"model": "Pop"}, "SPop": {"model": "SPop"}})
     given["base"] = {"data_path": str(data)}
     recbole_pos.compare(given, run_dir=run_dir, verbose=False)
@@ -171,7 +171,7 @@ def test_a_search_goes_by_validation_alone(
     """No trial has a test event, so none can read a test metric; the best one is tested."""
     folder, search = tmp_path / "s", {"learning_rate": [1e-5, 3e-2]}
     kept = StudyFolder(folder)
-    seen = []  # what a report would say when a fit has ended
+    seen = []  # the report when a run has ended
     ended = StudyProgress.end
 
     def note(self: StudyProgress, job: Job, *args: Any) -> None:
@@ -344,8 +344,8 @@ def test_ties_are_an_option_and_are_said(cluster, tmp_path: Path, ties: str) -> 
     given["base"] = {"data_path": str(data)}
     found = recbole_pos.compare(given, run_dir=tmp_path / "s", verbose=False)
     printed = (found.folder / "report.html").read_text()
-    assert "stood in another order" in printed
-    assert {"file": "order of the file", "drop": "left out"}[ties] in printed
+    assert "interactions with equal times" in printed
+    assert {"file": "that of the file", "drop": "users are excluded"}[ties] in printed
     config = read_yaml(found.folder / found.runs.iloc[0]["path"] / "config.yaml")
     assert config["eval_args"]["ties"] == ties
 

@@ -1,4 +1,4 @@
-"""Tables of a generated study: what they say, on terminals of any width, too."""
+"""Tables of a generated study: their content, on terminals of any width."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_main_table(results, found):
     assert line_of(table, "NoPE")["NDCG@10 - NoPE"] == Cell()
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
-    assert "600 targets, one a user; users are taken as independent." in table.notes
+    assert "600 targets, one per user; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
 
@@ -190,7 +190,7 @@ def test_tables_as_text(results, found):
     page = markdown(results, [found])
     lines = [line for line in page.splitlines() if line.startswith("| Kernel |")]
     assert re.search(r"\| \*\*0\.\d{4} ± 0\.\d{4}\*\* \(paper 0\.0394\) \|", lines[0])
-    assert "On shop, 200 of 600 test items (33%) would be others" in page
+    assert "On shop, 200 of 600 test items (33%) depend on the order" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count(" | ") for line in block.splitlines()}) == 1
@@ -339,8 +339,8 @@ def test_the_report_says_everything(results, found, text):
         "hidden_dropout_prob: 0.3",
         "NDCG@10 by history",
         "NDCG@10 against training time",
-        "NDCG@10 against number of weights",
-        "in validation, a line a run",
+        "NDCG@10 against number of parameters",
+        "Validation ",
     ):
         assert part in words
 

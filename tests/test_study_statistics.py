@@ -291,7 +291,7 @@ def test_an_unknown_row_is_named(rng):
         differences(table, ["hit@10"], "A", rows=["a"])
 
 
-# what generated studies say about intervals and stars; `make simulate` has more of them
+# generated studies on intervals and stars; `make simulate` has more of them
 
 
 STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many
@@ -375,13 +375,13 @@ def test_ties_are_said_in_a_sentence():
     item = np.array([5, 6, 7, 5, 6, 7])
     found = count_ties(user, time, item)
     assert found.sentence("shop") == (
-        "On shop, 1 of 2 test items (50%) would be others if events at one time stood in another "
-        "order; here they stand in the order of the file."
+        "On shop, 1 of 2 test items (50%) depend on the order of interactions with equal times; "
+        "here it is that of the file."
     )
-    assert "their order is random, seed 7" in found.sentence("shop", Ties("random", 7))
-    assert "left out" in found.sentence("shop", Ties("drop"))
+    assert "it is random, seed 7" in found.sentence("shop", Ties("random", 7))
+    assert "excluded" in found.sentence("shop", Ties("drop"))
     assert count_ties(user, np.arange(6), item).sentence("shop") == (
-        "Test items of shop do not depend on the order of events at one time."
+        "No test item of shop depends on the order of equal times."
     )
     assert count_ties(user[:2], time[:2], item[:2]).users == 0
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.location import atomic_file
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import ADDED, OURS, on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def of_wandb(config: Options, value: Any) -> str | None:
 
 
 def labelled(config: Options, value: Any) -> str | None:
-    """As above, of what makes labels of a field; its own values say what has the effect."""
+    """As above, of what makes labels of a field; its own values decide."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
     what = "items are ranked, and no label is read; val_interval: "
     return custom(f"{what}{kept} keeps only what is rated so")(config, value)
@@ -142,6 +143,56 @@ def labelled(config: Options, value: Any) -> str | None:
 def never(why: str) -> Condition:
     """Never read."""
     return lambda config, value: why
+
+
+def decays(config: Options, value: Any) -> str | None:
+    """Read where it says when the learning rate falls."""
+    if value == "step" and not config["lr_decay_step"]:
+        return "step is only read with lr_decay_step, the epochs between two steps"
+    return None
+
+
+def next_targets(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models, but for the one that has weights of its own for next items."""
+    if config["model"] == "AttrFormer":
+        return f"is not read by AttrFormer: future_weights has the next items, {[1.0] * value}"
+    if on_our_base(config["model"]):
+        return None
+    return f"is read by the plugin's models only; {config['model']} predicts the next item"
+
+
+def corrects_logits(config: Options, value: Any) -> str | None:
+    """Read where negatives do not come from all items alike."""
+    if value != "standard" or inner(config, "negative_sampler") != "uniform":
+        return None
+    return (
+        "standard changes nothing under negative_sampler: uniform, where all logits are lowered by "
+        "the same: it is none"
+    )
+
+
+def embedding(config: Options, value: Any) -> str | None:
+    """Read by models of the plugin that put fields beside the vectors of items."""
+    if not value or on_our_base(config["model"]):
+        return None
+    return (
+        f"is not read by {config['model']}; the plugin's models with a table of items read it, and "
+        "RecBole's SASRecF, GRU4RecF and FDSA selected_features"
+    )
+
+
+def accepted(option: str) -> Condition:
+    """Read by all models but those whose class gives a reason in ``refuses``."""
+
+    def condition(config: Options, value: Any) -> str | None:
+        refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
+        model = config["model"]
+        of_class = getattr(OURS[model], "refuses", {}) if model in OURS else refuses.get(model, {})
+        return (
+            f"is not read by {model}: {of_class[option]}" if value and option in of_class else None
+        )
+
+    return condition
 
 
 def several_targets(config: Options, value: Any) -> str | None:
@@ -191,7 +242,7 @@ def of_tables(config: Options, value: Any) -> str | None:
 def fields_read(config: Options) -> set[str]:
     """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
     names: set[str] = set()
-    for key in ("selected_features", "difsr_fields", "relations", "new_items"):
+    for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
         given = config[key] if key in config else None
         for entry in [given] if isinstance(given, str) else given or ():
             both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
@@ -213,7 +264,7 @@ def of_fields(config: Options, value: Any) -> str | None:
 
 
 def of_numbers(config: Options, value: Any) -> str | None:
-    """As above, of whatever fields are numbers; of which types fields are, their files say."""
+    """As above, of whatever fields are numbers; files decide the types of fields."""
     if not value or config["model"] in ADDED or fields_read(config):
         return None
     return f"changes numbers of attributes, and {config['model']} reads ids and times alone"
@@ -255,6 +306,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
     needs = {
         "normalize_all": (any("float" in kind for kind in types), "numbers"),
         "pooling_mode": (any("seq" in kind for kind in types), "lists (token_seq)"),
+        "numeric_embedding": ("float" in types, "numbers"),
         "user_layers": (users, "attributes of users"),
         "user_update": (users, "attributes of users"),
     }

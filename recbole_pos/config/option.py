@@ -222,6 +222,18 @@ def check_columns(where: str, value: Any) -> None:
             )
 
 
+def check_target_events(where: str, value: Any) -> None:
+    """Check a mapping of fields of interactions to the values that targets have."""
+    _check_type(where, value, {"event_type": ["buy"]})
+    for field, given in value.items():
+        values = given if isinstance(given, (list, tuple)) else [given]
+        known = all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in values)
+        if not (values and known):
+            raise UsageError(
+                f"{where}.{field}: expected values of targets such as [buy], found {shown(given)}"
+            )
+
+
 def check_fraction(where: str, value: Any) -> None:
     """Check a part of the training sessions."""
     from recbole_pos.data.splits import read_fraction  # not for --help: it imports pandas

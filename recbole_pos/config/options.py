@@ -3,7 +3,7 @@
 From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
 vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
 option is that of its default or, where that is empty, of the row's example. An option within a
-mapping is written with a dot; what is said of a list holds for what is in it. A test holds that
+mapping is written with a dot; the row of a list is for its elements. A test holds that
 every option of the plugin, and every number of RecBole's, has a row.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from recbole_pos.config import effects, option
 from recbole_pos.config.effects import custom, never, trained, under, unused_by
 from recbole_pos.config.option import DATA, IGNORED, SCHEDULE, TRAINING, Option
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.values import SECONDS
 
 
@@ -61,6 +62,7 @@ _NO_GRAPH = (custom("knowledge graphs are not read"),)
 _OF_GRAPHS: dict[str, Any] = {"role": DATA, "only": _NO_GRAPH}
 _OF_FIELDS: dict[str, Any] = {"role": DATA, "only": (effects.of_fields,)}
 _TRANSFORMER = (under("block", "transformer"),)
+_WITH_FEATURES = effects.either(*map(under, SIDE_FEATURES))
 _VECTORS = (effects.either(under("preload_weight"), under("item_vectors")),)
 
 _TABLE: list[Option] = [
@@ -121,6 +123,12 @@ _TABLE: list[Option] = [
     Option("train_fraction", role=DATA, check=option.check_fraction),
     _choice("rm_dup_inter", "first last", example="first", role=DATA),
     Option("val_interval", example={"rating": "[3,inf)"}, role=DATA, each=option.check_interval),
+    Option(
+        "target_events",
+        role=DATA,
+        only=(effects.accepted("target_events"),),
+        check=option.check_target_events,
+    ),
     Option("filter_inter_by_user_or_item", role=DATA, only=(effects.tables,)),
     *_rows(
         "user_inter_num_interval item_inter_num_interval",
@@ -189,6 +197,14 @@ _TABLE: list[Option] = [
         unit="events",
         only=(*_WINDOWS, under("train_windows", "sliding")),
     ),
+    Option(
+        "target_window",
+        1,
+        1000,
+        role=TRAINING,
+        unit="events",
+        only=(*_WINDOWS, effects.next_targets),
+    ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
     Option("train_batch_size", 1, 10**7, role=TRAINING, only=_TRAINED),
     Option(
@@ -215,7 +231,16 @@ _TABLE: list[Option] = [
     Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
     Option("adam_betas", 0, _BELOW_1, pair=True, only=(trained, under("learner", "adam", "adamw"))),
     Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
-    Option("lr_decay_step", 0, 10**9, unit="epochs", only=_TRAINED),
+    _choice("lr_scheduler", "none step cosine linear", only=(trained, effects.decays)),
+    Option("warmup_steps", 0, 10**9, unit="steps", only=_TRAINED),
+    Option("ema_decay", 0, _BELOW_1, only=_TRAINED),
+    Option(
+        "lr_decay_step",
+        0,
+        10**9,
+        unit="epochs",
+        only=(trained, under("lr_scheduler", "none", "step")),
+    ),
     Option("lr_decay_rate", _ABOVE_0, 1, only=(trained, under("lr_decay_step"))),
     Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING, only=_TRAINED),
     Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
@@ -266,12 +291,28 @@ _TABLE: list[Option] = [
     _choice("pooling_mode", "mean max sum"),
     _choice("pooling_type", "average max"),
     _choice("dnn_type", "trm ave"),
+    # fields beside the vectors of items
+    *(
+        Option(
+            name, example=["brand"], alone=True, only=(effects.embedding, effects.accepted(name))
+        )
+        for name in SIDE_FEATURES
+    ),
+    _choice("feature_fusion", "sum concat_mlp", only=(_WITH_FEATURES,)),
+    _choice("numeric_embedding", "periodic binned", only=(_WITH_FEATURES,)),
+    Option("numeric_bins", 2, 10**5, only=(_WITH_FEATURES, under("numeric_embedding", "binned"))),
     # losses
     Option("loss_type", empty=True, role=TRAINING),
     Option("n_buckets", 1, 10**4, example=100),
     Option("bucket_size_x", 1, 10**6, example=100),
     Option("bucket_size_y", 1, 10**6),
     Option("mix_x"),
+    Option("negatives", 1, _SIZE, role=TRAINING),
+    _choice("negative_sampler", "uniform popularity in_batch", role=TRAINING),
+    _choice(
+        "logq_correction", "refined standard none", role=TRAINING, only=(effects.corrects_logits,)
+    ),
+    Option("gbce_t", 0, 1, role=TRAINING),
     Option("reg_weight", 0, _WEIGHT, pair=True),
     Option("reg_loss_ratio", 0, _WEIGHT),
     *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
@@ -305,6 +346,7 @@ _TABLE: list[Option] = [
     Option("t5_buckets", 2, 10**5),
     Option("t5_max_distance", 1, 10**6, unit="events"),
     _choice("kerple_kind", "log power"),
+    *_rows("semi_local_window semi_local_prefix", 0, _LENGTH, unit="events"),
     Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
     Option("difsr_fields", example=["brand"], alone=True),
     Option("difsr_size", 1, _SIZE, only=(under("difsr_fields"),)),
@@ -316,8 +358,11 @@ _TABLE: list[Option] = [
     _choice("decay_kind", "exponential_power power"),
     *_rows("decay_shortest decay_longest", 1e-09, 1e12),
     _choice("calendar_parts", "hour day week month year decade", filled=True),
+    Option("rote_bases", _ABOVE_1, 1e12),
+    Option("rote_weights", 0, _WEIGHT),
     Option("siren_omega", 1e-06, 1e6),
     Option("channel_share", 0, 0.5),
+    Option("fuxi_position_size", 2, _SIZE),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),
     Option("time_base", _ABOVE_1, 1e12, example=10000.0),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.location import atomic_file
 from recbole_pos.data.protocols import Dataset, Fields
 from recbole_pos.data.tables import open_table
@@ -95,6 +98,67 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
                 f"selected_features: {shown(field)} holds numbers, which RecBole embeds only if "
                 f"numerical_features names them; add numerical_features: [{field}], or leave it out"
             )
+
+
+def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
+    """Return a field of entities by id, or of events by place in the log; NaN where missing."""
+    feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
+    column: np.ndarray = feat[field].numpy()
+    if column.dtype.kind != "f":
+        return column
+    column = column.astype(np.float64)
+    missing = dataset.missing.get(field)
+    if missing is not None:
+        column[missing] = np.nan
+    return column
+
+
+def feature_names(config: Options, option: str) -> list[str]:
+    """Return the fields in one of ``SIDE_FEATURES``."""
+    given = config[option] or []
+    return [given] if isinstance(given, str) else list(given)
+
+
+def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
+    """Return the columns of the fields in one of ``SIDE_FEATURES``, by name.
+
+    Returns:
+        Of each entity of the table, tokens int64 (lists of them padded with 0) or numbers float32
+        with NaN where one is missing.
+
+    Raises:
+        UsageError: for a field that is not there, is of another table, or cannot be embedded.
+    """
+    columns = {}
+    for field in feature_names(dataset.config, option):
+        _check_feature(dataset, option, field)
+        column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
+        columns[field] = column.float() if column.is_floating_point() else column
+    return columns
+
+
+def _check_feature(dataset: Dataset, option: str, field: str) -> None:
+    """Require that a field can be embedded, and stands in the table of its option."""
+    config, where = dataset.config, f"{option}: {shown(field)}"
+    if field not in loaded_fields(dataset):
+        raise UsageError(f"{option}: {not_loaded(field, dataset)}")
+    table, kind = find_table(field, dataset), dataset.field2type[field].value
+    other = next(name for name, of in SIDE_FEATURES.items() if of == table)
+    scaled = ["set normalize_all: False"] if config["normalize_all"] else []
+    named = [key for key in ("normalize_field", "discretization") if field in (config[key] or ())]
+    scaled += [f"take it out of {key}" for key in named]
+    wrong = {
+        f"{where}: ids and times are read anyhow; leave it out": field
+        in (dataset.uid_field, dataset.iid_field, dataset.time_field),
+        f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}": option
+        != other,
+        f"{where} holds vectors; give each number a column of type float": kind == "float_seq",
+        f"{where} is standardized where it is embedded; {' and '.join(scaled)}": scaled
+        and kind == "float",
+    }
+    for message in (message for message, is_wrong in wrong.items() if is_wrong):
+        raise UsageError(message)
+    require_values(field, dataset, f"{option}: ")
 
 
 def item_attribute(dataset: Dataset, field: str) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor
+
+from recbole_pos.layers.features import Features
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class SequenceBatch:
         times: [m] float64 time of each input event, or None.
         at: [b] float64 time of the target of each window's newest event, or None.
         events: [m] int64 place of each input event in the log, or None.
+        features: of the input events and their users.
         prepared: what the model has made of the batch on the host, see ``BatchRequirements``;
             dataclasses and tuples of tensors, which go where the batch goes.
         real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
@@ -38,6 +41,7 @@ class SequenceBatch:
     times: Tensor | None = None
     at: Tensor | None = None
     events: Tensor | None = None
+    features: Features = field(default_factory=Features)
     prepared: Any = None
     real: Tensor | None = None
     count: int | None = None
@@ -85,14 +89,16 @@ class BatchRequirements:
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass or tuple with every tensor in it changed, however deep; others as they are."""
+    """A dataclass, tuple or dict with every tensor in it changed, however deep; others as is."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, dict):
+        return {name: each_tensor(part, change) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(each_tensor(part, change) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    parts = {one.name: getattr(value, one.name) for one in fields(value)}
     return replace(value, **{name: each_tensor(part, change) for name, part in parts.items()})
 
 

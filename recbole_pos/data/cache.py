@@ -39,7 +39,7 @@ _ABANDONED = 3600  # seconds after which a file that is being written is not
 # The options that preparing reads; a test holds that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
-_OWN |= {"session_filter", "train_fraction", "rm_copies"}
+_OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 
 
@@ -185,7 +185,7 @@ def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect what is warned of within: a start that reads no text has the same to say."""
+    """Collect what is warned of within: a start that reads no text repeats it."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]

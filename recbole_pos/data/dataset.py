@@ -17,8 +17,9 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 from scipy.sparse import coo_matrix
 
+from recbole_pos.data.attributes import feature_columns
 from recbole_pos.data.cache import Cache, collect_warnings
-from recbole_pos.data.events import PART, EventLog, read_only
+from recbole_pos.data.events import KIND, PART, EventLog, read_only
 from recbole_pos.data.filtering import FilteredTables
 from recbole_pos.data.grown import HeldOut, divide, extended, known_lines
 from recbole_pos.data.identity import identity
@@ -26,9 +27,17 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
-from recbole_pos.data.targets import Split, count_items, make_split, read_ties, shuffle_ties
+from recbole_pos.data.targets import (
+    Split,
+    count_items,
+    find_kind,
+    make_split,
+    read_ties,
+    shuffle_ties,
+)
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import Features
 from recbole_pos.values import Options, shown
 
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")
@@ -89,7 +98,7 @@ class _ExactTimeMixin(FilteredTables):
                 setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's ids of fields that share them; names that were known keep theirs."""
+        """RecBole's ids of fields that share them; known names keep their ids."""
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]
@@ -171,6 +180,8 @@ class _ExactTimeMixin(FilteredTables):
         fields |= {name: torch.from_numpy(self.missing[field]) for field, name in masks.items()}
         if self.given is not None:
             fields[PART] = torch.from_numpy(self.given)
+        if (kind := find_kind(self, fields)) is not None:
+            fields[KIND] = torch.from_numpy(kind)
         eval_args = self.config["eval_args"]
         log = EventLog.build(
             shuffle_ties(fields, read_ties(eval_args["ties"])),
@@ -184,6 +195,8 @@ class _ExactTimeMixin(FilteredTables):
         tokens = self.field2id_token[self.uid_field]
         fraction, files = self.config["train_fraction"], self.config["benchmark_filename"]
         self.split = make_split(log, eval_args, tokens, self.item_num, fraction, files)
+        if self.config["target_events"]:
+            self.split.summary["target_events"] = self.config["target_events"]
         self.missing = {
             **self.missing,
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
@@ -222,6 +235,14 @@ class _ExactTimeMixin(FilteredTables):
     def _mean_count(self, field: str) -> float:
         counts = np.bincount(np.asarray(self.inter_feat[field]))
         return float(np.mean(counts[counts > 0]))
+
+    def features(self) -> Features:
+        """The columns that ``event_features`` and ``user_features`` name, of all events and users.
+
+        Raises:
+            UsageError: for a field that cannot be one of them.
+        """
+        return Features(*(feature_columns(self, f"{of}_features") for of in ("event", "user")))
 
     def _select_events(self, phase: str) -> np.ndarray:
         return np.flatnonzero(self.part == PHASES.index(phase))
@@ -279,7 +300,10 @@ class _ExactTimeMixin(FilteredTables):
 
 
 class PosDataset(_ExactTimeMixin, Dataset):
-    """Interactions for RecBole's general models, under the sequential split of the same log."""
+    """Interactions for RecBole's general models, under the sequential split of the same log.
+
+    They read no histories: of ``target_events``, these only.
+    """
 
     def _change_feat_format(self) -> None:
         super()._change_feat_format()
@@ -287,6 +311,10 @@ class PosDataset(_ExactTimeMixin, Dataset):
 
     def _take_log(self) -> None:
         self.inter_feat = Interaction(self.log.fields)
+
+    def _select_events(self, phase: str) -> np.ndarray:
+        events, kind = super()._select_events(phase), find_kind(self, self.log.fields)
+        return events if kind is None else events[kind[events]]
 
     def _rows(self, phase: str) -> Interaction:
         """Return all training events, or a row for each held-out target."""
@@ -342,6 +370,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
             self.max_item_list_len,
             self.config["LIST_SUFFIX"],
             self.item_list_length_field,
+            self.features(),
         )
 
     def _rows(self, phase: str) -> PrefixRows:
@@ -357,13 +386,15 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         start, train = self.log.offsets[:-1], np.zeros(self.user_num, dtype=np.int64)
         some = self.log.lengths > 0  # of nothing, reduceat makes a sum of what follows
         train[some] = np.add.reduceat(self.part == TRAIN, start[some], dtype=np.int64)
-        return training_windows(
+        windows = training_windows(
             start,
             start + train,
             self.max_item_list_len,
             self.config["train_windows"],
             self.config["window_stride"],
         )
+        some = self.config["target_events"]
+        return windows.with_targets(self.split.is_target) if some else windows
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
         """Return users by items: the events of this phase (all events before the split)."""

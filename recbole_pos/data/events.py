@@ -15,6 +15,7 @@ from recbole_pos.data.scratch import Scratch
 
 PART_EVENTS = 1 << 22  # of a log that is gone through in parts, about
 PART = "given part"  # a column that sorts the interactions of a user before their times do
+KIND = "of target_events"  # a column of which interactions may be targets; all without it
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,22 @@ class EventLog:
         mask = np.ones(len(self), dtype=bool)
         mask[self.offsets[:-1][self.lengths > 0]] = False
         return mask
+
+    @property
+    def possible_targets(self) -> np.ndarray:
+        """[events] bool: those with a history that ``KIND`` allows."""
+        return (
+            self.has_history & self.fields[KIND].numpy()
+            if KIND in self.fields
+            else self.has_history
+        )
+
+    def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return [events] how many possible targets the user of each event has, and how many of
+        them stand before the next event."""
+        before = np.concatenate(([0], np.cumsum(self.possible_targets)))
+        first, end = (np.repeat(x, self.lengths) for x in (self.offsets[:-1], self.offsets[1:]))
+        return before[end] - before[first], before[1:] - before[first]
 
     @property
     def ranks(self) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from recbole_pos.data.batch import BatchRequirements, SequenceBatch
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import Features
 
 ROOM = 0.5  # of a GPU's free memory that a log may take
 T = TypeVar("T")
@@ -27,19 +28,29 @@ class WindowGatherer:
     """
 
     def __init__(
-        self, log: EventLog, windows: Windows, requirements: BatchRequirements, device: torch.device
+        self,
+        log: EventLog,
+        windows: Windows,
+        requirements: BatchRequirements,
+        device: torch.device,
+        features: Features,
     ) -> None:
         self.windows, self.requirements, self.device = windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
         columns = (windows.start, windows.end, windows.first)
         self.start, self.end, self.first = (torch.from_numpy(x).to(device) for x in columns)
+        self.features = features.map(*[lambda column: column.to(device)] * 2)
+        self.users = log.users[torch.from_numpy(windows.start)].to(device)
+        self.is_target = None
+        if windows.is_target is not None:
+            self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
         """Gather [b] windows as one packed batch; ``index`` has them on the device, if there."""
         windows = self.windows
         lengths_here = windows.end[batch] - windows.start[batch]
-        m, k = int(lengths_here.sum()), int((windows.end[batch] - windows.first[batch]).sum())
+        m, k = int(lengths_here.sum()), int(windows.counts[batch].sum())
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
         start, end, first = self.start[index], self.end[index], self.first[index]
@@ -47,7 +58,11 @@ class WindowGatherer:
         event = ranges(start, lengths, m)
         trained, positions = event, None
         if k < m:  # some events are context
-            positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, k)
+            some = int((windows.end[batch] - windows.first[batch]).sum())
+            positions = ranges(first - start + lengths.cumsum(0) - lengths, end - first, some)
+            if self.is_target is not None:  # sorted, since a mask would be waited for
+                other = (~self.is_target[event[positions] + 1]).byte()
+                positions = positions[other.argsort(stable=True)[:k]]
             trained = event[positions]
         return SequenceBatch(
             items=self.items[event],
@@ -58,6 +73,7 @@ class WindowGatherer:
             times=None if self.times is None else self.times[event],
             at=self.times[end] if self.times is not None and self.requirements.requests else None,
             events=event if self.requirements.events else None,
+            features=self.features.map(lambda x: x[event], lambda x: x[self.users[index]]),
         )
 
 
@@ -68,7 +84,13 @@ def ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
     return steps + shift.repeat_interleave(lengths, output_size=total)
 
 
-def lies_on(device: torch.device, wanted: str, log: EventLog, windows: Windows) -> bool:
+def lies_on(
+    device: torch.device,
+    wanted: str,
+    log: EventLog,
+    windows: Windows,
+    features: Features,
+) -> bool:
     """Return whether items and times of a log should be copied to the device of a model.
 
     Raises:
@@ -76,7 +98,8 @@ def lies_on(device: torch.device, wanted: str, log: EventLog, windows: Windows) 
     """
     if device.type != "cuda" or wanted == "never":
         return device.type != "cpu" and wanted != "never"
-    columns = (log.items, log.times, windows.start, windows.end, windows.first)
+    columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
+    columns += [*features.events.values(), *features.users.values()]
     size, free = sum(column.nbytes for column in columns), torch.cuda.mem_get_info(device)[0]
     if wanted == "always" and size > free:
         raise UsageError(

@@ -59,7 +59,7 @@ class WindowLoader:
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log = dataset.log
-        self.windows = dataset.training_windows()
+        self.windows, self.features = dataset.training_windows(), dataset.features()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
         self.shuffle, self.requirements = shuffle, requirements
         self.fill_to, self.most_events = fill_to, most_events
@@ -94,8 +94,7 @@ class WindowLoader:
     def _make_batches(self) -> list[np.ndarray]:
         begin = np.cumsum(self.sizes) - self.sizes  # of each group among the members
         lengths = np.maximum.reduceat(self.windows.lengths[self.members], begin)
-        targets = self.windows.end - self.windows.first
-        targets = np.add.reduceat(targets[self.members], begin)
+        targets = np.add.reduceat(self.windows.counts[self.members], begin)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(begin)) if self.shuffle else np.arange(len(begin))
         batches: list[np.ndarray] = []
@@ -140,7 +139,7 @@ class WindowLoader:
         return np.split(order, np.flatnonzero(np.diff(before // windows)) + 1)
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        targets = self.windows.end - self.windows.first
+        targets = self.windows.counts
         batches, grid = self._batches(), self._grid()
         index: Iterator[Tensor | None] = itertools.repeat(None)
         if self._gatherer.device.type != "cpu":  # the whole epoch's at once
@@ -165,7 +164,8 @@ class WindowLoader:
                 any case, ``never`` copies batch by batch, each made one ahead.
         """
         here, prepare = self._gatherer.device, self.requirements.prepare
-        if here != device and prepare is None and lies_on(device, wanted, self.log, self.windows):
+        columns = self.log, self.windows, self.features
+        if here != device and prepare is None and lies_on(device, wanted, *columns):
             self._gatherer = self._gatherer_on(device)
         if self._gatherer.device == device:
             yield from self
@@ -185,7 +185,7 @@ class WindowLoader:
         return self._gatherer.gather(batch)
 
     def _gatherer_on(self, device: torch.device) -> WindowGatherer:
-        return WindowGatherer(self.log, self.windows, self.requirements, device)
+        return WindowGatherer(self.log, self.windows, self.requirements, device, self.features)
 
 
 class RowLoader(TrainDataLoader):
@@ -228,7 +228,7 @@ class RowLoader(TrainDataLoader):
 class TargetLoader(FullSortEvalDataLoader):
     """One row for each held-out interaction, for RecBole's general models too.
 
-    RecBole ranks once per user for them; here what is left out is said by ``mask_history``.
+    RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
     def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:

@@ -1,7 +1,7 @@
 """Batches of few shapes, which a GPU can replay: sizes rounded up, filled with padding sequences.
 
 A step that is replayed must have the sizes with which it was recorded. So sizes are rounded up to
-a few steps, and further sequences of the padding item fill the batch; no target is theirs. Batches
+a few steps, and further sequences of the padding item fill the batch; they have no target. Batches
 of an epoch have about equal numbers of targets, so steps of events and targets are laid around the
 mean, which depends on the windows of a run only: all epochs, and a resumed run, have the same.
 """
@@ -108,6 +108,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         times = torch.cat((times, times[-1:].expand(more)))
     if at is not None:
         at = torch.cat((at, at[-1:].expand(len(rows))))
+    wider = (lambda x, n=n: torch.cat((x, x.new_zeros(n, *x.shape[1:]))) for n in (more, len(rows)))
     return replace(
         batch,
         items=F.pad(batch.items, (0, more)),
@@ -117,6 +118,7 @@ def filled(batch: SequenceBatch, grid: Grid) -> SequenceBatch:
         positions=positions,
         times=times,
         at=at,
+        features=batch.features.map(*wider),
         real=torch.arange(shape.targets, device=device) < k,
         count=k,
     )

@@ -81,42 +81,49 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
         return session_time(log, value)
     rule, part = leave_one_out if kind == "LS" else ratio, np.empty(len(log), dtype=np.int8)
     for place, some in log.in_parts():
-        part[place] = rule(np.repeat(some.lengths, some.lengths), some.ranks, value)
+        part[place] = rule(*some.count_targets(), value)
     return part, []
 
 
-def leave_one_out(lengths: np.ndarray, ranks: np.ndarray, mode: str) -> np.ndarray:
+def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     """Hold out the last target of each user for test, the one before for validation.
 
-    Users too short for both keep one target for training first.
+    Users with too few for both keep one target for training first. What follows a held-out target
+    and is none itself belongs to its part.
+
+    Args:
+        targets: [events] possible targets of the user of each event.
+        places: [events] how many of them are up to the event, itself included.
+        mode: which to hold out.
     """
     held_out = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
     if not isinstance(mode, str) or mode not in held_out:
         raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(held_out)}")
-    part = np.full(len(ranks), TRAIN, dtype=np.int8)
-    targets = lengths - 1  # the first interaction is never a target
-    age = lengths - 1 - ranks
+    part = np.full(len(places), TRAIN, dtype=np.int8)
+    age = targets - places
     for place, phase in enumerate(reversed(held_out[mode])):
         part[(age == place) & (targets > place + 1)] = phase
     return part
 
 
-def ratio(lengths: np.ndarray, ranks: np.ndarray, ratios: list[float]) -> np.ndarray:
-    """Cut each user's targets in time order by ratios, as RecBole's ``split_by_ratio`` does."""
+def ratio(targets: np.ndarray, places: np.ndarray, ratios: list[float]) -> np.ndarray:
+    """Cut each user's targets in time order by ratios, as RecBole's ``split_by_ratio`` does.
+
+    ``targets`` and ``places`` are those of :func:`leave_one_out`.
+    """
     three = isinstance(ratios, (list, tuple)) and len(ratios) == 3 and all(map(is_number, ratios))
     if not (three and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
     share = np.asarray(ratios, dtype=float) / sum(ratios)
-    targets = np.maximum(lengths - 1, 0)
     valid, test = (share[1] * targets).astype(int), (share[2] * targets).astype(int)
     train = targets - valid - test
     for count, part in ((test, 2), (valid, 1)):  # a part rounded to nothing gets one if it can
         lift = (train > 1) & (share[part] * targets > 0) & (share[part] * targets < 1)
         count += lift
         train = train - lift
-    labels = np.full(len(ranks), TRAIN, dtype=np.int8)
-    labels[ranks > train] = VALID
-    labels[ranks > train + valid] = TEST
+    labels = np.full(len(places), TRAIN, dtype=np.int8)
+    labels[places > train] = VALID
+    labels[places > train + valid] = TEST
     return labels
 
 

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.events import PART, EventLog
+from recbole_pos.data.events import KIND, PART, EventLog
 from recbole_pos.data.splits import (
     PHASES,
     TEST,
@@ -35,7 +36,7 @@ from recbole_pos.data.splits import (
     split_kind,
 )
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import is_number, listed, shown, suggest
 
 _DEFAULT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
@@ -57,6 +58,37 @@ class Split:
     part: np.ndarray
     is_target: np.ndarray
     summary: dict[str, Any]
+
+
+class LaterTargets:
+    """The next interactions after a state as its targets: training targets of the same user only.
+
+    Args:
+        split: of the dataset.
+        weights: of the next interaction, of the one after it, and so on.
+    """
+
+    def __init__(self, split: Split, weights: Sequence[float]) -> None:
+        trained = torch.from_numpy(split.is_target & (split.part == TRAIN))
+        self.columns: tuple[Tensor, ...] = split.log.items, split.log.users, trained
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+
+    def move(self, device: torch.device) -> None:
+        """Look up on a device from now on."""
+        self.columns = tuple(column.to(device) for column in self.columns)
+        self.weights = self.weights.to(device)
+
+    def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
+        """Return items and weights, [k, n], from each of [k] events on, the next targets by place.
+
+        The weight is 0 where the user has no such target in training.
+        """
+        items, users, trained = self.columns
+        later = events[:, None] + torch.arange(len(self.weights), device=events.device)
+        known = later < len(users)
+        later = later.where(known, events[:, None])
+        known &= (users[later] == users[events][:, None]) & trained[later]
+        return items[later], self.weights.where(known, 0.0)
 
 
 def read_ties(value: Any) -> str | int:
@@ -94,6 +126,45 @@ def find_ties(log: EventLog) -> np.ndarray:
     several = np.zeros(int(new.sum()), dtype=bool)
     several[group[items != items[new][group]]] = True
     return several[group]
+
+
+def find_kind(dataset: Any, fields: dict[str, Tensor]) -> np.ndarray | None:
+    """Return [events] bool: which interactions ``target_events`` names; None if it names none.
+
+    Args:
+        dataset: with its configuration and names.
+        fields: columns of the interactions, in the order wanted.
+
+    Raises:
+        UsageError: for a field that is not one of interactions, or a value that never occurs.
+    """
+    wanted = dataset.config["target_events"]
+    if not wanted:
+        return None
+    kind = np.ones(len(next(iter(fields.values()))), dtype=bool)
+    known = fields.keys() - {dataset.uid_field, dataset.iid_field, dataset.time_field}
+    known = {field for field in known if fields[field].dim() == 1}
+    for field, given in wanted.items():
+        if field not in known:
+            raise UsageError(
+                f"target_events: {shown(field)} is no token or float field of interactions that "
+                f"load_col names; it names {listed(known) or 'none'}"
+            )
+        column, names = fields[field].numpy(), dataset.field2id_token.get(field)
+        has = ~dataset.missing.get(field, np.zeros(len(kind), dtype=bool))
+        codes = {str(v if names is None else names[v]): v for v in pd.unique(column[has])}
+        codes.pop("[PAD]", None)
+        values = given if isinstance(given, (list, tuple)) else [given]
+        if names is None:  # as the data have them, in float32
+            values = [np.float32(value) if is_number(value) else value for value in values]
+        for value in map(str, values):
+            if value not in codes:
+                raise UsageError(
+                    f"target_events: no interaction has {field}: {shown(value)}"
+                    f"{suggest(value, codes)}; they have {listed(codes)}"
+                )
+        kind &= has & np.isin(column, [codes[str(value)] for value in values])
+    return kind
 
 
 def check_given(files: Sequence[str], split: Any) -> None:
@@ -214,10 +285,11 @@ def make_split(
 
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
-        cold items, under drop), ``without_history`` (first of their user), ``not_chosen`` (by
-        ``target``), ``tied`` (under ``ties: drop``) and ``targets``, which add up; ``cold_targets``
-        among the targets; ``copies`` of an earlier interaction, and ``copied_targets`` among them;
-        of given parts ``leaks``; under ST ``sessions``, see :func:`keep_recent_sessions`.
+        cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not of
+        ``target_events``, where the log has a column ``KIND``), ``not_chosen`` (by ``target``),
+        ``tied`` (under ``ties: drop``) and ``targets``, which add up; ``cold_targets`` among the
+        targets; ``copies`` of an earlier interaction, and ``copied_targets`` among them; of given
+        parts ``leaks``; under ST ``sessions``, see :func:`keep_recent_sessions`.
 
     Raises:
         UsageError: for a split that cannot be read, or a ``train_fraction`` without sessions.
@@ -250,14 +322,14 @@ def make_split(
     if cold_mode == "drop":
         keep = ~cold[log.items.numpy()]
         log, part, is_copy = log.keep(keep), part[keep], is_copy[keep]
-    has_history = log.has_history
-    is_target = has_history & (part == TRAIN)
+    has_history, possible = log.has_history, log.possible_targets
+    is_target = possible & (part == TRAIN)
     chosen = _choose(log, part, mode, user_tokens)
     is_target[chosen] = True
     drop = eval_args.get("ties", FILE) == DROP
     tied = chosen[find_ties(log)[chosen]] if drop else chosen[:0]
     is_target[tied] = False
-    left_out = has_history & ~is_target
+    left_out = possible & ~is_target
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
@@ -268,6 +340,11 @@ def make_split(
         "events": _per_phase(cut),
         "dropped": _subtract(_per_phase(cut), _per_phase(part)),
         "without_history": _per_phase(part[~has_history]),
+        **(
+            {"other_events": _per_phase(part[has_history & ~possible])}
+            if KIND in log.fields
+            else {}
+        ),
         "not_chosen": _subtract(_per_phase(part[left_out]), _per_phase(part[tied])),
         "targets": _per_phase(part[is_target]),
         "cold_targets": _per_phase(part[is_target & cold[log.items.numpy()]]),
@@ -277,13 +354,14 @@ def make_split(
     }
     if drop:
         summary["tied"] = _per_phase(part[tied])
+    log.fields.pop(KIND, None)
     return Split(log, part, is_target, summary)
 
 
 def _choose(log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray) -> np.ndarray:
     """Return [targets] places of the held-out interactions that count: all with a history, or one
     per user and phase."""
-    held_out = np.flatnonzero((part != TRAIN) & log.has_history)
+    held_out = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
         return held_out
     users = log.users.numpy()[held_out]
@@ -310,6 +388,7 @@ def describe(summary: dict[str, Any]) -> str:
     """Return a summary as one line for people; empty where nothing is worth a line."""
     notes = {
         "without_history": "without history",
+        "other_events": "not of target_events",
         "dropped": "dropped as cold",
         "not_chosen": "not chosen",
         "cold_targets": "with a cold item",
@@ -323,7 +402,9 @@ def describe(summary: dict[str, Any]) -> str:
     parts, noted = [f"train {summary['events']['train']:,} events{trained}"], bool(times)
     for phase in PHASES[1:]:
         events = summary["events"][phase]
-        remarks = [f"{summary[key][phase]:,} {text}" for key, text in notes.items()]
+        remarks = [
+            f"{summary[key][phase]:,} {text}" for key, text in notes.items() if key in summary
+        ]
         remarks = [text for text in remarks if not text.startswith("0 ")]
         noted |= bool(remarks)
         if events:

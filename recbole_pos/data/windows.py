@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recbole_pos.data.events import EventLog
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import Features
 
 # Field of gathered rows that says which event of the log a row predicts.
 TARGET_EVENT = "target_event"
@@ -28,22 +29,38 @@ class Windows:
     """Training windows for models that learn from all positions at once.
 
     Input events of window w are start[w] : end[w]; the target of an event is the next one. Only
-    events from first[w] on are trained, those before are context.
+    events from first[w] on are trained, those before are context; and of them, with ``is_target``
+    ([events] bool), those before such an event.
     """
 
     start: np.ndarray
     end: np.ndarray
     first: np.ndarray
+    is_target: np.ndarray | None = None
 
     @property
     def lengths(self) -> np.ndarray:
         """[windows] number of input events."""
         return self.end - self.start
 
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """[windows] number of targets."""
+        if self.is_target is None:
+            return self.end - self.first
+        before = np.concatenate(([0], np.cumsum(self.is_target)))
+        return before[self.end + 1] - before[self.first + 1]
+
     @property
     def targets(self) -> int:
         """Number of targets in all windows."""
-        return int((self.end - self.first).sum())
+        return int(self.counts.sum())
+
+    def with_targets(self, is_target: np.ndarray) -> Windows:
+        """Return the windows that have a target among some events ([events] bool), for these."""
+        every = Windows(self.start, self.end, self.first, is_target)
+        some = every.counts > 0
+        return Windows(self.start[some], self.end[some], self.first[some], is_target)
 
 
 def training_windows(
@@ -107,14 +124,22 @@ class PrefixRows(Interaction):
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
+        features: columns of the log and of users that rows have in place of, and beside, its own.
     """
 
     def __init__(
-        self, log: EventLog, is_target: np.ndarray, max_length: int, suffix: str, length_field: str
+        self,
+        log: EventLog,
+        is_target: np.ndarray,
+        max_length: int,
+        suffix: str,
+        length_field: str,
+        features: Features | None = None,
     ) -> None:
         super().__init__({})
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
+        self.features = features or Features()
         self.is_target, self.length = is_target, int(np.count_nonzero(is_target))
 
     @cached_property
@@ -126,7 +151,7 @@ class PrefixRows(Interaction):
     def columns(self) -> list[str]:
         names = list(self.log.fields)
         lists = [name + self.suffix for name in names if name != self.log.user_field]
-        return [*names, *lists, self.length_field]
+        return [*names, *lists, self.length_field, *self.features.users]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
@@ -146,7 +171,10 @@ class PrefixRows(Interaction):
         event, padding = self._history(start, target)
         for name, column in self.log.fields.items():
             if name != self.log.user_field:
+                column = self.features.events.get(name, column)
                 fields[name + self.suffix] = self._gather(column, event, padding)
+        for name, column in self.features.users.items():
+            fields[name] = column[fields[self.log.user_field]]
         fields[self.length_field] = target - start
         fields[TARGET_EVENT] = target
         return Interaction(fields)
@@ -172,8 +200,11 @@ class PrefixRows(Interaction):
             return self.log.fields[name][self.target]
         if name == self.length_field:
             return self.target - self._start(self.target)
+        if name in self.features.users:
+            return self.features.users[name][self.log.users[self.target]]
         if name in self.columns:
-            return _LazyHistory(self, self.log.fields[name.removesuffix(self.suffix)])
+            name = name.removesuffix(self.suffix)
+            return _LazyHistory(self, self.features.events.get(name, self.log.fields[name]))
         raise KeyError(f"no field {name!r}; fields are {', '.join(self.columns)}")
 
 

@@ -247,7 +247,7 @@ def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -
         part: the dataset of the phase.
         event: [targets] their places in its log.
         rank: [targets] 0 for the first.
-        time_unit: seconds per unit of the time field.
+        time_unit: unit of the time field, such as seconds.
 
     Returns:
         Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, how many events the

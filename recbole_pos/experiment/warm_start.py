@@ -21,6 +21,7 @@ from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_fr
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import rule
 from recbole_pos.data.attributes import item_attribute
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -37,7 +38,7 @@ from recbole_pos.values import Options, shown
 def start_from(
     model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
 ) -> None:
-    """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
+    """Apply the options ``init_from`` and ``train_only`` of a configuration, if given.
 
     Args:
         model: a fresh model.
@@ -116,7 +117,7 @@ def require_same_function(
     own = {key for key in own_defaults(earlier["model"]) if rule(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
-    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit"}
+    own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
     for key in sorted(own):
         then = earlier.get(key, defaults.get(key))  # runs are older than some options
@@ -150,7 +151,7 @@ def updated_run(path: str | Path) -> RunFolder:
     """Return the folder of ``update_from``.
 
     Raises:
-        UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
+        UsageError: if it holds no run, an unfinished one, or one without its vocabulary.
     """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():

@@ -57,6 +57,7 @@ class SequenceContext:
     # what the host computes of a batch, for models that read it: BatchRelations, graphs
     relations: Any = None
     at: Tensor | None = None  # [b] float64, time of the request after the newest event
+    features: Any = None  # Features, of interactions and users, for models that read them
 
     either: ClassVar[Alignment] = "start"  # for layers to which both are the same
 
@@ -70,6 +71,7 @@ class SequenceContext:
         relations: Any = None,
         width: int | None = None,
         at: Tensor | None = None,
+        features: Any = None,
     ) -> SequenceContext:
         """Return context of packed sequences of the given lengths ([b], each in 1..max_length).
 
@@ -83,7 +85,7 @@ class SequenceContext:
         row = torch.arange(b, device=lengths.device).repeat_interleave(lengths, output_size=m)
         first = lengths.cumsum(0) - lengths
         index = torch.arange(row.numel(), device=lengths.device) - first[row]
-        return cls(lengths, row, index, width, max_length, times, items, relations, at)
+        return cls(lengths, row, index, width, max_length, times, items, relations, at, features)
 
     @property
     def batch_size(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recbole_pos.layers.context import Alignment, SequenceContext, lazy_attribute
+from recbole_pos.layers.features import Features
 
 
 class PaddedContext(SequenceContext):
@@ -32,9 +33,10 @@ class PaddedContext(SequenceContext):
         max_length: int,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> PaddedContext:
-        """Of items [b, t] with padding behind, lengths [b] (each in 1..t), times [b, t], and
-        times of requests [b]."""
+        """Of items [b, t] with padding behind, lengths [b] (each in 1..t), times [b, t],
+        times of requests [b], and features of interactions [b, t] or [b, t, s]."""
         b, t = items.shape
         # first, or a tracer takes each for a size of its own
         torch._check(lengths.size(0) == b)
@@ -46,7 +48,14 @@ class PaddedContext(SequenceContext):
             torch._check(at.size(0) == b)
         row = torch.arange(b, device=items.device)[:, None].expand(b, t).reshape(b * t)
         index = torch.arange(t, device=items.device).expand(b, t).reshape(b * t)
-        return cls(lengths, row, index, t, max_length, times, items.reshape(b * t), None, at)
+        if features is not None:
+            for column in (*features.events.values(), *features.users.values()):
+                torch._check(column.size(0) == b)
+            for column in features.events.values():
+                torch._check(column.size(1) == t)
+            features = features.map(lambda x: x.reshape(b * t, *x.shape[2:]))
+        items = items.reshape(b * t)
+        return cls(lengths, row, index, t, max_length, times, items, None, at, features)
 
     @property
     def batch_size(self) -> int:

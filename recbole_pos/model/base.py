@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,18 +17,22 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.targets import LaterTargets
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.item_table import ItemTable
-from recbole_pos.layers.losses import full_cross_entropy
+from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
+from recbole_pos.layers.sampled import SAMPLED, SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.content import add_content
+from recbole_pos.model.side_features import build_event_features, build_item_features
 from recbole_pos.values import SECONDS, Options, shown
 
 _PARTS = 8  # of a batch that is ranked, by length of history
 
 
-def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
     kind = config["loss_type"]
     if kind == "CE":
@@ -35,7 +40,41 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    raise UsageError(f"loss_type: {shown(kind)} is not one of CE, SCE")
+    if kind in SAMPLED:
+        counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
+        given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+        return SampledLoss(counts=torch.from_numpy(counts), **given)
+    raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
+
+
+def has_log(dataset: Dataset) -> bool:
+    """Return whether a dataset has interactions; without, a model is not trained."""
+    return getattr(type(dataset), "has_log", True)
+
+
+def loss_of_several(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Return the mean over states of the weighted losses of their targets.
+
+    Cross-entropy has the logits of a state once for all of its targets.
+
+    Args:
+        loss: as of :func:`loss_function`.
+        hidden: [k, d] states.
+        weight: [items, d] item vectors.
+        targets: [k, n] items.
+        weights: [k, n] the same for all targets, and 0 where there is none.
+    """
+    if loss is full_cross_entropy:
+        return weighted_cross_entropy(hidden, weight, targets, weights, None)
+    state, which = weights.nonzero(as_tuple=True)
+    mean = loss(hidden[state], weight, targets[state, which])
+    return mean * (weights.sum() / len(weights)).to(mean.dtype)
 
 
 def real_loss(
@@ -74,6 +113,11 @@ class PosRecommender(SequentialRecommender):
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
+    # options that are not for the class, and why
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("event_features", "user_features"),
+        "its encode must call embed(items, ctx), and its class set refuses = {}",
+    )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -82,15 +126,31 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.loss = loss_function(config)
+        self.loss = loss_function(config, dataset)
         # whether the loss of a target depends on the others of its batch
-        self.targets_meet = config["loss_type"] == "SCE"
+        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
+        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
+        self.later: LaterTargets | None = None  # where a state has several targets
+        if config["target_window"] > 1 and has_log(dataset):
+            n = config["target_window"]
+            self.later = LaterTargets(dataset.split, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
+        if (of_items := build_item_features(config, dataset)) is not None:
+            self.item_embedding.parts["features"] = of_items
+        self.event_features = build_event_features(config, dataset)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move what loss and targets are looked up in, too: no step may copy it."""
+        super()._apply(fn, recurse)
+        for part in (self.loss, self.later):
+            if isinstance(part, (SampledLoss, LaterTargets)):
+                part.move(self.item_embedding.weight.device)
+        return self
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -101,6 +161,11 @@ class PosRecommender(SequentialRecommender):
                     nn.init.zeros_(module.bias)
             if isinstance(module, ItemTable):
                 module.begin()
+
+    def embed(self, items: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return [m, d] vectors of items [m] of histories, with those of ``event_features``."""
+        vectors: Tensor = self.item_embedding(items)
+        return vectors if self.event_features is None else self.event_features(vectors, ctx)
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Packed item ids [m] to hidden states [m, d]; position t sees nothing after t."""
@@ -184,6 +249,7 @@ class PosRecommender(SequentialRecommender):
             positions=lengths.cumsum(0) - 1,
             times=rows[self.TIME_SEQ][real] if self.needs_time else None,
             at=rows[self.TIME] if self.reads_request else None,
+            features=self._features(rows).map(lambda x: x[real]),
         )
         return self.prepare(batch)
 
@@ -197,6 +263,7 @@ class PosRecommender(SequentialRecommender):
             batch.prepared,
             batch.width,
             self._seconds(batch.at),
+            batch.features,
         )
         loss = (
             self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
@@ -204,7 +271,10 @@ class PosRecommender(SequentialRecommender):
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            return loss(hidden, vectors, batch.targets)
+            if self.later is None or batch.events is None:
+                return loss(hidden, vectors, batch.targets)
+            events = batch.events if batch.positions is None else batch.events[batch.positions]
+            return loss_of_several(loss, hidden, vectors, *self.later.after(events + 1))
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
@@ -231,14 +301,19 @@ class PosRecommender(SequentialRecommender):
         item_seq_len: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """RecBole's form: item_seq [B, L] padded on the right, lengths [B] -> [B, d].
 
-        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests.
+        ``times`` [B, L] are those of the history, ``at`` [B] those of the requests, ``features``
+        have [B, L] of interactions.
         """
         real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[real]
-        return self.after(item_seq[real], item_seq_len, times, *(() if at is None else (at,)))
+        more: dict[str, Any] = {} if at is None else {"at": at}
+        if features is not None:
+            more["features"] = features.map(lambda x: x[real])
+        return self.after(item_seq[real], item_seq_len, times, **more)
 
     def after(
         self,
@@ -246,6 +321,7 @@ class PosRecommender(SequentialRecommender):
         lengths: Tensor,
         times: Tensor | None = None,
         at: Tensor | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """Return [B, d] what predicts the event after each of some histories.
 
@@ -254,9 +330,16 @@ class PosRecommender(SequentialRecommender):
             lengths: [B] how many of them are of each.
             times: [m] in the unit of the time field; for models with ``needs_time``.
             at: [B] times of the requests; for models with ``reads_request``.
+            features: of the interactions and users, for models with ``event_features``; fields that
+                are not there count as missing.
         """
         ctx = SequenceContext.from_lengths(
-            lengths, self.max_seq_length, self._seconds(times), items, at=self._seconds(at)
+            lengths,
+            self.max_seq_length,
+            self._seconds(times),
+            items,
+            at=self._seconds(at),
+            features=features,
         )
         return self.query_states(items, ctx, ctx.last)
 
@@ -265,43 +348,45 @@ class PosRecommender(SequentialRecommender):
 
         Every history by itself, however many rows there are.
         """
-        times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
-        at = (rows[self.TIME],) if self.reads_request else ()
-        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, *at)
+        return self._encode(rows, self.TIME_SEQ in rows)
+
+    def _encode(self, rows: Interaction, timed: bool) -> Tensor:
+        """Return :meth:`forward` of rows, [B, d], with times if ``timed``."""
+        more: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
+        if self.event_features is not None:
+            more["features"] = self._features(rows)
+        times = rows[self.TIME_SEQ] if timed else None
+        return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **more)
+
+    def _features(self, rows: Interaction) -> Features:
+        """Return features of RecBole's rows, those of interactions [B, L] or [B, L, s]."""
+        if self.event_features is None:
+            return Features()
+        suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
+        return Features(
+            {name: rows[name + suffix] for name in self.event_features.events},
+            {name: rows[name] for name in self.event_features.users},
+        )
 
     def _seconds(self, times: Tensor | None) -> Tensor | None:
         """Return the time field in seconds."""
         return times if times is None or self.time_unit == 1 else times * self.time_unit
 
     def compute_states(self, interaction: Interaction) -> Tensor:
-        """Return [B, d] what predicts the target of each row."""
-        times = None
-        if self.needs_time:
-            if self.TIME_SEQ not in interaction:
-                raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
-            times = interaction[self.TIME_SEQ]
-        at = (interaction[self.TIME],) if self.reads_request else ()
-        rows = (interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN], times, *at)
-        if self.training or rows[0].device.type != "cpu":  # a GPU would be waited for
-            return self.forward(*rows)
-        return self._by_length(*rows)
+        """Return [B, d] what predicts the target of each row.
 
-    def _by_length(
-        self, items: Tensor, lengths: Tensor, times: Tensor | None, *at: Tensor
-    ) -> Tensor:
-        """:meth:`forward` of rows in parts of alike length: blocks are as wide as a part's longest.
-
-        Most histories of a log are far shorter than its longest, which stand in every batch.
+        On a CPU in parts of alike length, whose blocks are as wide as the longest of each: most
+        histories of a log are far shorter than its longest, which stand in every batch.
         """
-        if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):  # little padding
-            return self.forward(items, lengths, times, *at)
+        if self.needs_time and self.TIME_SEQ not in interaction:
+            raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
+        lengths = interaction[self.ITEM_SEQ_LEN]
+        in_parts = not self.training and lengths.device.type == "cpu"  # a GPU would be waited for
+        if not in_parts or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
+            return self._encode(interaction, self.needs_time)  # little padding
         order = lengths.argsort(stable=True)
-        found = []
-        for part in order.chunk(_PARTS):
-            width = int(lengths[part[-1]])
-            part_times = None if times is None else times[part, :width]
-            part_at = (moments[part] for moments in at)
-            found.append(self.forward(items[part, :width], lengths[part], part_times, *part_at))
+        parts = (interaction[part] for part in order.chunk(_PARTS))
+        found = [self._encode(part, self.needs_time) for part in parts]
         return torch.cat(found)[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

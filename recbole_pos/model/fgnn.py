@@ -50,7 +50,7 @@ class FGNN(GraphRecommender):
         self.require_last(items, ctx, positions)
         graph, anchors = self.graphs(items, ctx)
         weights = self.weights(graph, anchors)
-        x = self.item_embedding(graph.items)
+        x = self.embed_nodes(graph, ctx)
         for number, layer in enumerate(self.graph_layers):
             x = layer(x.relu() if number else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,10 +25,17 @@ class GraphRecommender(PosRecommender):
 
     causal = False
     prepares = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "event_features": "a node of its graphs is an item, whatever interactions it stands for"
+    }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
+
+    def embed_nodes(self, graph: SessionGraph, ctx: SequenceContext) -> Tensor:
+        """[k, d] vectors of the nodes of a batch, with what is known of users."""
+        return self.embed(graph.items, replace(graph.nodes, features=ctx.features))
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """Return a batch on the host with its graphs."""

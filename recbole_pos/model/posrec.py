@@ -74,7 +74,7 @@ class PosRec(GraphRecommender):
     def nodes(self, items: Tensor, ctx: SequenceContext) -> tuple[SessionGraph, Tensor, Tensor]:
         """Return packed item ids [m] to the graphs, X' and H, [k, d] both (equations 7 to 9)."""
         graph, anchors = self.graphs(items, ctx)
-        x = self.item_embedding(graph.items)
+        x = self.embed_nodes(graph, ctx)
         weights = neighbourhoods(graph, anchors, self.overlap, self.self_weight, self.mean).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, graph.nodes)

@@ -7,7 +7,8 @@ Reference:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.layers.ligr import LiGRLayer
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.base import PosRecommender, has_log
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import shortest_period
 from recbole_pos.values import Options
@@ -39,6 +40,8 @@ class PosSASRec(PosRecommender):
     With ``norm: post``, ``position_from: oldest`` and ``hidden_act: gelu`` it is RecBole's SASRec:
     weights of the latter load strictly and give the same outputs.
     """
+
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -68,7 +71,7 @@ class PosSASRec(PosRecommender):
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
-        if self.needs_time and getattr(type(dataset), "has_log", True):  # not from a run only
+        if self.needs_time and has_log(dataset):  # not from a run only
             fastest = shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 
@@ -88,7 +91,7 @@ class PosSASRec(PosRecommender):
         return self._hidden(items, ctx, positions)
 
     def _hidden(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        x = self.item_embedding(items)
+        x = self.embed(items, ctx)
         if self.scale != 1:
             x = x * self.scale
         x = self.position_embedding(x, ctx)

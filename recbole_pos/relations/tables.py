@@ -15,6 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 import scipy.sparse as sp
 
+from recbole_pos.data.attributes import read_column
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
@@ -277,16 +278,3 @@ def describe_empty(relation: Relation, dataset: Dataset) -> str:
         f"relations: {relation.field} relates nothing, as if it were not given: no line of "
         f"{dataset.dataset_name}.{relation.table} whose id occurs has {relation.field}{both}"
     )
-
-
-def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return a field of entities by id, or of events by place in the log; NaN where missing."""
-    feat = dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat")
-    column = feat[field].numpy()
-    if column.dtype.kind != "f":
-        return column
-    column = column.astype(np.float64)
-    missing = dataset.missing.get(field)
-    if missing is not None:
-        column[missing] = np.nan
-    return column

@@ -110,6 +110,16 @@ def _write(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int
     vectors = encoder.model.item_vectors().numpy()
     (folder / "items.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
     np.save(folder / "vectors.npy", vectors)
+    if encoder.fields:
+        tokens = {
+            name: None
+            if embed.numeric
+            else [None, *dataset.field2id_token[name.partition("_")[2]][1:].tolist()]
+            for name, embed in encoder.fields.items()
+        }
+        (folder / "features.json").write_text(
+            json.dumps(tokens, ensure_ascii=False), encoding="utf-8"
+        )
     pq.write_table(_table(names, vectors), folder / "vectors.parquet")
     text = write_readme(
         registered_name(type(encoder.model)), encoder, format, k, names, dataset.config
@@ -151,7 +161,7 @@ def _list(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """A program must say what the model does, of histories whose size it was not made with.
+    """A program must agree with the model, of histories whose size it was not made with.
 
     Raises:
         UsageError: if it does not.
@@ -178,4 +188,5 @@ def random_histories(encoder: Encoder, lengths: Tensor, draw: torch.Generator) -
     times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
     given = {"items": items, "lengths": lengths, "times": times.masked_fill(outside, 0)}
     given["at"] = times[:, -1] + 3600 / model.time_unit
+    given |= encoder.random_features(items.shape, draw)
     return {name: given[name] for name in input_names(encoder)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from recbole_pos.serve.programs import Encoder
@@ -68,7 +70,7 @@ Needs `{needs}`. Run it in this folder.
 {about}\
 - `allowed` is boolean [1, {items:,}] for all or [B, {items:,}] for each history, true where an item
   may be recommended{optional}. Where fewer than {k} may, the rest is item 0 with the score -inf.
-  Items of the past are left out only if you say so here.
+  Items of the past are left out only if you exclude them here.
 
 ## An approximate index
 
@@ -96,11 +98,16 @@ def write_readme(
         "times": f"- `times` is float64 [B, L], {same}, 0 behind the shorter ones.\n",
         "at": f"- `at` is float64 [B], the time of each request, {same}.\n",
     }
+    for name, embed in encoder.fields.items():
+        kind = "float32" if embed.numeric else "int64"
+        what = "a number, NaN for none" if embed.numeric else "ids by `features.json`, 0 for none"
+        size = ", ".join(_sizes(name, embed, "B", "L", "s"))
+        about[name] = f"- `{name}` is {kind} [{size}], {what}.\n"
     return _PAGE.format(
         **_WORDS[format],
         model=model,
         version=__version__,
-        lines=write_lines(format, encoder.inputs, names, n, unit),
+        lines=write_lines(format, encoder.inputs, names, n, unit, encoder.fields),
         more="".join(f", `{name}`" for name in encoder.inputs),
         about="".join(about[name] for name in encoder.inputs),
         k=k,
@@ -110,15 +117,31 @@ def write_readme(
     )
 
 
+def _sizes(name: str, embed: Any, histories: str, events: str, tokens: str) -> list[str]:
+    """Sizes of an input of features, of interactions or users, lists or not."""
+    is_list = not embed.numeric and embed.is_list
+    return [histories, *[events] * name.startswith("events_"), *[tokens] * bool(is_list)]
+
+
 def write_lines(
-    format: str, inputs: list[str], names: list[Any], n: int, unit: str = "seconds"
+    format: str,
+    inputs: list[str],
+    names: list[Any],
+    n: int,
+    unit: str = "seconds",
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """Return a program from three names of items to what is recommended after them."""
+    """Return a program from three names of items to what is recommended after them; of ``fields``
+    by input, nothing is known."""
     clock = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     given = {"items": "np.array([history])", "lengths": "np.array([len(history)])"}
     if format == "torch_export":
         given["allowed"] = f"np.ones((1, {len(names)}), dtype=bool)"
     values = {"times": "np.array([times])", "at": "np.array([times[-1] + 3600.0])"}
+    for name, embed in fields.items():
+        size = ", ".join(_sizes(name, embed, "1", "len(history)", "1"))
+        none = "np.nan, np.float32" if embed.numeric else "0, np.int64"
+        values[name] = f"np.full(({size},), {none})"
     given |= {name: values[name] for name in inputs}
     return _LINES.format(
         **_WORDS[format],

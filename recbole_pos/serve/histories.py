@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.values import listed, shown
+from recbole_pos.layers.features import Features
+from recbole_pos.values import listed, nearest, shown
 
-KEYS = ("id", "items", "times", "at")
+KEYS = ("id", "items", "times", "at", "events", "user")
 ROWS = 1 << 14  # histories of parquet that are read at once
 UNIT = 1 << 16  # of a part: it is found by reading those of its row group before it
+# What a field of a model is: ids by name, whether a value is a list of names; None for numbers.
+Field = tuple[Mapping[str, int], bool] | None
+NO_FIELDS: dict[str, dict[str, Field]] = {"events": {}, "user": {}}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -43,6 +51,7 @@ class Histories:
         unknown: [b] int64 how many items of each were not known.
         users: [b] int64 user ids, where the histories are those of users in the data.
         at: [b] float64 times of the requests, NaN where one is not given; None for none.
+        features: of the interactions and users.
     """
 
     ids: list[Any]
@@ -52,6 +61,7 @@ class Histories:
     unknown: np.ndarray
     users: np.ndarray | None = None
     at: np.ndarray | None = None
+    features: Features = field(default_factory=Features)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,6 +75,7 @@ class Histories:
         times: np.ndarray | None,
         timed: np.ndarray | None = None,
         at: np.ndarray | None = None,
+        features: Features | None = None,
     ) -> Histories:
         """Sort events by time and leave unknown items out.
 
@@ -76,18 +87,21 @@ class Histories:
             timed: [b] whether a history has times; all if None. ``times`` are kept if all that
                 have a known item do.
             at: [b] times of the requests, or NaN.
+            features: of the [m] interactions and [b] users.
         """
-        row = np.repeat(np.arange(len(ids)), lengths)
+        row, order = np.repeat(np.arange(len(ids)), lengths), np.arange(len(items))
         if times is not None:
             order = np.lexsort((times, row))
             items, times = items[order], times[order]
         is_known = items > 0
+        places = torch.from_numpy(order[is_known])
+        features = Features() if features is None else features.map(lambda x: x[places])
         kept = np.bincount(row[is_known], minlength=len(ids))
         if times is not None:
             has_all = kept.any() and (timed is None or timed[kept > 0].all())
             times = times[is_known] if has_all else None
         at = None if at is None or np.isnan(at).all() else at
-        return cls(ids, items[is_known], kept, times, lengths - kept, None, at)
+        return cls(ids, items[is_known], kept, times, lengths - kept, None, at, features)
 
     @classmethod
     def joined(cls, parts: Sequence[Histories]) -> Histories:
@@ -103,7 +117,9 @@ class Histories:
         if any(part.at is not None for part in parts):
             at = np.concatenate([np.full(len(p), np.nan) if p.at is None else p.at for p in parts])
         ids = [name for part in parts for name in part.ids]
-        return cls(ids, column("items"), column("lengths"), times, column("unknown"), None, at)
+        features = _join([part.features for part in parts])
+        unknown = column("unknown")
+        return cls(ids, column("items"), column("lengths"), times, unknown, None, at, features)
 
     def asked_at(self, default: float) -> Histories:
         """Return them with ``default`` as the time of each request that gives none.
@@ -137,7 +153,12 @@ class Histories:
             self.unknown[rows],
             None if self.users is None else self.users[rows],
             None if self.at is None else self.at[rows],
+            self._features(index, rows),
         )
+
+    def _features(self, events: np.ndarray, rows: np.ndarray) -> Features:
+        both = map(torch.from_numpy, (events, rows))
+        return self.features.map(*(lambda x, index=index: x[index] for index in both))
 
     def having(self, row: np.ndarray, item: np.ndarray) -> int:
         """Return how many of some pairs of a history, by its number, and an item are in it."""
@@ -154,28 +175,67 @@ class Histories:
         keep = age <= most
         times = None if self.times is None else self.times[keep]
         lengths = np.minimum(self.lengths, most)
-        return replace(self, items=self.items[keep], lengths=lengths, times=times)
+        features = self._features(np.flatnonzero(keep), np.arange(len(self)))
+        return replace(
+            self, items=self.items[keep], lengths=lengths, times=times, features=features
+        )
+
+    def without(self, steps_back: np.ndarray) -> Histories:
+        """Leave out one interaction of each, counted back from 1, the newest; 0 leaves none out.
+
+        Its time goes with it; the others keep theirs.
+        """
+        age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
+        keep = age != np.repeat(steps_back, self.lengths)
+        times = None if self.times is None else self.times[keep]
+        lengths = self.lengths - (steps_back > 0)
+        features = self._features(np.flatnonzero(keep), np.arange(len(self)))
+        return replace(
+            self, items=self.items[keep], lengths=lengths, times=times, features=features
+        )
+
+
+def _join(parts: Sequence[Features]) -> Features:
+    """Concatenate columns, of lists padded to the longest."""
+
+    def stacked(columns: list[Tensor]) -> Tensor:
+        width = max(column.shape[-1] for column in columns)
+        return torch.cat([pad(x, (0, width - x.size(1))) if x.dim() > 1 else x for x in columns])
+
+    first = parts[0] if parts else Features()
+    return Features(
+        {name: stacked([part.events[name] for part in parts]) for name in first.events},
+        {name: stacked([part.users[name] for part in parts]) for name in first.users},
+    )
 
 
 def read_histories(
-    given: Iterable[Any], ids: Mapping[str, int], needs_time: bool, unit: float | None = 1.0
+    given: Iterable[Any],
+    ids: Mapping[str, int],
+    needs_time: bool,
+    unit: float | None = 1.0,
+    fields: Mapping[str, Mapping[str, Field]] = NO_FIELDS,
 ) -> Histories:
     """Check histories and look their items up.
 
     Args:
         given: of each user a list of items, oldest first, or a mapping with ``items`` and perhaps
-            ``id``, ``times`` and ``at``, the time of the request; a Series of lists, by id; a
-            DataFrame or a table of Arrow with such columns. Where times are given, events are
-            sorted by them.
+            ``id``, ``times``, ``at``, the time of the request, ``events``, by field a value for
+            each item, and ``user``, a value by field; a Series of lists, by id; a DataFrame or a
+            table of Arrow with such columns. Where times are given, events are sorted by them.
         ids: ids of the known items by name, from 1 in rising order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
+        fields: what the model reads under ``events`` and ``user``, by name.
 
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
     if isinstance(given, pa.Table):
-        return _read_table(given, ids, needs_time, unit)
+        if not any(fields.values()) and not fields.keys() & set(given.column_names):
+            return _read_table(given, ids, needs_time, unit)
+        _require_columns(given.column_names, "histories")
+        given = given.to_pylist()
     if isinstance(given, pd.DataFrame) and "items" in given:
         given = given.to_dict("records")
     elif isinstance(given, pd.DataFrame):
@@ -192,6 +252,7 @@ def read_histories(
     events: list[int] = []
     moments: list[float] = []
     timed: list[bool] = []
+    values: dict[tuple[str, str], list[Any]] = {(of, n): [] for of in fields for n in fields[of]}
     for number, one in enumerate(given):
         name, items, times, at = _fields(one, f"histories[{number}]", number, unit)
         if times is None and needs_time and items:
@@ -205,6 +266,9 @@ def read_histories(
         events += [ids.get(item, 0) for item in items]
         timed.append(times is not None)
         moments += [0.0] * len(items) if times is None else times
+        more = one if isinstance(one, Mapping) else {}
+        _take_fields(more, fields, len(items), f"histories[{number}]", values)
+    columns = {of: {n: _column(values[of, n], fields[of][n]) for n in fields[of]} for of in fields}
     return Histories.packed(
         names,
         np.array(events, np.int64),
@@ -212,7 +276,70 @@ def read_histories(
         np.array(moments) if any(timed) else None,
         np.array(timed),
         np.array(requests),
+        Features(columns["events"], columns["user"]),
     )
+
+
+def _take_fields(
+    one: Mapping[str, Any],
+    fields: Mapping[str, Mapping[str, Field]],
+    items: int,
+    where: str,
+    values: dict[tuple[str, str], list[Any]],
+) -> None:
+    """Append the values of a history's ``events`` (one an item) and ``user`` to those by field."""
+    for of, known in fields.items():
+        given = one.get(of) or {}
+        if not isinstance(given, Mapping):
+            raise UsageError(f"{where}.{of}: expected values by field, found {shown(given)}")
+        for name in given:
+            if name not in known:
+                raise UsageError(
+                    f"{where}.{of}: {shown(name)} is not read by the model"
+                    f"{nearest(str(name), known) if known else ''}; leave it out"
+                )
+        for name, kind in known.items():
+            found, place = given.get(name), f"{where}.{of}.{name}"
+            if of == "user":
+                found = [found]
+            elif found is None:
+                found = [None] * items
+            elif not _is_list(found) or len(found) != items:
+                raise UsageError(
+                    f"{place}: expected a list with a value for each of {items} items (null where "
+                    f"there is none), found {shown(found)}"
+                )
+            values[of, name] += [_value(value, kind, place) for value in found]
+
+
+def _value(value: Any, kind: Field, where: str) -> Any:
+    """Return a number, an id, or a list of ids; NaN, 0 or an empty list where there is none."""
+    if value is None:
+        return math.nan if kind is None else [] if kind[1] else 0
+    if kind is None:
+        number = isinstance(value, (int, float, np.integer, np.floating))
+        if number and not isinstance(value, bool) and not abs(value) > LARGEST:  # NaN is missing
+            return float(value)
+        raise UsageError(f"{where}: expected numbers, found {shown(value)}")
+    ids, is_list = kind
+    names = value if is_list and _is_list(value) else [value]
+    if (_is_list(value) and not is_list) or not all(map(_is_name, names)):
+        raise UsageError(
+            f"{where}: expected {'lists of names' if is_list else 'names'}, found {shown(value)}"
+        )
+    found = [ids.get(str(name), 0) for name in names]
+    return [place for place in found if place] if is_list else found[0]
+
+
+def _column(values: list[Any], kind: Field) -> Tensor:
+    """Return values of one field as a model reads them."""
+    if kind is None:
+        return torch.tensor(values, dtype=torch.float32)
+    if not kind[1]:
+        return torch.tensor(values, dtype=torch.int64)
+    width = max(map(len, values), default=0) or 1
+    rows = [value + [0] * (width - len(value)) for value in values]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, width)
 
 
 def _fields(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.features import Features
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
@@ -41,23 +42,40 @@ class Encoder(nn.Module):
         self.model, self.relations = model.eval().requires_grad_(False), relations
         self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
         self.inputs = ["times"] * self.needs_time + ["at"] * model.reads_request
+        of = {} if model.event_features is None else model.event_features.by_table()
+        # inputs such as events_rating and user_country, and what embeds them
+        self.fields = {f"{at}_{name}": embed for at in of for name, embed in of[at].items()}
+        self.inputs += self.fields
 
-    def forward(
-        self,
-        items: Tensor,
-        lengths: Tensor,
-        times: Tensor | None = None,
-        at: Tensor | None = None,
-    ) -> Tensor:
-        """Return [B, d] of items [B, L] padded on the right, lengths [B], times [B, L] float64, and
-        the times of the requests [B] float64."""
-        model = self.model
-        times, at = model._seconds(times), model._seconds(at)
-        ctx = PaddedContext.from_rows(items, lengths, model.max_seq_length, times, at)
+    def forward(self, items: Tensor, lengths: Tensor, *inputs: Tensor) -> Tensor:
+        """Return [B, d] of items [B, L] padded on the right, lengths [B], and ``inputs``: times
+        [B, L] float64, those of the requests [B] float64, features of interactions [B, L] or
+        [B, L, s] and of users [B] or [B, s]."""
+        model, given = self.model, dict(zip(self.inputs, inputs, strict=True))
+        times, at = (model._seconds(given.pop(name, None)) for name in ("times", "at"))
+        events, users = (
+            {name.removeprefix(of): x for name, x in given.items() if name.startswith(of)}
+            for of in ("events_", "user_")
+        )
+        ctx = PaddedContext.from_rows(
+            items, lengths, model.max_seq_length, times, at, Features(events, users)
+        )
         if self.relations is not None:
             ctx = replace(ctx, relations=self.relations(ctx))
         assert ctx.items is not None
         return model.query_states(ctx.items, ctx, ctx.last)
+
+    def random_features(self, size: torch.Size, draw: torch.Generator) -> dict[str, Tensor]:
+        """Random values of the inputs in ``fields``, for histories of a size [B, L]."""
+        found = {}
+        for name, embed in self.fields.items():
+            shape = tuple(size if name.startswith("events_") else size[:1])
+            if embed.numeric:
+                found[name] = torch.randn(shape, generator=draw)
+            else:
+                shape = (*shape, 2) if embed.is_list else shape
+                found[name] = torch.randint(len(embed.table), shape, generator=draw)
+        return found
 
 
 class Recommend(nn.Module):
@@ -77,20 +95,15 @@ class Recommend(nn.Module):
         self.register_buffer("padding", padding, persistent=False)
 
     def forward(
-        self,
-        items: Tensor,
-        lengths: Tensor,
-        allowed: Tensor,
-        times: Tensor | None = None,
-        at: Tensor | None = None,
+        self, items: Tensor, lengths: Tensor, allowed: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return [B, k] items and their scores; 0 and -inf where no more are allowed.
 
         Args:
-            items, lengths, times, at: as of :class:`Encoder`.
+            items, lengths, inputs: as of :class:`Encoder`.
             allowed: [B or 1, items] boolean; item 0, which is padding, never is.
         """
-        vector = self.encoder(items, lengths, times, at)
+        vector = self.encoder(items, lengths, *inputs)
         scores = vector @ self.encoder.model.item_vectors().t()
         row, last = torch.arange(vector.size(0)), torch.arange(allowed.size(0))[-1:]
         left_out = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
@@ -122,7 +135,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
             raise UsageError(
                 f"AttrFormer cannot be exported with inference_relations: {reads}: it reads events "
                 "of other users but not the user's own among them, and an exported model is not "
-                "told whose history it reads; give --inference_relations own or none"
+                "a choice of histories; give --inference_relations own or none"
             )
         relations = HistoryRelations(model.lookup, model.declared) if reads == "own" else None
         return Encoder(model, relations)
@@ -134,7 +147,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     ]
     if own:
         raise UsageError(
-            f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "
+            f"{name} cannot be exported: it defines {', '.join(own)}, whose meaning is unknown; "
             "define encode or states alone"
         )
     return Encoder(model)
@@ -170,12 +183,18 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
         "times": (items.double().cumsum(1), block),
         "at": (torch.full((3,), 1e3, dtype=torch.float64), {0: batch}),
     }
+    for name, values in encoder.random_features(items.shape, torch.Generator()).items():
+        shape = dict(block if name.startswith("events_") else {0: batch})
+        if values.dim() > 1 + name.startswith("events_"):
+            shape[values.dim() - 1] = Dim(f"longest_{name}", min=1)
+        given[name] = values, shape
     arguments, shapes = zip(*(given[name] for name in input_names(module)), strict=True)
+    first = len(arguments) - len(encoder.inputs)  # of those that are ``inputs``
     try:
         return torch.export.export(
             module,
             arguments,
-            dynamic_shapes=shapes,
+            dynamic_shapes=(*shapes[:first], shapes[first:]) if encoder.inputs else shapes,
             prefer_deferred_runtime_asserts_over_guards=True,  # some hold always, but unproved
         )
     except Exception as error:  # torch's own are of many kinds

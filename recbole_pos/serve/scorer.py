@@ -11,8 +11,9 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
+from recbole_pos.data.batch import each_tensor
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import products
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Histories
 from recbole_pos.values import Options
@@ -25,12 +26,18 @@ class Scorer:
         vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
+        reach: how many of the newest interactions are read; None for all.
+        fields: embeddings of the fields read under ``events`` and ``user`` of a history, by name.
     """
 
     def __init__(self, model: Any, config: Options) -> None:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
+        linked = getattr(model, "linked", False)  # reads further back than a window
+        self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
+        embeds = getattr(model, "event_features", None)
+        self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
         plain = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if plain else None
 
@@ -59,14 +66,19 @@ class Scorer:
         """[b, d] what predicts the event after each of some histories, none of them empty."""
         if self.model.needs_events and asked.users is not None:
             return self.model.after_users(asked.users)
-        linked = self.model.linked  # reads further back than a window
-        asked = asked if linked else asked.newest(self.config["MAX_ITEM_LIST_LENGTH"])
+        asked = asked if self.reach is None else asked.newest(self.reach)
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
+        more = {}
+        if any(self.fields.values()):
+            more["features"] = each_tensor(asked.features, self._send)
         return self.model.after(
-            *(None if x is None else torch.from_numpy(x).to(self.device) for x in parts)
+            *(None if x is None else self._send(torch.from_numpy(x)) for x in parts), **more
         )
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
 
     def rows(self, asked: Histories) -> Interaction:
         """RecBole's rows of histories, padded on the right to L."""
@@ -77,11 +89,33 @@ class Scorer:
             asked = asked.newest(length)
             lengths = torch.from_numpy(asked.lengths)
             real = torch.arange(length) < lengths[:, None]
-            lists = {config["ITEM_ID_FIELD"]: asked.items, config["TIME_FIELD"]: asked.times}
-            for field, packed in lists.items():
-                if packed is not None:
-                    values = torch.from_numpy(packed)
-                    block = values.new_zeros(real.shape).masked_scatter_(real, values)
-                    columns[field + config["LIST_SUFFIX"]] = block
+            items, features = torch.from_numpy(asked.items), asked.features
+            lists = {config["ITEM_ID_FIELD"]: items, **features.events}
+            if asked.times is not None:
+                lists[config["TIME_FIELD"]] = torch.from_numpy(asked.times)
+            for field, values in lists.items():
+                block = values.new_zeros(*real.shape, *values.shape[1:])
+                block[real] = values
+                columns[field + config["LIST_SUFFIX"]] = block
+            columns |= features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
+
+
+def top_items(
+    scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best items of every row, best first.
+
+    Args:
+        scores: of ids [c] the scores [rows, c].
+        choice: which items may be taken.
+        k: how many.
+        barred: [p] rows and [p] ids of pairs that are left out.
+
+    Returns:
+        scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
+        fewer are left.
+    """
+    best, items = select_best(score_parts(scores, choice, barred), k)
+    return best.cpu().numpy(), items.cpu().numpy()

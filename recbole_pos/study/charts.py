@@ -79,7 +79,7 @@ def looks(rows: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def draw_differences(found: Comparison) -> Chart | None:
-    """Draw each row's difference to the reference with its interval; None without any."""
+    """Draw every difference from the reference with its interval; None without any."""
     pairs = found.differences
     if pairs.empty:
         return None
@@ -104,12 +104,12 @@ def draw_differences(found: Comparison) -> Chart | None:
     note = "Filled: significant after Holm's correction over the table."
     if (pairs["seed_noise"] != "own").any():
         note += " Dotted: a side has one seed."
-    title = f"Difference to {reference}, 95% intervals"
+    title = f"Difference from {reference}, 95% CI"
     return _chart(figure, title, f"Intervals of differences in {main}: {values}", note)
 
 
 def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
-    """Draw the main metric against what a row costs; None where less than two rows say.
+    """Draw the main metric against a cost; None for fewer than two configurations.
 
     Args:
         results: results of the study.
@@ -127,7 +127,7 @@ def draw_cost(results: Results, found: Comparison, column: str) -> Chart | None:
         return None
     what, write = {
         "seconds": ("training time", span),
-        "parameters": ("number of weights", count),
+        "parameters": ("number of parameters", count),
     }[column]
     look, name = looks(list(results.plan.rows)), metric_name(main)
     rows = [row for row in found.table.rows if row in points.index]
@@ -183,11 +183,11 @@ def draw_curves(results: Results, rows: Sequence[str]) -> Chart | None:
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     best = curves.groupby("row", sort=False)["value"].max()
     values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
-    return _chart(figure, f"{name} in validation, a line a run", f"Learning curves: {values}")
+    return _chart(figure, f"Validation {name}, one line per run", f"Learning curves: {values}")
 
 
 def draw_bins(results: Results, found: Comparison, kind: str) -> Chart:
-    """Draw the main metric of every row in each bin."""
+    """Draw the main metric of every configuration in each bin."""
     mean, _ = found.bins[kind]
     bins, rows = (list(dict.fromkeys(mean[name])) for name in ("bin", "row"))
     look, name = looks(list(results.plan.rows)), metric_name(found.table.metrics[0])
@@ -216,8 +216,8 @@ def draw_bins(results: Results, found: Comparison, kind: str) -> Chart:
 
 _AXES = {
     "history": "length of the history",
-    "age": "age of the newest event",
-    "popularity": "training events of the item",
+    "age": "age of the newest interaction",
+    "popularity": "training interactions of the item",
 }
 
 
@@ -245,12 +245,11 @@ def draw_results(results: Results | None, kind: str) -> Figure:
         raise UsageError("plot: nothing was trained")
     found = compare(results, results.plan.tables[0], bins=False)
     with matplotlib.rc_context(_STYLE):
-        if kind == "differences":
-            chart = draw_differences(found)
-        elif kind == "curves":
-            chart = draw_curves(results, found.table.rows)
-        else:
+        if kind in ("seconds", "parameters"):
             chart = draw_cost(results, found, kind)
+        else:
+            is_curve = kind == "curves"
+            chart = draw_curves(results, found.table.rows) if is_curve else draw_differences(found)
     if chart is None:
         raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
     return chart.figure

@@ -295,7 +295,14 @@ def _names(configs: list[dict[str, Any]]) -> list[str]:
 
 def _require_same(one: tuple, other: tuple) -> None:
     """Two runs must have been tested on the same targets, among the same items."""
-    keys = ("dataset", "eval_args", "mask_history", "train_fraction", "session_filter")
+    keys = (
+        "dataset",
+        "eval_args",
+        "mask_history",
+        "train_fraction",
+        "session_filter",
+        "target_events",
+    )
     differ = [
         f"{key} is {other[1].get(key)} in one and {one[1].get(key)} in the other"
         for key in keys

@@ -13,6 +13,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import rule
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -32,6 +33,10 @@ _SINCE_1 = {
     "benchmark_filename": None,
     **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
     **{"rm_copies": False, "request_time": "none"},
+    **dict.fromkeys((*SIDE_FEATURES, "target_events")),
+    **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
+    **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
+    **{"item_vectors_use": "add", "item_vectors_whiten": False},
 }
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))

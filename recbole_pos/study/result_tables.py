@@ -265,7 +265,7 @@ def plural(unit: str) -> str:
 def _amount(targets: int, units: int, unit: str, per_unit: bool = True) -> str:
     """Return how much evidence there is: targets of one unit are not independent."""
     if targets == units:
-        return f"{targets:,} targets" + f", one a {unit.removesuffix('_id')}" * per_unit
+        return f"{targets:,} targets" + f", one per {unit.removesuffix('_id')}" * per_unit
     return f"{targets:,} targets of {units:,} {plural(unit)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -119,7 +120,7 @@ def protocol(results: Results) -> list[str]:
     if results.data:
         facts = [
             f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}"
-            for name, value in results.data.items()
+            for name, value in _named(results.data).items()
         ]
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
     sentences.append(
@@ -170,6 +171,10 @@ def _search(plan: Plan) -> str:
     return (
         f"Every configuration had {what}{others} with {seeds}, and was chosen on validation only."
     )
+
+
+def _named(data: dict[str, Any]) -> dict[str, Any]:
+    return {"interactions" if name == "events" else name: n for name, n in data.items()}
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:

@@ -28,11 +28,11 @@ class TieCount:
 
     @property
     def share(self) -> float:
-        """Of test items that another order would change."""
+        """Return the share of test items that another order would change."""
         return self.test / self.users if self.users else 0.0
 
     def sentence(self, dataset: str, ties: Ties | None = None) -> str:
-        """For every table of the dataset.
+        """Return a note for every table of the dataset.
 
         Args:
             dataset: its name.
@@ -40,15 +40,15 @@ class TieCount:
         """
         ties = ties or Ties()
         if not self.test:
-            return f"Test items of {dataset} do not depend on the order of events at one time."
+            return f"No test item of {dataset} depends on the order of equal times."
         taken = {
-            "file": "they stand in the order of the file",
-            "random": f"their order is random, seed {ties.seed}",
-            "drop": "these users are left out",
+            "file": "it is that of the file",
+            "random": f"it is random, seed {ties.seed}",
+            "drop": "these users are excluded",
         }[ties.order]
         return (
-            f"On {dataset}, {self.test:,} of {self.users:,} test items ({self.share:.0%}) would be "
-            f"others if events at one time stood in another order; here {taken}."
+            f"On {dataset}, {self.test:,} of {self.users:,} test items ({self.share:.0%}) depend "
+            f"on the order of interactions with equal times; here {taken}."
         )
 
 

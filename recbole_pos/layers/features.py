@@ -1,0 +1,222 @@
+"""Fields of items, users and interactions as vectors that join those of items.
+
+m is a number of items or interactions, s the length of the longest list of tokens among them, d the
+size of vectors. What is missing has the vector zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, embedding_bag
+
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.item_table import ItemPart
+
+FREQUENCIES = 16  # of a periodic embedding
+
+
+@dataclass(frozen=True)
+class Features:
+    """Values of fields in a batch of m interactions in b sequences, by name of the field.
+
+    Tokens are int64, 0 for none, lists of them [., s] with 0 behind; numbers are float, NaN for
+    none.
+
+    Attributes:
+        events: [m] or [m, s], of interactions.
+        users: [b] or [b, s], of the user of each sequence.
+    """
+
+    events: dict[str, Tensor] = field(default_factory=dict)
+    users: dict[str, Tensor] = field(default_factory=dict)
+
+    def map(
+        self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Features:
+        """Return them with every column of interactions, and of users, changed by a function."""
+        return Features(
+            {name: events(column) for name, column in self.events.items()},
+            {name: users(column) for name, column in self.users.items()},
+        )
+
+
+class TokenField(nn.Module):
+    """A vector for each token; of a list the mean.
+
+    Args:
+        tokens: number of tokens, padding included.
+        size: d.
+        std: of fresh vectors.
+        is_list: whether values are lists; a model that is loaded says it again.
+    """
+
+    numeric = False
+    is_list: Tensor
+
+    def __init__(self, tokens: int, size: int, std: float, is_list: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("is_list", torch.tensor(is_list))
+        self.table = nn.Parameter(torch.randn(tokens, size) * std)
+        with torch.no_grad():
+            self.table[0] = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return [m, d] of tokens [m] or [m, s]."""
+        if values.dim() == 1:
+            return embedding(values, self.table, padding_idx=0)
+        if not torch.compiler.is_compiling():  # of symbolic sizes
+            return embedding_bag(values, self.table, mode="mean", padding_idx=0)
+        total = embedding(values, self.table, padding_idx=0).sum(1)
+        return total / (values > 0).sum(1, keepdim=True).clamp(min=1)
+
+
+class PeriodicField(nn.Module):
+    """A number as W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k), with k learned frequencies c_l.
+
+    z is the number standardized by ``fitted``.
+
+    Reference:
+        Yury Gorishniy, Ivan Rubachev, Artem Babenko. "On Embeddings for Numerical Features in
+        Tabular Deep Learning." NeurIPS 2022, section 3.2.
+
+    Args:
+        fitted: [n] finite numbers; none where their mean and deviation are loaded.
+        size: d.
+    """
+
+    numeric = True
+    scale: Tensor
+
+    def __init__(self, fitted: np.ndarray, size: int) -> None:
+        super().__init__()
+        scale = [fitted.mean(), fitted.std() or 1.0] if len(fitted) else [0.0, 1.0]
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
+        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))
+        self.linear = nn.Linear(2 * FREQUENCIES, size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return [m, d] of numbers [m]."""
+        missing = values.isnan()
+        mean, deviation = self.scale.unbind()
+        z = (values.masked_fill(missing, 0).to(mean) - mean) / deviation
+        angle = 2 * math.pi * z[:, None] * self.frequency
+        waves = torch.cat((angle.sin(), angle.cos()), 1) / math.sqrt(FREQUENCIES)
+        vectors: Tensor = self.linear(waves)
+        return vectors.masked_fill(missing[:, None], 0)
+
+
+class BinnedField(TokenField):
+    """A vector for each quantile of ``fitted`` numbers, see :class:`PeriodicField`."""
+
+    numeric = True
+    edges: Tensor
+
+    def __init__(self, fitted: np.ndarray, bins: int, size: int, std: float) -> None:
+        super().__init__(bins + 1, size, std)
+        edges = np.quantile(fitted if len(fitted) else [0.0], np.arange(1, bins) / bins)
+        self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return [m, d] of numbers [m]; one that equals an edge is above it."""
+        place = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
+        return super().forward(place.masked_fill(values.isnan(), 0))
+
+
+class FeatureFusion(nn.Module):
+    """Vectors F_1 to F_k joined with a vector x.
+
+    ``sum`` is x + F_1 + ... + F_k, ``concat_mlp`` x + W_2 gelu(W_1 [x, F_1, ..., F_k] + b_1) + b_2.
+    """
+
+    def __init__(self, fields: int, size: int, fusion: str) -> None:
+        super().__init__()
+        layers = (nn.Linear((fields + 1) * size, size), nn.GELU(), nn.Linear(size, size))
+        self.mlp = nn.Sequential(*layers) if fusion == "concat_mlp" else None
+
+    def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """Return [m, d] of x [m, d] and k vectors [m, d] in order."""
+        if self.mlp is not None:
+            return x + self.mlp(torch.cat((x, *vectors), -1))
+        return sum(vectors, x)
+
+
+class EventFeatures(nn.Module):
+    """Fields of interactions and of their users in the vectors of a history's items.
+
+    Args:
+        events, users: embedding of each field, by its name.
+        size: d.
+        fusion: see :class:`FeatureFusion`.
+    """
+
+    def __init__(
+        self,
+        events: Mapping[str, nn.Module],
+        users: Mapping[str, nn.Module],
+        size: int,
+        fusion: str,
+    ) -> None:
+        super().__init__()
+        self.events, self.users = list(events), list(users)
+        self.fields = nn.ModuleList([*events.values(), *users.values()])
+        self.fusion = FeatureFusion(len(self.fields), size, fusion)
+
+    def by_table(self) -> dict[str, dict[str, Any]]:
+        """Return embeddings by name, as a history has them: under ``events`` and ``user``."""
+        fields = iter(self.fields)
+        names = {"events": self.events, "user": self.users}
+        return {of: {name: next(fields) for name in some} for of, some in names.items()}
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return [m, d] of items [m, d], with the fields that ``ctx`` has; others are missing."""
+        known = Features() if ctx.features is None else ctx.features
+        values = [known.events.get(name) for name in self.events]
+        values += [known.users.get(name) for name in self.users]
+        vectors = []
+        for place, (value, embed) in enumerate(zip(values, self.fields, strict=True)):
+            vector = torch.zeros_like(x) if value is None else embed(value)
+            of_users = value is not None and place >= len(self.events)
+            vectors.append(vector[ctx.row] if of_users else vector)
+        return self.fusion(x, vectors)
+
+
+class ItemFeatures(ItemPart):
+    """Fields of items in their vectors.
+
+    Args:
+        fields: embedding of each, by its name.
+        columns: of each, the values of all items.
+        size: d.
+        fusion: see :class:`FeatureFusion`.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
+    ) -> None:
+        super().__init__()
+        self.fields = nn.ModuleList(fields.values())
+        self.fusion = FeatureFusion(len(fields), size, fusion)
+        for place, name in enumerate(fields):
+            self.register_buffer(f"values_{place}", columns[name], persistent=False)
+
+    def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
+        columns = [getattr(self, f"values_{place}") for place in range(len(self.fields))]
+        if items is not None:
+            columns = [column[items.reshape(-1)] for column in columns]
+        embedded = zip(self.fields, columns, strict=True)
+        return self.fusion(vectors, [embed(column).view_as(vectors) for embed, column in embedded])
+
+    def extend(self, vectors: Any) -> None:
+        """Add items of which no field is known, one for each of ``vectors``."""
+        for place in range(len(self.fields)):
+            column = getattr(self, f"values_{place}")
+            none = math.nan if column.is_floating_point() else 0
+            more = column.new_full((len(vectors), *column.shape[1:]), none)
+            setattr(self, f"values_{place}", torch.cat((column, more)))

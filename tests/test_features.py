@@ -1,0 +1,376 @@
+"""Fields of items, users and interactions beside the vectors of items, against loops over cells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import shop
+import torch
+from conftest import write_atomic
+from torch import Tensor
+
+import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.batch import each_tensor
+from recbole_pos.data.shapes import Grid, filled
+from recbole_pos.data.splits import TRAIN
+from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.padded import PaddedContext
+
+FEATURES = {
+    "item_features": ["brand", "tags", "price"],
+    "user_features": ["country", "age"],
+    "event_features": ["channel", "stars", "words"],
+}
+SIZES = {
+    key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
+}
+
+
+LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
+
+
+def tables() -> dict[str, pd.DataFrame]:
+    made, rng = shop.tables(), np.random.default_rng(1)
+    made["inter"]["words:token_seq"] = [
+        " ".join(rng.choice(list("abc"), rng.integers(0, 3))) for _ in range(len(made["inter"]))
+    ]
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shop.write(tmp_path_factory.mktemp("shop"), tables())
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    base = {"data_path": str(folder), "load_col": LOAD, "filter_inter_by_user_or_item": False}
+    return {**SIZES, **base, **FEATURES, **more}
+
+
+def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:
+    """A configuration on the shop, with sizes as far as the model has them."""
+    given = options(folder, **more)
+    while True:
+        try:
+            return PosConfig(model, "shop", None, given)
+        except UnknownKey as error:
+            if error.key not in SIZES or error.key in more:
+                raise
+            del given[error.key]
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Callable[..., Experiment]:
+    """An experiment on the shop whose model has large weights, in float64 and evaluation mode."""
+
+    def build(**more: Any) -> Experiment:
+        experiment = prepare(configure(folder, **more))
+        torch.manual_seed(0)
+        model = shop.shaken(experiment)
+        for name, table in model.named_parameters():
+            if name.endswith(".table"):
+                table.data[0] = 0
+        return experiment
+
+    return build
+
+
+def vector(embed: Any, cell: Any, ids: dict[str, int] | None, column: np.ndarray) -> Tensor:
+    """The vector of one cell; ``column`` has the numbers that the embedding was fitted to."""
+    size = embed.table.size(1) if hasattr(embed, "table") else embed.linear.out_features
+    if cell is None:
+        return torch.zeros(size)
+    if ids is not None:
+        names = cell.split() if embed.is_list else [cell]
+        rows = [embed.table[ids[name]] for name in names]
+        return sum(rows) / len(rows)
+    known = column[np.isfinite(column)]
+    if hasattr(embed, "edges"):
+        count = len(embed.table) - 1
+        edges = [np.quantile(known, place / count) for place in range(1, count)]
+        return embed.table[1 + sum(float(cell) >= edge for edge in edges)]
+    z = (float(cell) - known.mean()) / known.std()
+    waves = [math.sin(2 * math.pi * c * z) for c in embed.frequency.tolist()]
+    waves += [math.cos(2 * math.pi * c * z) for c in embed.frequency.tolist()]
+    scale = math.sqrt(len(embed.frequency))
+    return embed.linear.weight @ torch.tensor(waves) / scale + embed.linear.bias
+
+
+def fuse(fusion: Any, x: Tensor, vectors: list[Tensor]) -> Tensor:
+    if fusion.mlp is None:
+        return x + sum(vectors)
+    inner, _, outer = fusion.mlp
+    hidden = inner.weight @ torch.cat((x, *vectors)) + inner.bias
+    hidden = torch.tensor([h * (1 + math.erf(h / math.sqrt(2))) / 2 for h in hidden.tolist()])
+    return x + outer.weight @ hidden + outer.bias
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("numbers", ["periodic", "binned"])
+@pytest.mark.parametrize("fusion", ["sum", "concat_mlp"])
+def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusion: str) -> None:
+    bins = {"numeric_bins": 3} if numbers == "binned" else {}
+    experiment = made(feature_fusion=fusion, numeric_embedding=numbers, **bins)
+    model, dataset = experiment.model, experiment.dataset
+    cells, ids = shop.Cells(dataset, tables()), dataset.field2token_id
+
+    def fitted(table: str, field: str) -> np.ndarray:
+        count = {"inter": len(dataset.log), "item": dataset.item_num, "user": dataset.user_num}
+        found = [cells.of(table, n, field) for n in range(count[table])]
+        used = dataset.part == TRAIN if table == "inter" else np.ones(len(found), dtype=bool)
+        kept = [c for c, use in zip(found, used, strict=True) if use and isinstance(c, float)]
+        return np.array(kept)
+
+    part = model.item_embedding.parts["features"]
+    wanted = [torch.zeros(8)]
+    for item in range(1, dataset.item_num):
+        vectors = [
+            vector(embed, cells.of("item", item, name), ids.get(name), fitted("item", name))
+            for name, embed in zip(FEATURES["item_features"], part.fields, strict=True)
+        ]
+        wanted.append(fuse(part.fusion, model.item_embedding.weight[item], vectors))
+    table = torch.stack(wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.item_embedding.vectors()[1:], table[1:], rtol=1e-6, atol=1e-6
+        )
+
+    loader = experiment.loaders["train"]
+    batch = each_tensor(
+        loader.gather(np.concatenate(loader._batches())),
+        lambda x: x.double() if x.is_floating_point() else x,
+    )
+    ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=batch.features)
+    with torch.no_grad():
+        found = model.embed(batch.items, ctx)
+    events = [
+        e
+        for w in np.concatenate(loader._batches())
+        for e in range(loader.windows.start[w], loader.windows.end[w])
+    ]
+    named = [("inter", name) for name in FEATURES["event_features"]]
+    named += [("user", name) for name in FEATURES["user_features"]]
+    for place, event in enumerate(events):
+        user = int(dataset.log.users[event])
+        vectors = [
+            vector(
+                embed,
+                cells.of(of, event if of == "inter" else user, name),
+                ids.get(name),
+                fitted(of, name),
+            )
+            for (of, name), embed in zip(named, model.event_features.fields, strict=True)
+        ]
+        want = fuse(model.event_features.fusion, table[batch.items[place]], vectors)
+        torch.testing.assert_close(found[place], want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: Callable) -> None:
+    """By gradient within windows; by changed values in rows of held-out targets."""
+    experiment = made()
+    model, loader, log = experiment.model, experiment.loaders["train"], experiment.dataset.log
+    batch = loader.gather(np.array([int(loader.windows.lengths.argmax())]))
+    stars = torch.arange(float(len(batch.items))).double().requires_grad_()
+    batch.features.events["stars"] = stars
+    features = each_tensor(batch.features, lambda x: x.double() if x.is_floating_point() else x)
+    ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=features)
+    states = model.encode(batch.items, ctx)
+    for k, state in enumerate(states):
+        (slope,) = torch.autograd.grad(state.sum(), stars, retain_graph=True)
+        assert (slope[: k + 1] != 0).all() and (slope[k + 1 :] == 0).all()
+    rows = next(iter(experiment.loaders["test"]))[0]
+    places = rows["target_event"]
+    with torch.no_grad():
+        known = model.compute_states(rows)
+        for shift, same in ((0, True), (1, False)):
+            before = log.fields["channel"].clone()
+            log.fields["channel"][places - shift] = 1 + before[places - shift] % 2
+            found = model.compute_states(next(iter(experiment.loaders["test"]))[0])
+            log.fields["channel"].copy_(before)
+            assert torch.equal(found, known) == same
+
+
+def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
+    """Packed windows, RecBole's rows, a padded block, a batch filled up; whatever stands behind."""
+    experiment = made(augmentation="prefix")
+    model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
+    wide = each_tensor(model.pack_rows(rows), lambda x: x.double() if x.is_floating_point() else x)
+    with torch.no_grad():
+        known = model.encode_rows(rows)
+        torch.testing.assert_close(model.compute_states(rows), known)
+        ctx = SequenceContext.from_lengths(
+            wide.lengths, 5, items=wide.items, features=wide.features
+        )
+        torch.testing.assert_close(model.states(wide.items, ctx, wide.positions), known)
+        suffix = "_list"
+        behind = rows["item_id" + suffix] == 0
+        features = model._features(rows).map(
+            lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
+        )
+        padded = PaddedContext.from_rows(
+            rows["item_id" + suffix], rows["item_length"], 5, features=features
+        )
+        found = model.states(padded.items, padded, padded.last)
+        torch.testing.assert_close(found, known)
+        loss, more = model.window_loss(wide), filled(wide, Grid(5, 40, 12))
+        assert len(more.items) > len(wide.items)
+        torch.testing.assert_close(model.window_loss(more), loss)
+    if_missing = model.after(wide.items, wide.lengths)
+    empty = wide.features.map(
+        *[lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0)] * 2
+    )
+    torch.testing.assert_close(model.after(wide.items, wide.lengths, features=empty), if_missing)
+
+
+@pytest.mark.parametrize("model", ["PosRec", "FGNN", "PosSASRec"])
+def test_graphs_and_other_models_read_users_and_items(made: Callable, model: str) -> None:
+    experiment = made(model=model, event_features=None)
+    made_model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
+    with torch.no_grad():
+        known = made_model.compute_states(rows)
+        rows.interaction["country"] = 1 + rows["country"] % 2
+        assert not torch.isclose(made_model.compute_states(rows), known).all(1).any()
+
+
+def decided(folder: Path, users: int = 150, items: int = 24) -> Path:
+    """Each next item is a fact of the interaction before: who does not know ``code`` must guess."""
+    rng = np.random.default_rng(0)
+    code = rng.integers(0, items, (users, 12))
+    item = np.column_stack((rng.integers(0, items, users), code[:, :-1]))
+    frame = pd.DataFrame(
+        {
+            "user_id": np.repeat([f"u{u}" for u in range(users)], 12),
+            "item_id": [f"i{i}" for i in item.ravel()],
+            "timestamp": np.tile(np.arange(12.0), users) + 1.5e9,
+            "code": [f"c{c}" for c in code.ravel()],
+        }
+    )
+    write_atomic(frame, folder, "decided")
+    file = folder / "decided" / "decided.inter"
+    file.write_text(file.read_text().replace("code:float", "code:token", 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run on the dataset above that reads the code."""
+    folder = decided(tmp_path_factory.mktemp("decided"))
+    load = {"inter": ["user_id", "item_id", "timestamp", "code"]}
+    given = {"data_path": str(folder), "load_col": load, "epochs": 12, "learning_rate": 0.02}
+    given |= {"n_layers": 1, "hidden_dropout_prob": 0.0, "topk": [10], "valid_metric": "NDCG@10"}
+    given |= {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
+    without = recbole_pos.run(
+        "PosSASRec", "decided", None, {**given, "epochs": 3}, folder / "no", verbose=False
+    )
+    given["event_features"] = ["code"]
+    found = recbole_pos.run("PosSASRec", "decided", None, given, folder / "run", verbose=False)
+    return folder, without, found
+
+
+def test_a_field_that_decides_is_learned(run: Any) -> None:
+    _, without, found = run
+    assert found.test["ndcg@10"] > 0.95 and without.test["ndcg@10"] < 0.4
+
+
+def test_histories_say_what_happened(run: Any) -> None:
+    """As the data have it; what is not said, or not known, counts as missing."""
+    folder, *_ = run
+    trained = recbole_pos.Recommender.load(folder / "run", histories_only=True)
+    assert not hasattr(type(trained.dataset), "log")  # of the run folder only
+    items = ["i1", "i2", "i3"]
+    said = [{"items": items, "events": {"code": ["c9", "c9", f"c{n}"]}} for n in (4, 7)]
+    best = trained.recommend(histories=said, k=1)["item"].tolist()
+    assert best == ["i4", "i7"]
+    later = [
+        {**said[0], "times": [3, 1, 2]},
+        {"items": [*items, "??"], "events": {"code": ["c9", "c9", "c4", "c8"]}},
+    ]
+    later[0]["events"] = {"code": ["c4", "c9", "c9"]}
+    assert trained.recommend(histories=later, k=1)["item"].tolist() == ["i4", "i4"]
+    table = pa.Table.from_pylist([{"id": str(n), **one} for n, one in enumerate(said)])
+    pd.testing.assert_frame_equal(
+        trained.recommend(histories=table, k=3).drop(columns="id"),
+        trained.recommend(histories=said, k=3).drop(columns="id"),
+    )
+    nothing = [
+        items,
+        {"items": items, "events": {"code": [None, "c999", None]}},
+        {"items": items, "events": {}},
+    ]
+    scores = trained.recommend(histories=nothing, k=3)["score"].to_numpy().reshape(3, 3)
+    assert (scores == scores[0]).all()
+    of_data = recbole_pos.Recommender.load(folder / "run")
+    log, name = of_data.dataset.log, of_data.dataset.field2id_token
+    events = np.flatnonzero(log.users.numpy() == 5)
+    history = {
+        "items": name["item_id"][log.items[events]].tolist(),
+        "events": {"code": name["code"][log.fields["code"][events]].tolist()},
+    }
+    user = name["user_id"][5]
+    both = of_data.recommend(users=[user], k=4), of_data.recommend(histories=[history], k=4)
+    assert np.array_equal(*(table["score"] for table in both))
+    for wrong, named in (
+        ({"code": ["c1"]}, "histories[0].events.code"),
+        ({"cod": ["c1"] * 3}, "'cod'"),
+        ({"code": ["c1", ["c2"], "c3"]}, "histories[0].events.code"),
+        (["c1"] * 3, "histories[0].events"),
+    ):
+        with pytest.raises(UsageError) as error:
+            trained.recommend(histories=[{"items": items, "events": wrong}])
+        assert named in str(error.value)
+
+
+@pytest.mark.long
+def test_an_exported_model_reads_them(made: Callable, folder: Path, tmp_path: Path) -> None:
+    given = options(folder, epochs=1)
+    found = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
+    out = recbole_pos.export(
+        found.run_dir, tmp_path / "out", format="torch_export", k=3
+    )  # compared there
+    names = json.loads((out / "features.json").read_text())
+    assert [*names] == "events_channel events_stars events_words user_country user_age".split()
+    assert names["user_age"] is None and set(names["events_channel"][1:]) == {"web", "app"}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("PosSASRec", {"item_features": ["brnd"]}, "did you mean brand"),
+    ("PosSASRec", {"event_features": ["brand"]}, "item_features"),
+    ("PosSASRec", {"user_features": ["user_id"]}, "user_id"),
+    ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
+    ("PosSASRec", {"item_features": ["brand"], "numeric_bins": 9}, "numeric_embedding: binned"),
+    ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
+    ("SASRec", {"user_features": None, "event_features": None}, "selected_features"),
+    ("PosRec", {}, "event_features"),
+    ("AttrFormer", {}, "relations"),
+    (
+        "AttrFormer",
+        {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}},
+        "every kind",
+    ),
+    ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}}, "every kind"),
+    ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),
+    ("PosSASRec", {"target_events": {"stars": [77]}}, "77"),
+    ("PosSASRec", {"target_events": {"brand": ["A"]}}, "brand"),
+    ("PosSASRec", {"target_events": {"channel": []}}, "channel"),
+    ("PosSASRec", {"target_events": ["web"]}, "target_events"),
+]
+
+
+@pytest.mark.parametrize(("model", "given", "named"), REFUSED, ids=str)
+def test_what_has_no_meaning_is_refused(
+    folder: Path, model: str, given: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        prepare(configure(folder, model, **given))
+    assert named in str(error.value) and "\n" not in str(error.value)
