@@ -123,7 +123,7 @@ class Limited:
         self.given, self.process = (data_path, str(folder)), None
 
     def try_out(self, case: Case) -> tuple[str, str]:
-        """Return what came of a case, and what was said."""
+        """Return the outcome of a case and its output."""
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, end = context.Pipe()

@@ -129,7 +129,7 @@ def of_wandb(config: Options, value: Any) -> str | None:
 
 
 def labelled(config: Options, value: Any) -> str | None:
-    """As above, of what makes labels of a field; its own values say what has the effect."""
+    """As above, of what makes labels of a field; its own values decide."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
     what = "items are ranked, and no label is read; val_interval: "
     return custom(f"{what}{kept} keeps only what is rated so")(config, value)
@@ -259,7 +259,7 @@ def of_fields(config: Options, value: Any) -> str | None:
 
 
 def of_numbers(config: Options, value: Any) -> str | None:
-    """As above, of whatever fields are numbers; of which types fields are, their files say."""
+    """As above, of whatever fields are numbers; files decide the types of fields."""
     if not value or config["model"] in ADDED or fields_read(config):
         return None
     return f"changes numbers of attributes, and {config['model']} reads ids and times alone"

@@ -34,7 +34,7 @@ class Progress:
     """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
 
     next_epoch: int = 0
-    stopped: bool = False  # early stopping said so
+    stopped: bool = False  # by early stopping
     steps_without_gain: int = 0
     best_epoch: int | None = None
     best_score: float | None = None

@@ -123,7 +123,7 @@ def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
     """Return the configuration that a checkpoint has kept, on this machine.
 
     Raises:
-        CheckpointError: if it does not say what was trained.
+        CheckpointError: if it lacks what was trained.
         UsageError: if this package does not take it.
     """
     plain = state["config"]

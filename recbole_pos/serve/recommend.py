@@ -261,7 +261,7 @@ def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
-    """Say how many names of ``--items`` and ``--exclude`` are of no item."""
+    """Print how many names of ``--items`` and ``--exclude`` are of no item."""
     for option, given in names.items():
         if unknown := [name for name in given or () if name not in trained.ids]:
             reporter.line(
