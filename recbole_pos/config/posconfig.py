@@ -136,7 +136,7 @@ class PosConfig(Config):
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
             (file, read_yaml(preset_or_file(file))) for file in file_list or []
         ]
-        return {}  # what they say depends on the model, see _options_for
+        return {}  # their meaning depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
         given = dict(config_dict or {})  # typed already; RecBole would eval strings
