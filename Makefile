@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STUDY ?= studies/first.yaml
+NOTEBOOKS ?= examples/*.ipynb
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
+.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -54,6 +55,10 @@ fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: e
 docs: $(VENV)/installed  ## build the documents into site/, every warning an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(VENV)/installed  ## execute examples/*.ipynb, outputs kept (NOTEBOOKS=examples/ten_minutes.ipynb)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=3600 --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 
 dist: $(VENV)/installed  ## wheel and source distribution, into dist/ (REPOSITORY_URL=https://... makes links absolute)
 	REPOSITORY_URL=$(REPOSITORY_URL) $(BIN)/python -m build --outdir dist .
@@ -120,7 +125,7 @@ results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... 
 pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
 	$(BIN)/python studies/pages.py $(ARGS)
 
-rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (two hours)
+rhythm: $(VENV)/installed  ## two generated periodic datasets (two hours)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-weekly.yaml --data_path saved/rhythm $(ARGS)
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-bursts.yaml --data_path saved/rhythm $(ARGS)

@@ -13,6 +13,7 @@ from posixpath import normpath, relpath
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 from recbole_pos.cli.commands import make_parser
 
@@ -26,6 +27,7 @@ SECTIONS = {
     "position": "Scheme",
     "loss": "Loss",
 }
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 START = {"README.md": "index.md"}  # files of the repository that have another name as pages
 
 
@@ -41,7 +43,16 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(page)
     for name, text in (("commands", _commands()), ("options", _options())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for path in NOTEBOOKS:
+        page, more = MarkdownExporter().from_filename(path, {"unique_key": path.stem})
+        files.append(File.generated(config, _page(path), content=page))
+        for name, content in (more["outputs"] or {}).items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def _page(notebook: Path) -> str:
+    return f"notebooks/{notebook.stem}.md"
 
 
 def _commands() -> str:
@@ -71,17 +82,20 @@ def _options() -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links between files of the repository become links between pages."""
-    if page.file.abs_src_path is None:  # generated above
-        return markdown
-    here = next((file for file, name in START.items() if name == page.file.src_uri), None)
+    start = START | {f"examples/{path.name}": _page(path) for path in NOTEBOOKS}
+    here = next((file for file, name in start.items() if name == page.file.src_uri), None)
     if here is None:
+        if page.file.abs_src_path is None:  # generated above
+            return markdown
         beside = Path(page.file.abs_src_path).is_relative_to(config["docs_dir"])
         here = f"docs/{page.file.src_uri}" if beside else page.file.src_uri
     folder = PurePosixPath(page.file.src_uri).parent.as_posix()
 
     def lead(match: re.Match) -> str:
         target = normpath(PurePosixPath(here).parent / match[2])
-        target = START.get(target, target.removeprefix("docs/"))
+        target = start.get(target, target.removeprefix("docs/"))
+        if target.endswith(".png"):  # the outputs of notebooks
+            target = target.replace("examples/", "notebooks/")
         return f"{match[1]}{relpath(target, folder)}{match[3] or ''}{match[4]}"
 
     return LINK.sub(lead, markdown)

@@ -14,51 +14,28 @@ from recbole_pos import compat, plug
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
-    from recbole_pos.conversion.convert import convert
-    from recbole_pos.conversion.frames import Dataset
-    from recbole_pos.experiment.attach import attach
-    from recbole_pos.experiment.callbacks import Callback
-    from recbole_pos.experiment.evaluate import evaluate
-    from recbole_pos.experiment.result import Result
-    from recbole_pos.experiment.run import run
-    from recbole_pos.experiment.update import update
-    from recbole_pos.layers.context import SequenceContext
-    from recbole_pos.layers.hooks import AttentionPosition, InputPosition
-    from recbole_pos.model.base import PosRecommender
-    from recbole_pos.model.models import register_model
-    from recbole_pos.position.schemes import register_scheme
-    from recbole_pos.serve.export import export
-    from recbole_pos.serve.fit import fit, load
-    from recbole_pos.serve.recommend import recommend
-    from recbole_pos.serve.recommender import Recommender
-    from recbole_pos.study.comparing import compare
-    from recbole_pos.tuning import search, tune
-
-__all__ = [
-    "AttentionPosition",
-    "Callback",
-    "Dataset",
-    "InputPosition",
-    "PosRecommender",
-    "Recommender",
-    "Result",
-    "SequenceContext",
-    "__version__",
-    "attach",
-    "compare",
-    "convert",
-    "evaluate",
-    "export",
-    "fit",
-    "load",
-    "recommend",
-    "register_model",
-    "register_scheme",
-    "run",
-    "search",
-    "tune",
-    "update",
-]
+    from recbole_pos.conversion.convert import convert as convert
+    from recbole_pos.conversion.frames import Dataset as Dataset
+    from recbole_pos.experiment.attach import attach as attach
+    from recbole_pos.experiment.callbacks import Callback as Callback
+    from recbole_pos.experiment.evaluate import evaluate as evaluate
+    from recbole_pos.experiment.result import Result as Result
+    from recbole_pos.experiment.run import run as run
+    from recbole_pos.experiment.update import update as update
+    from recbole_pos.layers.context import SequenceContext as SequenceContext
+    from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
+    from recbole_pos.layers.hooks import InputPosition as InputPosition
+    from recbole_pos.model.base import PosRecommender as PosRecommender
+    from recbole_pos.model.models import register_model as register_model
+    from recbole_pos.position.schemes import register_scheme as register_scheme
+    from recbole_pos.serve.export import export as export
+    from recbole_pos.serve.fit import fit as fit
+    from recbole_pos.serve.fit import load as load
+    from recbole_pos.serve.recommend import recommend as recommend
+    from recbole_pos.serve.recommender import Recommender as Recommender
+    from recbole_pos.study.comparing import compare as compare
+    from recbole_pos.tuning import search as search
+    from recbole_pos.tuning import tune as tune
 
 plug.register()
 compat.install()
@@ -84,6 +61,7 @@ _PLACES = {
     **dict.fromkeys(("search", "tune"), "recbole_pos.tuning"),
     "compare": "recbole_pos.study.comparing",
 }
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,9 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ try:
 except ImportError:  # not on Windows, which goes without the lock
     fcntl = None  # type: ignore[assignment]
 
+TEMPORARY = "recbole-pos-temporary-"  # how names of folders begin that go with an object
 LOCK = "lock"  # the file in a folder that its writer holds
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)  # else the file system has no locks, and we go without
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -256,3 +259,11 @@ def remove_unfinished(files: Iterable[Path]) -> None:
     for file in files:
         for left in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
             left.unlink(missing_ok=True)
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, at the latest with the process."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

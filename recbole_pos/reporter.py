@@ -96,8 +96,14 @@ class Reporter:
     ) -> None:
         self.as_json = as_json
         quiet = not enabled or as_json or bool(LOGGER.handlers)
-        self.console = _Console(quiet=quiet, highlight=False, force_jupyter=False)
-        self.cell = _Cell() if in_notebook() and not quiet else None
+        in_cell = in_notebook()  # where variables may pretend a terminal that there is not
+        self.console = _Console(
+            quiet=quiet,
+            highlight=False,
+            force_jupyter=False,
+            force_terminal=False if in_cell else None,
+        )
+        self.cell = _Cell() if in_cell and not quiet else None
         if not self.console.is_terminal:  # nothing is cut off in a file
             self.console.width = WIDE
         self._files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
@@ -186,13 +192,6 @@ class Reporter:
         if self.cell:
             self.cell.show(text)
 
-    def batches(self, loader: Any, title: str, shown: bool = True) -> Iterator[Any]:
-        """Iterate over a loader behind :meth:`task`."""
-        with self.task(title, len(loader), shown) as task:
-            for batch in loader:
-                yield batch
-                task.advance()
-
     def epoch(self, line: dict[str, Any], metric: str, best: bool) -> None:
         """One line about a finished epoch."""
         score = (line.get("valid") or {}).get(metric)
@@ -219,7 +218,8 @@ class Reporter:
         for metric in dict.fromkeys(metric for column in filled.values() for metric in column):
             table.add_row(metric, *(f"{column[metric]:.4f}" for column in filled.values()))
         self.line(title)
-        self.table(table)
+        if not self.cell:  # where the model shows it
+            self.table(table)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ class _Cell:
 
 
 class _Console(Console):
-    """Rich's, which would end the process, and say nothing, where nothing reads any more."""
+    """Rich's, which would end the process, silently, where nothing reads any more."""
 
     def on_broken_pipe(self) -> None:
         """Rich's hook, within the handling of the error."""

@@ -289,6 +289,11 @@ def difsr_bias(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, 
     return bias
 
 
+def semi_local(position: Any, options: dict, q: Tensor, k: Tensor, s: Sequence, i: int, j: int):
+    near = i - j <= options["semi_local_window"]
+    return 0.0 if near or j < options["semi_local_prefix"] else -1e9
+
+
 BIASES: dict[str, Callable[..., float]] = {
     "alibi": alibi_bias,
     "t5": t5_bias,
@@ -297,6 +302,7 @@ BIASES: dict[str, Callable[..., float]] = {
     "time_decay": decay_bias,
     "cape": cape_bias,
     "difsr": difsr_bias,
+    "semi_local": semi_local,
 }
 
 
@@ -315,6 +321,16 @@ def factor(kind: str, learned: Any, n: int) -> list[list[float]]:
     return out
 
 
+def rote(x: Tensor, times: list[float], options: dict) -> Tensor:
+    """The sum of x turned by years, by months and by days since 1970, each with its weight."""
+    out, planes = torch.zeros_like(x), x.size(1) // 2
+    levels = zip(options["rote_bases"], options["rote_weights"], (365.25, 30.4375, 1), strict=True)
+    for base, weight, days in levels:
+        turns = [[t / DAY / days * base ** (-p / planes) for p in range(planes)] for t in times]
+        out += weight * turn(x, turns)
+    return out
+
+
 def fill_places(
     schemes: dict[str, Any], options: dict, q: Tensor, k: Tensor, v: Tensor, s: Sequence
 ) -> tuple[Tensor, Tensor, Tensor, list[list[float]]]:
@@ -326,6 +342,8 @@ def fill_places(
             turn(x, [given[0](*given[1:], n, at) for n, at in enumerate(times)])
             for x, times in ((q, s.asked), (k, s.times))
         )
+    if "rote" in schemes:
+        q, k = (rote(x, times, options) for x, times in ((q, s.asked), (k, s.times)))
     if "kernel" in schemes:
         up, low = (
             [row[-t:] for row in factor(options[f"kernel_{x.lower()}"], getattr(
@@ -433,6 +451,39 @@ def channels(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
     return torch.stack(out)
 
 
+def fuxi_linear(position: Any, options: dict, q, k, v, s: Sequence) -> Tensor:
+    """Retention of content, products of learned rows, waves of time that fall; term by term."""
+    content, order, columns = position.sizes
+    rate = sum(softplus(x) for x in position.raw_decay.tolist()[: s.head + 1])
+    alpha, beta = position.share.tolist()
+    pairs, out = -(-columns // 2), torch.zeros_like(v)
+    shortest, longest = (math.log(options[f"time_{end}_period"] * DAY) for end in ("min", "max"))
+    step = (longest - shortest) / max(s.heads * pairs - 1, 1)
+    if s.heads * pairs == 1:
+        shortest = (shortest + longest) / 2
+    for i in range(len(q)):
+        for j in range(i + 1):
+            for x in range(v.size(1)):
+                value = v[j, x].item()
+                if x < content:
+                    query, key = ([silu(y) for y in z.tolist()] for z in (q[i], k[j]))
+                    weight = sum(a * b for a, b in zip(query, key, strict=True))
+                    weight *= math.exp(-rate * (i - j)) / math.sqrt(q.size(1))
+                    out[i, x] += weight * silu(value)
+                elif x < content + order:
+                    p = position.positions
+                    out[i, x] += alpha * dot(p[i], p[j]) * 2 / p.size(1) * value
+                    out[i, x] += beta * value if i == j else 0.0
+                else:
+                    phase, pair = divmod(x - content - order, pairs)
+                    period = math.exp(shortest + step * (s.head * pairs + pair))
+                    a = 2 * math.pi * (s.asked[i] - s.times[j]) / period
+                    out[i, x] += (
+                        2.0 ** max(-a, -1e3) * (math.sin(a) if phase else math.cos(a)) * value
+                    )
+    return out
+
+
 REPLACED: dict[str, Callable[..., Tensor]] = {
     "parec": learned_positional,
     "fparec": learned_positional,
@@ -443,6 +494,7 @@ REPLACED: dict[str, Callable[..., Tensor]] = {
     "token_mixing": token_mixing,
     "tisas": tisas,
     "channels": channels,
+    "fuxi_linear": fuxi_linear,
 }
 
 
@@ -498,3 +550,43 @@ def bucket_cross_entropy(
             losses.setdefault(i, []).append(torch.log(sum(others, start=own)) - torch.log(own))
     largest = [max(found, key=Tensor.item) for found in losses.values()]
     return sum(largest) / len(largest), sorted(losses)
+
+
+def sampled_loss(
+    kind: str,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    negatives: list[list[int]],
+    q: list[float],
+    correction: str = "none",
+    t: float = 0.0,
+) -> Tensor:
+    """The mean loss of positions, each with negatives of its own.
+
+    ``refined`` is that of arXiv 2507.09331: of the negatives, with the weight 1 - P(t) that has no
+    gradient; so its gradient is compared, not its value.
+    """
+    items = len(weight) - 1
+    total = torch.zeros((), dtype=hidden.dtype)
+    for h, target, ids in zip(hidden, targets.tolist(), negatives, strict=True):
+        n, score = len(ids), h @ weight[target]
+        others = [(h @ weight[j], q[j]) for j in ids if j != target]
+        if kind in ("BCE", "gBCE"):
+            alpha = n / (items - 1)
+            beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
+            loss = -beta * torch.log(torch.sigmoid(score))
+            for z, _ in others:
+                loss = loss - torch.log(1 - torch.sigmoid(z)) / (1 - q[target])
+            total = total + loss / (n + 1)
+        elif correction == "refined":
+            negative = sum(torch.exp(z) / p for z, p in others)
+            estimate = negative / (n if kind != "in_batch" else len(hidden) - 1)
+            unsure = 1 - torch.exp(score) / (torch.exp(score) + estimate)
+            total = total + unsure.detach() * -torch.log(torch.exp(score) / negative)
+        else:
+            own = q[target] if correction == "standard" else 1.0
+            shifted = torch.exp(score) / own
+            rest = sum(torch.exp(z) / (p if correction == "standard" else 1) for z, p in others)
+            total = total - torch.log(shifted / (shifted + rest))
+    return total / len(hidden)

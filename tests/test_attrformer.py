@@ -127,9 +127,10 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     )
     torch.testing.assert_close(model.window_loss(batch), want)
     plain = {"prior_weight": 0.0}
-    assert open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.betas == [1.0, 0.5]
+    betas = open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.future.weights
+    assert betas.tolist() == [1.0, 0.5]
     made = open_shop(folder, **plain, future_weights=[1.0, 0.0], loss_type="SCE")
-    assert made.model.betas == [1.0]
+    assert made.model.future.weights.tolist() == [1.0]
 
 
 # Without relations, and with a few

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect relations": (RELATIONS, "AttrFormer"),
     "inspect encoding": (ENCODING, "PosSASRec"),
 }
+BECAUSE = (["inspect", "because", "--user", "u1", "--checkpoint"], "PosSASRec")
 PICTURES = ("*.png", "attention.json", "relations.json")
 
 
@@ -60,11 +61,11 @@ def damaged(run: Path, folder: Path, value: float, everywhere: bool = False) -> 
     return copy, names
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, "inspect because"])
 def test_a_parameter_that_is_no_number_is_named(
     runs: dict[str, Path], tmp_path: Path, capsys, command: str
 ) -> None:
-    words, model = COMMANDS[command]
+    words, model = COMMANDS.get(command, BECAUSE)
     run, names = damaged(runs[model], tmp_path, math.nan)
     assert main([*words, str(run)]) == 2
     printed = capsys.readouterr().err

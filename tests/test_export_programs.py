@@ -37,9 +37,13 @@ long = pytest.mark.long  # seconds each; one of a kind is in make test
 N = 12
 LENGTHS = [[N], [1], [5], [1, 1, 1], [3, 1, 7, 7], [1, N, 2, 6, N, 1]]
 # everything that can share a layer, then what replaces attention
-TOGETHER = "learned sinusoidal time_learned rope time_rope to_rope calendar_rope siren_rope alibi"
-TOGETHER += " t5 kerple hstu time_decay cape difsr"
-ALONE = "kernel channels tisas parec fparec average linear_annealing exponential_annealing"
+TOGETHER = (
+    "learned sinusoidal time_learned rope time_rope to_rope calendar_rope rote siren_rope alibi"
+)
+TOGETHER += " semi_local t5 kerple hstu time_decay cape difsr"
+ALONE = (
+    "kernel channels fuxi_linear tisas parec fparec average linear_annealing exponential_annealing"
+)
 EXPORTED = [TOGETHER.split(), *([name] for name in ALONE.split())]
 EXPORTED += [["linear_attention"], ["token_mixing"]]
 

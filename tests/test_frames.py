@@ -113,7 +113,7 @@ def test_given_parts(tmp_path: Path) -> None:
     split = data.with_parts(valid=frame.iloc[-90:-40], test=frame.iloc[-40:])
     lines = {name: text.count(b"\n") - 1 for name, text in files(split.path).items()}
     given = {"train": len(frame) - 90, "valid": 50, "test": 40}
-    assert {f"data.{part}.inter": rows for part, rows in given.items()}.items() <= lines.items()
+    assert {f"parts.{part}.inter": rows for part, rows in given.items()}.items() <= lines.items()
     dataset = read_dataset(PosConfig("Pop", str(split.path), None, MEASURED))
     dataset.build()
     assert dataset.split.summary["events"] == given

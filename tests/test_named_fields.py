@@ -18,7 +18,7 @@ TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 
 
 class Reader(recbole_pos.PosRecommender):
-    """A model of one's own, which may read any field."""
+    """A custom model, which may read any field."""
 
     def encode(self, items: Any, ctx: Any) -> Any:
         return self.item_embedding(items)
@@ -81,7 +81,7 @@ def test_two_lines_about_one(shop: Path, table: str) -> None:
     header, first, second, *rest = file.read_text().splitlines()
     same = [header, first, second, first, *rest]
     file.write_text("\n".join(same) + "\n")
-    read(shop)  # what is said twice is no contradiction
+    read(shop)  # repeated values are no contradiction
     name, tab, _ = first.partition("\t")
     other = name + tab + second.partition("\t")[2]
     file.write_text("\n".join([header, first, second, other, *rest]) + "\n")

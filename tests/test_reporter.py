@@ -152,6 +152,7 @@ def test_progress_in_a_notebook_is_one_output(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "IPython", python)
     monkeypatch.setitem(sys.modules, "IPython.display", python.display)
     monkeypatch.setattr("recbole_pos.reporter.SECOND", 0.001)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks have it
     reporter = Reporter()
     line = {"epoch": 0, "loss": 1.0, "valid": None, "seconds": 1.0, "targets_per_second": 5.0}
     reporter.epoch(line, "ndcg@10", False)

@@ -36,7 +36,7 @@ from recbole_pos.layers.attention import TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.layers.padded import PaddedContext
-from recbole_pos.position import time_buckets
+from recbole_pos.position import mixing, time_buckets
 from recbole_pos.position.build import build_schemes, describe
 from recbole_pos.position.compose import Compose
 from recbole_pos.position.frequencies import FrequencyBank, wavelength_form
@@ -64,7 +64,9 @@ EQUATIONS: list[tuple[list[str], dict[str, Any], int]] = [
     (["time_rope"], {}, 2),
     (["time_rope"], {"learn_frequencies": "free", "time_base": 50.0, "time_scale": 0.7}, 1),
     (["calendar_rope"], {"calendar_parts": ["day", "week"]}, 1),
+    (["rote"], {"rote_bases": [50.0, 20.0, 7.0]}, 2),
     (["siren_rope"], {"siren_width": 3}, 2),
+    (["semi_local"], {"semi_local_window": 2, "semi_local_prefix": 1}, 2),
     (["to_rope"], {"fusion": "early", "gate_value": 0.3, "time_base": 50.0}, 2),
     (["to_rope"], {**GATED, "gate_scope": "global", "learn_frequencies": "ladder"}, 2),
     (["to_rope"], {**GATED, "gate_scope": "plane", "learn_scales": True}, 1),
@@ -77,6 +79,7 @@ EQUATIONS: list[tuple[list[str], dict[str, Any], int]] = [
     (["to_rope"], {"fusion": "effective", "learn_frequencies": "free"}, 2),
     *((["tisas"], {"tisas_intervals": longest}, 2) for longest in (3, 1000)),
     (["channels"], {}, 2),
+    *((["fuxi_linear"], {"fuxi_position_size": 6, "channel_share": x}, 2) for x in (0.25, 0.4)),
     *((["parec"], {"positional_mask": f"{when}_softmax"}, 2) for when in ("before", "after")),
     (["fparec"], {"positional_mask": "before_softmax"}, 2),
     (["fparec"], {"positional_mask": "after_softmax"}, 1),
@@ -98,6 +101,7 @@ STACKS: list[tuple[list[str], str, dict[str, Any]]] = [
     (["time_learned", "hstu", "rope"], "hstu", {"time_from": "previous"}),
     (["to_rope"], "ligr", {**GATED, "learn_frequencies": "ladder"}),
     (["to_rope"], "hstu", {"fusion": "split_layer"}),
+    (["semi_local", "t5"], "hstu", {"semi_local_window": 4, "semi_local_prefix": 1}),
     ([], "hstu", {}),
 ]
 TIMED = [s for s in STACKS if any(SCHEMES[name].needs_time for name in s[0])]
@@ -127,6 +131,29 @@ def test_attention_equals_its_equation(names: list[str], options: dict, heads: i
             parts = (x[rows, sequence.head] for x in (q, k, v))
             want = reference.attention(position.parts(), options, *parts, sequence)
             torch.testing.assert_close(out[rows, sequence.head], want, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "fuxi_linear"])
+def test_sums_of_the_past_are_the_same_in_chunks(monkeypatch, name: str) -> None:
+    """Of any length, gradients too; no later value or time reaches an earlier chunk."""
+    position, _ = composed([name], 2, 2 * N, D, {})
+    given, weight = (
+        [x.requires_grad_() for x in qkv(2 * N + 5, 2)],
+        torch.randn(2 * N + 5, 2, D // 2),
+    )
+    lengths, times = [2 * N, 5], torch.rand(2 * N + 5).cumsum(0) * 1e5
+    whole = attend(position, *given, context(lengths, 2 * N, times))
+    grads = torch.autograd.grad((whole * weight).sum(), given)
+    for size in (1, 4, 7):
+        monkeypatch.setattr(mixing, "CHUNK", size)
+        parts = attend(position, *given, context(lengths, 2 * N, times))
+        torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-9)
+        found = torch.autograd.grad((parts * weight).sum(), given, retain_graph=True)
+        torch.testing.assert_close(found, grads, rtol=1e-9, atol=1e-9)
+        moved = times + 1e6 * (torch.arange(len(times)) >= 10)
+        later = [torch.cat((x[:10], torch.randn_like(x[10:]))) for x in given]
+        other = attend(position, *later, context(lengths, 2 * N, moved))
+        assert torch.equal(other[:10], parts[:10])
 
 
 def test_every_scheme_has_an_equation() -> None:
@@ -198,7 +225,7 @@ def test_differences_of_times_count(names: list[str], kind: str, options: dict) 
     torch.set_default_dtype(torch.float32)
     model, x = model.float(), x.float()
     before = model(x, context())
-    if "siren_rope" not in names:  # which reads the calendar
+    if not {"siren_rope", "rote"} & set(names):  # which read the calendar
         after = model(x, context(times=times_of(LENGTHS) + YEARS))
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     found = model(x, context(times=far))
@@ -510,6 +537,8 @@ def test_linear_attention_across_chunks() -> None:
         ("time_decay", {"decay_shortest": 3.0, "decay_longest": 2.0}, "^decay_shortest"),
         ("calendar_rope", {"calendar_parts": ["hour", "day", "week"]}, "^calendar_parts"),
         ("channels", {"channel_share": 0.5}, "^channel_share"),
+        ("fuxi_linear", {"fuxi_position_size": 3}, "^fuxi_position_size"),
+        ("rote", {"rote_weights": [1.0, 1.0]}, "^rote_weights"),
     ],
     ids=str,
 )

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -28,7 +25,7 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import started_by
+from recbole_pos.experiment.environment import ended_by_signals, started_by
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -191,7 +188,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Say what begins, before torch and RecBole are imported, which takes seconds."""
+    """Print what begins, before torch and RecBole are imported, which takes seconds."""
     if settings.as_json or any(rank for _, rank, _ in started_by(os.environ)):
         return
     from recbole_pos.reporter import Reporter
@@ -395,6 +392,33 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 
 
 @_command(
+    "inspect because",
+    "which past interactions carried what is recommended to a user",
+    option("--checkpoint", required=True, metavar="RUN_DIR", help="the folder of a run"),
+    option("--user", group="who", metavar="USER", help="name of a user of the data"),
+    option("--history", group="who", nargs="+", metavar="ITEM", help="items, oldest first"),
+    option("--items", nargs="+", metavar="ITEM", help="items to explain (the k recommended)"),
+    option("-k", type=int, default=10, help="items that are recommended (10)"),
+    option("--at", metavar="TIME", help="time of the request, as of recommend"),
+    option("--out", metavar="FILE", help="picture to write (RUN_DIR/because.png)"),
+    *_READING,
+    description="Leave each past interaction out in turn, and draw by how much the score and "
+    "the rank of each item fall. Prints the three that carried an item most.",
+)
+def _inspect_because(args: argparse.Namespace) -> None:
+    from recbole_pos.inspect.explanation import draw_explanation
+    from recbole_pos.inspect.trained import registered_name
+    from recbole_pos.serve.recommend import read_at
+    from recbole_pos.serve.recommender import Recommender
+
+    trained = Recommender.load(args.checkpoint, args.data_path, args.user is None)
+    found = trained.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
+    print(found.groupby("item", sort=False).head(3).to_string(index=False))
+    title = f"{registered_name(trained.experiment)}: why {args.user or 'one'} gets these items"
+    print(draw_explanation(found, args.out or f"{args.checkpoint}/because.png", title))
+
+
+@_command(
     "evaluate",
     "metrics of a trained run, also other ones than it was tested with",
     _RUN_DIR,
@@ -453,6 +477,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         help="time of the request, for models with request_time: target: now, ISO 8601, or a "
         "number in the unit of the time field (now)",
     ),
+    option("--because", type=int, default=0, help="past interactions that carried an item (0)"),
     option(
         "--out",
         metavar="FILE",
@@ -477,8 +502,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _recommend(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import BulkRequest, write_recommendations
 
-    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors".split()
-    request = BulkRequest(**{name: getattr(args, name) for name in names})
+    names = "run_dir users k exclude_seen items exclude histories data_path at item_vectors because"
+    request = BulkRequest(**{name: getattr(args, name) for name in names.split()})
     if args.address is None:
         if args.processes is not None:
             raise UsageError("--processes: goes with --address; threads are OMP_NUM_THREADS")
@@ -557,7 +582,7 @@ def _export(args: argparse.Namespace) -> None:
     epilog=_ENVIRONMENT,
 )
 def _serve(args: argparse.Namespace) -> None:
-    with _ended_by_signals():
+    with ended_by_signals():
         try:
             from recbole_pos.serve.holder import parse_models
             from recbole_pos.serve.http import serve
@@ -568,22 +593,3 @@ def _serve(args: argparse.Namespace) -> None:
                 f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
             ) from None
         serve(parse_models(args.run_dir), read_settings(args, ServeArguments))
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within, SIGINT and SIGTERM end the process with 0, at once: there is nothing to finish.
-
-    While requests are answered, uvicorn has handlers of its own, and raises the signal again when
-    it is done. An exception instead could come in the middle of an import, which may swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():  # no one else may
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

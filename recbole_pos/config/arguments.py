@@ -204,6 +204,7 @@ class ServeArguments:
     max_histories: int = _flag(256, "histories, users, or items with neighbours (256)", int, "N")
     max_items: int = _flag(10_000, "items of a history (10000)", int, "N")
     max_k: int = _flag(1_000, "recommendations of a history (1000)", int, "N")
+    max_left_out: int = _flag(2_000, "interactions left out to explain (2000)", int, "N")
     max_waiting: int = _flag(256, "requests that wait; further ones get 503 (256)", int, "N")
     allow_reload: bool = _flag(False, "let other machines POST /reload, too", bool)
     shares: tuple[str, ...] = _flag(

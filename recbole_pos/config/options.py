@@ -3,7 +3,7 @@
 From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
 vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
 option is that of its default or, where that is empty, of the row's example. An option within a
-mapping is written with a dot; what is said of a list holds for what is in it. A test holds that
+mapping is written with a dot; the row of a list is for its elements. A test holds that
 every option of the plugin, and every number of RecBole's, has a row.
 """
 
@@ -191,6 +191,14 @@ _TABLE: list[Option] = [
         unit="events",
         only=(*_WINDOWS, under("train_windows", "sliding")),
     ),
+    Option(
+        "target_window",
+        1,
+        1000,
+        role=TRAINING,
+        unit="events",
+        only=(*_WINDOWS, effects.next_targets),
+    ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
     Option("train_batch_size", 1, 10**7, role=TRAINING),
     Option(
@@ -217,7 +225,16 @@ _TABLE: list[Option] = [
     Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
     Option("adam_betas", 0, _BELOW_1, pair=True, only=(trained, under("learner", "adam", "adamw"))),
     Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
-    Option("lr_decay_step", 0, 10**9, unit="epochs", only=_TRAINED),
+    _choice("lr_scheduler", "none step cosine linear", only=(trained, effects.decays)),
+    Option("warmup_steps", 0, 10**9, unit="steps", only=_TRAINED),
+    Option("ema_decay", 0, _BELOW_1, only=_TRAINED),
+    Option(
+        "lr_decay_step",
+        0,
+        10**9,
+        unit="epochs",
+        only=(trained, under("lr_scheduler", "none", "step")),
+    ),
     Option("lr_decay_rate", _ABOVE_0, 1, only=(trained, under("lr_decay_step"))),
     Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING, only=_TRAINED),
     Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
@@ -284,6 +301,12 @@ _TABLE: list[Option] = [
     Option("bucket_size_x", 1, 10**6, example=100),
     Option("bucket_size_y", 1, 10**6),
     Option("mix_x"),
+    Option("negatives", 1, _SIZE, role=TRAINING),
+    _choice("negative_sampler", "uniform popularity in_batch", role=TRAINING),
+    _choice(
+        "logq_correction", "refined standard none", role=TRAINING, only=(effects.corrects_logits,)
+    ),
+    Option("gbce_t", 0, 1, role=TRAINING),
     Option("reg_weight", 0, _WEIGHT, pair=True),
     Option("reg_loss_ratio", 0, _WEIGHT),
     *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for
@@ -317,6 +340,7 @@ _TABLE: list[Option] = [
     Option("t5_buckets", 2, 10**5),
     Option("t5_max_distance", 1, 10**6, unit="events"),
     _choice("kerple_kind", "log power"),
+    *_rows("semi_local_window semi_local_prefix", 0, _LENGTH, unit="events"),
     Option("cape_positions", 1, _LENGTH, example=50, unit="events"),
     Option("difsr_fields", example=["brand"], alone=True),
     Option("difsr_size", 1, _SIZE, only=(under("difsr_fields"),)),
@@ -328,8 +352,11 @@ _TABLE: list[Option] = [
     _choice("decay_kind", "exponential_power power"),
     *_rows("decay_shortest decay_longest", 1e-09, 1e12),
     _choice("calendar_parts", "hour day week month year decade", filled=True),
+    Option("rote_bases", _ABOVE_1, 1e12),
+    Option("rote_weights", 0, _WEIGHT),
     Option("siren_omega", 1e-06, 1e6),
     Option("channel_share", 0, 0.5),
+    Option("fuxi_position_size", 2, _SIZE),
     Option("rope_base", _ABOVE_1, 1e12),
     Option("rope_scale", 1e-12, 1e12),
     Option("time_base", _ABOVE_1, 1e12, example=10000.0),

@@ -5,24 +5,15 @@ from __future__ import annotations
 import html
 import json
 import os
-import shutil
-import tempfile
-import weakref
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.conversion.convert import REPORT, convert
 from recbole_pos.errors import UsageError
+from recbole_pos.files import TemporaryFolder
 
 _NAME = "data"
-
-
-class TemporaryFolder:
-    """A folder that is removed with this object, at the latest with the process."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="recbole-pos-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class Dataset(os.PathLike[str]):
@@ -91,6 +82,11 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
+        wrong = {"data_path", "dry_run", *([] if path is None else ["name"])} & set(given)
+        if wrong:
+            raise UsageError(
+                f"{min(wrong)}: not of from_frame; path says where and under which name"
+            )
         home = TemporaryFolder() if path is None else None
         if home is not None:
             path = home.path / given.pop("name", _NAME)
@@ -116,7 +112,8 @@ class Dataset(os.PathLike[str]):
                 "takes both, and files of parts are named by benchmark_filename"
             )
         frame, given = self._source
-        return Dataset.from_frame(frame, **{**given, "valid": valid, "test": test})
+        given = {**given, "valid": valid, "test": test, "name": self.name}
+        return Dataset.from_frame(frame, **given)
 
     @property
     def is_temporary(self) -> bool:
@@ -170,11 +167,16 @@ def beside(dataset: Any, name: str) -> Path | None:
     return None if home is None else home.path / name
 
 
-def html_table(names: tuple[str, ...], rows: Any) -> str:
-    """Return a table of text, in which nothing is markup."""
+def html_table(
+    names: Iterable[str], rows: Iterable[Iterable[object]], strong: Container = ()
+) -> str:
+    """Return a table of text without markup; ``strong``: (row, column) of what is bold."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for place, row in enumerate(rows):
+        body += "<tr>"
+        for column, cell in enumerate(row):
+            text = html.escape(str(cell))
+            body += f"<td><b>{text}</b></td>" if (place, column) in strong else f"<td>{text}</td>"
+        body += "</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

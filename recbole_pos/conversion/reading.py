@@ -132,8 +132,9 @@ def read_frame(frame: Any, name: str) -> Source:
     """
     if isinstance(frame, pa.Table):
         table = frame
-    elif hasattr(frame, "iloc"):  # pandas, of which Arrow knows more than the protocol says
-        table = pa.Table.from_pandas(frame)
+    elif hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
+        has_names = any(name is not None for name in frame.index.names)
+        table = pa.Table.from_pandas(frame, preserve_index=has_names)
     else:
         table = pa.table(frame)
     names = Counter(table.column_names)

@@ -90,7 +90,7 @@ class _ExactTimeMixin(FilteredTables):
                 setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's ids of fields that share them; names that were known keep theirs."""
+        """RecBole's ids of fields that share them; known names keep their ids."""
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]

@@ -1,4 +1,4 @@
-"""Reading a dataset's atomic files into RecBole's tables, with errors that say what to do."""
+"""Reading a dataset's atomic files into RecBole's tables, with errors that advise."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class AtomicTables(Dataset):
         return table
 
     def _require_one_line_each(self, file: Table, table: pd.DataFrame, key: str) -> None:
-        """RecBole keeps the first line of a user or item, whatever the others say."""
+        """RecBole keeps the first line of a user or item, whatever the others hold."""
         twice = table[table[key].duplicated(keep=False)]
         for name, lines in twice.groupby(key, sort=False, observed=True):
             for field in table.columns:

@@ -383,7 +383,7 @@ class ParquetTable(Table):
             if not name or kind not in KINDS:
                 raise UsageError(
                     f"{self.path}: column {shown(called)} has no type: call it as in "
-                    f"'user_id:token', or say it in column_types: {{{called}: ...}}, one of "
+                    f"'user_id:token', or name it in column_types: {{{called}: ...}}, one of "
                     f"{', '.join(KINDS)}"
                 )
             if name in self.columns:

@@ -60,6 +60,37 @@ class Split:
     summary: dict[str, Any]
 
 
+class LaterTargets:
+    """The next interactions after a state as its targets: training targets of the same user only.
+
+    Args:
+        split: of the dataset.
+        weights: of the next interaction, of the one after it, and so on.
+    """
+
+    def __init__(self, split: Split, weights: Sequence[float]) -> None:
+        trained = torch.from_numpy(split.is_target & (split.part == TRAIN))
+        self.columns: tuple[Tensor, ...] = split.log.items, split.log.users, trained
+        self.weights = torch.tensor(weights, dtype=torch.float64)
+
+    def move(self, device: torch.device) -> None:
+        """Look up on a device from now on."""
+        self.columns = tuple(column.to(device) for column in self.columns)
+        self.weights = self.weights.to(device)
+
+    def after(self, events: Tensor) -> tuple[Tensor, Tensor]:
+        """Return items and weights, [k, n], from each of [k] events on, the next targets by place.
+
+        The weight is 0 where the user has no such target in training.
+        """
+        items, users, trained = self.columns
+        later = events[:, None] + torch.arange(len(self.weights), device=events.device)
+        known = later < len(users)
+        later = later.where(known, events[:, None])
+        known &= (users[later] == users[events][:, None]) & trained[later]
+        return items[later], self.weights.where(known, 0.0)
+
+
 def read_ties(value: Any) -> str | int:
     """Return ``file``, ``drop``, or the seed of a random order.
 

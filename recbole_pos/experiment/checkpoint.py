@@ -34,7 +34,7 @@ class Progress:
     """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
 
     next_epoch: int = 0
-    stopped: bool = False  # early stopping said so
+    stopped: bool = False  # by early stopping
     steps_without_gain: int = 0
     best_epoch: int | None = None
     best_score: float | None = None
@@ -180,8 +180,10 @@ SCHEMA: dict[str, Any] = {
     "scaler": {str: _is_number},
     "random": _is_random_state,
     "loader": (None, _is_loader_state),
+    "steps": is_count,
+    "average": (None, {str: is_tensor}),
 }
-_SINCE = ("data", "fields")  # parts that earlier versions did not write
+_SINCE = ("data", "fields", "steps", "average")  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

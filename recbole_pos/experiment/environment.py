@@ -1,13 +1,17 @@
 """Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
 Then they are one run: each has its rank from the environment, and no one starts more. Nothing heavy
-is imported here: the command line asks before torch is there.
+is imported here: the command line asks before torch is there. And how a process that serves ends.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from recbole_pos.config.arguments import RunArguments
@@ -67,7 +71,7 @@ STARTERS = (
 
 
 def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
-    """The programs that say they have started several processes: rank of this one, and how many.
+    """The launchers that have started several processes: rank of this one, and how many.
 
     Args:
         environ: ``os.environ``.
@@ -171,3 +175,22 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
             f"{name} in the environment: expected a number, found {shown(environ[name])}"
         )
     return int(found.group())
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within, SIGINT and SIGTERM end the process with 0, at once: there is nothing to finish.
+
+    While requests are answered, uvicorn has handlers of its own, and raises the signal again when
+    it is done. An exception instead could come in the middle of an import, which may swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no one else may
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

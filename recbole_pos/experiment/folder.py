@@ -21,7 +21,15 @@ import yaml
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
-from recbole_pos.files import only_writer, remove_unfinished, whole, write_json, write_text, writing
+from recbole_pos.files import (
+    TEMPORARY,
+    only_writer,
+    remove_unfinished,
+    whole,
+    write_json,
+    write_text,
+    writing,
+)
 from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -79,10 +87,9 @@ class RunFolder:
         return self.checkpoint.exists() or self.metrics.exists()
 
     @property
-    def files(self) -> list[Path]:
-        """The files of a finished run that are there, the checkpoint first."""
-        own = self.checkpoint, self.config, self.known, self.metrics, self.result, self.ranks
-        return [file for file in own if file.is_file()]
+    def is_kept(self) -> bool:
+        """Whether it outlives the model in memory."""
+        return not any(part.startswith(TEMPORARY) for part in self.path.parts)
 
     def clear(self) -> None:
         """Remove what a run has left, so that another can begin; can be repeated if killed."""
@@ -154,7 +161,7 @@ class RunFolder:
         ``PosConfig``.
 
         Raises:
-            UsageError: if it cannot be read, or does not say what was trained.
+            UsageError: if it cannot be read, or lacks what was trained.
         """
         kept = read_yaml(self.config)
         for key in ("model", "dataset"):
@@ -242,7 +249,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """Return the most memory this process ever held, in MB; None where the system does not say."""
+    """Return the most memory this process ever held, in MB; None where it is unknown."""
     try:
         import resource
     except ImportError:  # Windows

@@ -92,7 +92,7 @@ def _damaged(folder: RunFolder, wrong: str) -> UsageError:
 def unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
-    What a search keeps of its best trial, and what earlier versions wrote, does not say so.
+    What a search keeps of its best trial, and what earlier versions wrote, lacks it.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
@@ -125,10 +125,8 @@ def headline(experiment: Experiment, folder: RunFolder) -> str:
     counts = ", ".join(
         f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
     )
-    return (
-        f"{known['model']} on {known['dataset']}: {counts}, {device_line(known['device'])}, "
-        f"{known['run_dir']}"
-    )
+    parts = [counts, device_line(known["device"]), *([known["run_dir"]] if folder.is_kept else [])]
+    return f"{known['model']} on {known['dataset']}: {', '.join(parts)}"
 
 
 def parameters(model: Any) -> int:

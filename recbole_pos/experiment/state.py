@@ -9,6 +9,7 @@ follow from configuration and epoch.
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ from recbole_pos.data.identity import changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress, difference, is_any
+from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.plain import from_plain, to_plain
 
 # What a checkpoint must hold to be resumed.
 RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
+
+
+def copy_run(source: RunFolder, target: RunFolder, tested: bool = False) -> None:
+    """Copy what a training leaves, the checkpoint last; with its test if that is to be kept."""
+    make_folder(target.path)
+    results = (source.result, source.ranks) if tested else ()
+    vectors = (source.vectors, source.vectors.with_suffix(".txt"))
+    for file in (source.config, source.metrics, source.known, *vectors, *results):
+        if file.is_file():
+            shutil.copy(file, target.path)
+    checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 def capture(trainer: Any) -> dict[str, Any]:
@@ -41,6 +54,8 @@ def capture(trainer: Any) -> dict[str, Any]:
         "scaler": trainer.scaler.state_dict(),
         "random": checkpoint.random_state(),
         "loader": None if generator is None else generator.get_state(),
+        "steps": trainer.steps,
+        "average": None if trainer.average is None else trainer.average.weights,
     }
 
 
@@ -74,8 +89,14 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     optimizer = _optimizer_schema(trainer.optimizer, {n: parameters.get(n) for n in kept})
     checkpoint.require({"optimizer": kept}, {"optimizer": optimizer}, file)
     _require_story(state["progress"], state["best_weights"], file)
+    if trainer.average is not None:
+        checkpoint.require(
+            {"average": state.get("average")}, {"average": trainer.average.weights}, file
+        )
+        for name, own in trainer.average.weights.items():
+            own.copy_(state["average"][name])
 
-    trainer.progress = Progress(**state["progress"])
+    trainer.progress, trainer.steps = Progress(**state["progress"]), state.get("steps", 0)
     put_weights(trainer.model, state["weights"])
     trainer.best_weights = state["best_weights"]
     # options of the optimiser follow from the configuration and the epoch; its state does not
@@ -102,7 +123,7 @@ def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
     """Return the configuration that a checkpoint has kept, on this machine.
 
     Raises:
-        CheckpointError: if it does not say what was trained.
+        CheckpointError: if it lacks what was trained.
         UsageError: if this package does not take it.
     """
     plain = state["config"]

@@ -143,7 +143,8 @@ def _train_and_test(
     reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
         reporter.warning(text)
-    reporter.line(f"{folder.path}/result.json")
+    if folder.is_kept:
+        reporter.line(f"{folder.path}/result.json")
     reporter.event("result", asdict(result))
     return result
 

@@ -37,7 +37,7 @@ from recbole_pos.values import Options, shown
 def start_from(
     model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
 ) -> None:
-    """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
+    """Apply the options ``init_from`` and ``train_only`` of a configuration, if given.
 
     Args:
         model: a fresh model.
@@ -150,7 +150,7 @@ def updated_run(path: str | Path) -> RunFolder:
     """Return the folder of ``update_from``.
 
     Raises:
-        UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
+        UsageError: if it holds no run, an unfinished one, or one without its vocabulary.
     """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():

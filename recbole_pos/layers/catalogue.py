@@ -74,6 +74,28 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     return best, found
 
 
+def scores_and_ranks(
+    scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return scores, and ranks from 1 in the order of :func:`select_best`, of items of every row.
+
+    Args:
+        scores, choice, barred: as of :func:`score_parts`.
+        ids: [rows, k] items; of those that are not ranked, such as 0, the score is NaN.
+    """
+    column, begin = choice.column(ids), 0
+    own = torch.full(ids.shape, torch.nan)
+    for items, part in score_parts(scores, choice, barred):
+        here = (column >= begin) & (column < begin + len(items))
+        found = part.gather(1, (column - begin).clamp(0, len(items) - 1))
+        own, begin = torch.where(here, found, own.to(found)), begin + len(items)
+    rank = torch.ones_like(ids)
+    for items, part in score_parts(scores, choice, barred):
+        for k, (score, item) in enumerate(zip(own.T[..., None], ids.T[..., None], strict=True)):
+            rank[:, k] += ((part > score) | ((part == score) & (items < item))).sum(1)
+    return own, rank
+
+
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
     """Return [b, c] of states [b, d] with the vectors of rising item ids [c], copying little:
     vectors as they lie where ids leave few out."""

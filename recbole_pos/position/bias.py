@@ -1,4 +1,4 @@
-"""Terms added to the logits that depend on the distance of two events only.
+"""Terms added to the logits that depend on the places of two events only, mostly their distance.
 
 Distances count events: i - j for query i and key j. The causal mask comes later, so what stands
 above the diagonal does not matter.
@@ -16,6 +16,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
+# What hides a key: of softmax and of SiLU nothing is left, not even in half precision, and no NaN,
+# which minus infinity would make of SiLU.
+HIDDEN = -1e4
+
 
 class DistanceBias(AttentionPosition):
     """Base: B_ij = f_h(i - j) for one function per head."""
@@ -30,6 +34,38 @@ class DistanceBias(AttentionPosition):
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
         return curve[:, lag].unsqueeze(0)
+
+
+class SemiLocal(AttentionPosition):
+    """Attention to the newest and the oldest interactions only (ULTRA-HSTU, Ding et al. 2026).
+
+    Query i sees key j if i - j <= K1 or j < K2, positions counted from the oldest in the window. It
+    masks logits and goes with every other scheme and block. The masked logits are computed all the
+    same: the linear cost of the authors is that of their kernels.
+
+    Reference:
+        Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026
+        (arXiv 2602.16986). Of the paper the abstract was at hand, and the mask as others cite and
+        implement it.
+
+    Args:
+        dimensions: sizes of the model.
+        semi_local_window: K1, the events before its own that a query sees.
+        semi_local_prefix: K2, the oldest events that every query sees.
+    """
+
+    options = ("semi_local_window", "semi_local_prefix")
+
+    def __init__(
+        self, dimensions: Dimensions, *, semi_local_window: int, semi_local_prefix: int
+    ) -> None:
+        super().__init__()
+        self.window, self.prefix = semi_local_window, semi_local_prefix
+
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+        event = torch.arange(ctx.width, device=q.device)
+        hidden = (event[:, None] - event > self.window) & (event >= self.prefix)
+        return q.new_zeros(()).masked_fill(hidden, HIDDEN)
 
 
 class ALiBi(DistanceBias):

@@ -51,14 +51,7 @@ class SeparateChannels(AttentionPosition):
         self, dimensions: Dimensions, *, channel_share: float, hstu_time_buckets: int
     ) -> None:
         super().__init__()
-        e = dimensions.head_size
-        part = max(1, round(channel_share * e))
-        if 2 * part >= e:
-            raise UsageError(
-                f"channel_share: {channel_share} of a head of {e} numbers for order and as much "
-                "for time leave none for content; give a smaller one, or raise hidden_size"
-            )
-        self.sizes = (e - 2 * part, part, part)
+        self.sizes = channel_sizes(channel_share, dimensions.head_size)
         self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
 
@@ -80,3 +73,18 @@ class SeparateChannels(AttentionPosition):
             weights = each.masked_fill(future, -torch.inf).softmax(-1).to(x.dtype)  # [1 or b, t, t]
             parts.append((dropout(weights) @ x.flatten(2)).view_as(x))
         return ctx.unpad(torch.cat([part.to(value.dtype) for part in parts], -1), "start")
+
+
+def channel_sizes(share: float, e: int) -> tuple[int, int, int]:
+    """Return how many of the e numbers of a head are for content, for order and for time.
+
+    Raises:
+        UsageError: if nothing is left for content.
+    """
+    part = max(1, round(share * e))
+    if 2 * part >= e:
+        raise UsageError(
+            f"channel_share: {share} of a head of {e} numbers for order and as much for time leave "
+            "none for content; give a smaller one, or raise hidden_size"
+        )
+    return e - 2 * part, part, part

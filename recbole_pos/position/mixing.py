@@ -16,9 +16,8 @@ CHUNK = 64
 class LinearAttention(AttentionPosition):
     """Linearised attention (Katharopoulos et al. 2020): sim(q, k) = phi(q) . phi(k), phi = elu + 1.
 
-    out_i = phi(q_i) . sum_{j<=i} phi(k_j) v_j^T / phi(q_i) . sum_{j<=i} phi(k_j), in chunks of 64
-    events: inside a chunk as a masked product, before it through the running sum of phi(k) v^T, so
-    the cost is linear in the length. Weights never exist, so their dropout falls on the values.
+    out_i = phi(q_i) . sum_{j<=i} phi(k_j) v_j^T / phi(q_i) . sum_{j<=i} phi(k_j), in chunks, so the
+    cost is linear in the length. Weights never exist, so their dropout falls on the values.
     """
 
     def __init__(self, dimensions: Dimensions) -> None:
@@ -30,19 +29,54 @@ class LinearAttention(AttentionPosition):
         ones = value.new_ones(*value.shape[:-1], 1)  # its mix is the denominator
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = ctx.pad(features, ctx.either).transpose(1, 2)  # [b, h, t, 3e + 1]
-        b, h, t, width = block.shape
-        c = min(CHUNK, t)
-        chunks = -(-t // c)
-        block = F.pad(block, (0, 0, 0, chunks * c - t)).view(b, h, chunks, c, width)
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        state = k.transpose(-1, -2) @ v  # [b, h, chunks, e, e + 1]
-        # of earlier chunks only: to subtract one's own would leave the rounding of later events
-        before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
-        out = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
-        out = out.view(b, h, chunks * c, -1)[:, :, :t].transpose(1, 2)
-        out = ctx.unpad(out, ctx.either)
+        out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.either)
         # elu + 1 is 0 in float32 below about -17; what relates to nothing then is nothing
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
+
+
+def sum_past(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    falls: tuple[Tensor, Tensor] | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """[b, h, t, w] sum over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if they fall.
+
+    In chunks: inside a chunk as a masked product, before it through the sum of k v^T.
+
+    Args:
+        q, k, v: [b, h, t, f], the same, and [b, h, t, w]; aligned at the start.
+        falls: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along the
+            sequence, nor from c_i to a_i.
+        chunk: events of a chunk; 64 if None. Values of few numbers want short ones.
+    """
+    t = v.size(2)
+    c = min(chunk or CHUNK, t)
+    n = -(-t // c)
+    q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).unflatten(2, (n, c)) for x in (q, k, v))
+    weights, past = q @ k.transpose(-1, -2), q
+    if falls is None:
+        state = k.transpose(-1, -2) @ v  # [b, h, n, f, w]
+        # of earlier chunks only: to subtract one's own would leave the rounding of later events
+        before = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    else:
+
+        def left(exponent: Tensor) -> Tensor:
+            """What is left: where padding rises, and in the future, no more than all."""
+            return exponent.clamp(max=0).exp().to(v.dtype)
+
+        asked, kept = (F.pad(x, (0, n * c - t)).unflatten(2, (n, c)) for x in falls)
+        end = kept[..., -1:]  # [b, h, n, 1] of each chunk
+        start = end.roll(1, 2)  # the end of the chunk before
+        weights = weights * left(asked[..., None] - kept[..., None, :])
+        state = (k * left(end - kept)[..., None]).transpose(-1, -2) @ v
+        carried = left(start - end.transpose(-1, -2)).tril(-1)  # [b, h, n, n]
+        before = (carried @ state.flatten(3)).view_as(state)
+        past = q * left(asked - start)[..., None]
+    out = weights.tril() @ v + past @ before
+    return out.flatten(2, 3)[:, :, :t]
 
 
 class TokenMixing(AttentionPosition):

@@ -26,7 +26,13 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, order_bank, radians, time_bank
+from recbole_pos.position.frequencies import (
+    FrequencyBank,
+    base_form,
+    order_bank,
+    radians,
+    time_bank,
+)
 from recbole_pos.position.rotary import count_planes, rotate_pairs
 from recbole_pos.values import SECONDS
 
@@ -40,6 +46,8 @@ PERIODS = {
     "year": 365.2425,
     "decade": 3652.425,
 }
+
+LEVELS = (365.25, 30.4375, 1.0)  # days of year, month and day in the code of RoTE
 
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
@@ -163,6 +171,60 @@ class CalendarRotaryPosition(BankRotaryPosition):
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
         super().__init__(dimensions, bank, "days", tuple(calendar_parts))
+
+
+class MultiLevelRotaryPosition(AngularPosition):
+    """Rotary positions of year, month and day at once, added up (RoTE, Zhang et al. 2026).
+
+    With t in days since 1970, p planes and R(a) the rotation of plane k by an angle a_k,
+
+        q_i becomes sum over levels l of w_l R(b_l^(-k / p) t_i / d_l) q_i, and so do keys
+        d = 365.25, 30.4375 and 1; w and b are weights and bases, coarse to fine
+
+    as in the authors' code, where parts of a year or a month count and nothing is learned. Products
+    of two levels read when both events happened, not the time between them only; fresh logits are
+    larger than elsewhere by up to the square of the sum of the weights.
+
+    Reference:
+        Haolin Zhang, Longtao Xiao, Guohao Cai, Ruixuan Li, Xiu Li. "RoTE: Coarse-to-Fine
+        Multi-Level Rotary Time Embedding for Sequential Recommendation." SIGIR 2026 (arXiv
+        2604.13389). Of the paper the abstract was at hand, and its public code.
+
+    Args:
+        dimensions: sizes of the model; heads must have even size.
+        rote_bases: of year, month and day.
+        rote_weights: of the same.
+    """
+
+    options = ("rote_bases", "rote_weights")
+
+    def __init__(
+        self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
+    ) -> None:
+        super().__init__()
+        for name, given in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
+            if len(given) != len(LEVELS):
+                raise UsageError(
+                    f"{name}: expected a number for year, month and day each, found {len(given)}"
+                )
+        planes, self.level_weights = count_planes(dimensions, "rote"), rote_weights
+        starts = (base_form(planes, b, 1 / d) for b, d in zip(rote_bases, LEVELS, strict=True))
+        self.banks = nn.ModuleList(FrequencyBank(start, "fixed", scaled=False) for start in starts)
+        self.key = (*rote_bases, *rote_weights)
+
+    def _turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+        """The weighted sums of cosines and of sines, which turn and stretch a pair as the sum."""
+        dtype = torch.get_default_dtype()
+
+        def make() -> tuple[Tensor, Tensor]:
+            assert ctx.times is not None  # needs_time
+            days, weights = ctx.times / SECONDS["days"], self.level_weights
+            angles = [radians(days, bank())[:, None] for bank in self.banks]
+            cos = sum(w * angle.cos() for w, angle in zip(weights, angles, strict=True))
+            sin = sum(w * angle.sin() for w, angle in zip(weights, angles, strict=True))
+            return cos.to(dtype), sin.to(dtype)
+
+        return ctx.cached((type(self), self.key, dtype), make)
 
 
 class TimeOrderRotaryPosition(AngularPosition):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ from ray.exceptions import RayError
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.state import copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
@@ -158,15 +157,6 @@ def _folders(storage: str | None) -> Iterator[Callable[[str], RunFolder]]:
 
 def _mirror_path(storage: str, path: str) -> str:
     return f"{storage}/{Path(path).name}"
-
-
-def copy_run(source: RunFolder, target: RunFolder) -> None:
-    """Copy what a training leaves; its best weights become part of its checkpoint."""
-    target.path.mkdir(parents=True, exist_ok=True)
-    for file in (source.config, source.metrics, source.known):
-        if file.is_file():
-            shutil.copy(file, target.path)
-    checkpoint.copy(source.checkpoint, target.checkpoint)
 
 
 def reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, WithJsonSchema
 
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
+from recbole_pos.serve.explain import reasons, require_reasons
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
 
@@ -62,6 +63,7 @@ class RecommendBody(_Body):
     excluded: _Names = None
     boosts: dict[str, float] | None = None
     at: float | str | None = None
+    because: int = 0
     model: str | None = None  # by name, of a server of several; by default by the id
 
     def by_model(self, choose: Callable[[Any], str]) -> dict[str, RecommendBody]:
@@ -158,8 +160,18 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
     users = _to_texts(asked.users)
     some = trained.read(asked.histories or ()) if users is None else trained.of_users(users)
     some = trained.requested(some, asked.at)
+    require_reasons(trained.scorer, asked.because, some)
+    if asked.because:
+        reach = (
+            some.lengths.max(initial=0) if trained.scorer.reach is None else trained.scorer.reach
+        )
+        _limit(
+            "because: interactions to leave out",
+            int(np.minimum(some.lengths, reach).sum()),
+            limits.max_left_out,
+        )
     parts = list(trained.ranked(some, asked.k, asked.exclude_seen, choice))
-    return [
+    answers: list[dict] = [
         {
             "id": some.ids[n],
             "items": items,
@@ -168,6 +180,25 @@ def recommend(trained: Recommender, asked: RecommendBody, limits: ServeArguments
             "unknown": int(some.unknown[n]),
         }
         for n, (items, scores) in enumerate(_split(trained, len(some), parts))
+    ]
+    if asked.because and parts:
+        row, _, item = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
+        hide = trained.hides_seen(asked.exclude_seen)
+        found = reasons(trained.scorer, some, row, item, asked.because, choice, hide)
+        for answer in answers:
+            answer["because"] = []
+        for n, columns in zip(row, zip(*found, strict=True), strict=True):
+            answers[n]["because"].append(_reasons(trained, *columns))
+    return answers
+
+
+def _reasons(trained: Recommender, past: np.ndarray, *columns: np.ndarray) -> list[dict]:
+    """Return the past interactions that carried an item; no change is null, as NaN is no json."""
+    names = [trained.items[i - 1] for i in past if i > 0]
+    keys = ("steps_back", "score_change", "rank_change")
+    return [
+        {"item": name, **{k: None if x != x else x for k, x in zip(keys, values, strict=True)}}
+        for name, *values in zip(names, *(column.tolist() for column in columns), strict=False)
     ]
 
 

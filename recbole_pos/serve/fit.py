@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, divide
-from recbole_pos.conversion.frames import Dataset, TemporaryFolder
+from recbole_pos.conversion.frames import Dataset
 from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
+from recbole_pos.files import TemporaryFolder
 from recbole_pos.serve.recommender import Recommender
 
 
@@ -47,7 +48,7 @@ def fit(
         3
 
     Args:
-        model: a name (``recbole-pos models`` lists them), or a class of one's own.
+        model: a name (``recbole-pos models`` lists them), or a custom class.
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
         valid: a frame of interactions to validate with, in place of the split; needs ``test``.
@@ -102,7 +103,7 @@ def load(
         histories_only: whether the users of the data will not be asked for; see there.
 
     Raises:
-        UsageError: if it is none, or needs a dataset that is not there.
+        UsageError: if it is not one, or needs a dataset that is not there.
         CheckpointError: if the data the model was trained on are not there any more.
     """
     return Recommender.load(run_dir, data_path, histories_only)

@@ -10,13 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from recbole_pos.conversion.frames import Dataset, TemporaryFolder, html_table
+from recbole_pos.conversion.frames import Dataset, html_table
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
-from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import Result, parameters, read_result, unfinished
+from recbole_pos.experiment.state import copy_run
+from recbole_pos.files import TemporaryFolder
 
 
 class FittedModel:
@@ -114,11 +116,9 @@ class FittedModel:
         Raises:
             UsageError: if the folder holds a run already, or there is nothing to copy.
         """
-        folder, target = self._folder("save"), RunFolder(path)
+        target = RunFolder(path)
         target.require_unused()
-        make_folder(target.path)
-        for file in reversed(folder.files):  # the checkpoint last: a half copy is no run
-            shutil.copy(file, target.path)
+        copy_run(self._folder("save"), target, tested=True)
         found = Path(self.config["data_path"])
         if data is None:
             data = any(isinstance(one, Dataset) and one.is_temporary for one in self.source)
@@ -128,10 +128,12 @@ class FittedModel:
 
     def pack(self) -> dict[str, bytes]:
         """The files of the run, by name."""
-        return {file.name: file.read_bytes() for file in self._folder("pickle").files}
+        home = TemporaryFolder()
+        copy_run(self._folder("pickle"), RunFolder(home.path), tested=True)
+        return {file.name: file.read_bytes() for file in home.path.iterdir()}
 
     def _folder(self, what: str) -> RunFolder:
-        if self.folder is None or not self.folder.files:
+        if self.folder is None or not self.folder.checkpoint.is_file():
             raise UsageError(f"{what}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
 
@@ -149,7 +151,7 @@ class FittedModel:
         return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What there is to say, by its name."""
+        """The facts to show, by name."""
         facts, result = self.about(), self.result
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
         lines = [(f"{facts['model']} on {facts['dataset']}", counts)]
@@ -171,11 +173,3 @@ def folder_of(path: str | Path) -> RunFolder | None:
     """The folder of a run; None of a checkpoint elsewhere."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
-
-
-def unpack_folder(files: dict[str, bytes]) -> TemporaryFolder:
-    """Write what :meth:`FittedModel.pack` returned."""
-    home = TemporaryFolder()
-    for name, content in files.items():
-        (home.path / name).write_bytes(content)
-    return home

@@ -180,6 +180,20 @@ class Histories:
             self, items=self.items[keep], lengths=lengths, times=times, features=features
         )
 
+    def without(self, steps_back: np.ndarray) -> Histories:
+        """Leave out one interaction of each, counted back from 1, the newest; 0 leaves none out.
+
+        Its time goes with it; the others keep theirs.
+        """
+        age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
+        keep = age != np.repeat(steps_back, self.lengths)
+        times = None if self.times is None else self.times[keep]
+        lengths = self.lengths - (steps_back > 0)
+        features = self._features(np.flatnonzero(keep), np.arange(len(self)))
+        return replace(
+            self, items=self.items[keep], lengths=lengths, times=times, features=features
+        )
+
 
 def _join(parts: Sequence[Features]) -> Features:
     """Concatenate columns, of lists padded to the longest."""

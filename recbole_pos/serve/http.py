@@ -318,7 +318,7 @@ def serve(
     """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
 
     Args:
-        run_dir: the folder of a run; of several models, theirs by name.
+        run_dir: the folder of a run; of several models, folders by name.
         settings: address and limits.
 
     Raises:
@@ -362,7 +362,8 @@ def serve(
 
 
 def _check(settings: ServeArguments) -> None:
-    for name in ("threads", "max_body", "max_histories", "max_items", "max_k", "max_waiting"):
+    names = "threads max_body max_histories max_items max_k max_left_out max_waiting"
+    for name in names.split():
         if getattr(settings, name) < 1:
             raise UsageError(f"--{name} must be at least 1, found {getattr(settings, name)}")
     if not 0 <= settings.port < 2**16:

@@ -24,7 +24,7 @@ from recbole_pos.layers.catalogue import Choice
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.serve.histories import UNIT, Histories, is_parquet, list_units, read_tables
-from recbole_pos.serve.recommend import BulkRequest, Counts, rename_fields, report_unknown
+from recbole_pos.serve.recommend import BulkRequest, Counts, read_at, rename_fields, report_unknown
 from recbole_pos.serve.recommender import Recommender
 
 _FEWEST = 256  # histories of a part: fewer would not pay for being sent
@@ -84,7 +84,7 @@ def recommend_on_ray(
                 units = list_units(Path(histories).absolute(), size)
             asked = {
                 "request": replace(request, users=None, at=None, **paths),
-                "at": request.moment(),
+                "at": read_at(request.at),
                 "names": names,
                 "packed": pack(trained.config["model"]),
                 "place": str(place),
@@ -139,7 +139,8 @@ def write_part(unit: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
             for some in parts:
                 counts.unknown += int(some.unknown.sum())
                 some = trained.requested(some, asked["at"])
-                for part, seen in trained.parts(some, request.k, request.exclude_seen, choice):
+                given = request.k, request.exclude_seen, choice, request.because
+                for part, seen in trained.parts(some, *given):
                     counts.add(part, seen)
                     part = rename_fields(part, trained) if by_user else part
                     table = pa.Table.from_pandas(part, preserve_index=False)

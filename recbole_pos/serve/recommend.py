@@ -19,6 +19,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import whole
 from recbole_pos.reporter import Reporter
+from recbole_pos.serve.explain import reason_columns
 from recbole_pos.serve.histories import (
     UNIT,
     Histories,
@@ -32,6 +33,7 @@ from recbole_pos.values import no_formula, shown
 
 _FEW = 30  # recommendations that are shown, too
 _KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
+_REASON_KINDS = (pa.string(), pa.float32(), pa.int64())
 
 
 def recommend(
@@ -88,6 +90,7 @@ class BulkRequest:
         data_path: the folder that holds the folder of the dataset.
         at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
+        because: how many past interactions that carried an item are told of it.
     """
 
     run_dir: str | Path
@@ -100,6 +103,7 @@ class BulkRequest:
     data_path: str | Path | None = None
     at: str | None = None
     item_vectors: str | Path | None = None
+    because: int = 0
 
     def names(self) -> dict[str, list[str] | None]:
         """Read the files of names."""
@@ -132,16 +136,17 @@ class BulkRequest:
             reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
         return trained
 
-    def moment(self) -> float | str | datetime | None:
-        """Read ``at``: a number in the unit of the time field, a date, or ``now``."""
-        if self.at is None:
-            return None
-        if self.at == "now":
-            return datetime.now(timezone.utc)
-        try:
-            return float(self.at)
-        except ValueError:
-            return self.at
+
+def read_at(text: str | None) -> float | str | datetime | None:
+    """Read a time of a request: a number in the unit of the time field, a date, or ``now``."""
+    if text is None:
+        return None
+    if text == "now":
+        return datetime.now(timezone.utc)
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def write_recommendations(request: BulkRequest, out: str | Path | None = None) -> Path:
@@ -167,7 +172,7 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
         report_unknown(trained, reporter, **names)
         by_user = request.histories is None
         asked = trained.of_users(request.users) if by_user else _read(trained, request.histories)
-        asked = trained.requested(asked, request.moment())
+        asked = trained.requested(asked, read_at(request.at))
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
         formulas = file.suffix != ".parquet" and any(
             no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
@@ -178,9 +183,10 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
                 "would take them for formulas; parquet has them as they are"
             )
         if not len(asked):
-            write(pd.DataFrame(columns=["id", *COLUMNS]))
+            write(pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(request.because)]))
         with reporter.task("recommending", len(asked)) as task:
-            for part, seen in trained.parts(asked, request.k, request.exclude_seen, choice):
+            given = request.k, request.exclude_seen, choice, request.because
+            for part, seen in trained.parts(asked, *given):
                 table = rename_fields(part, trained) if by_user else part.astype({"id": str})
                 write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
                 task.advance(counts.add(part, seen))
@@ -255,7 +261,7 @@ def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
-    """Say how many names of ``--items`` and ``--exclude`` are of no item."""
+    """Print how many names of ``--items`` and ``--exclude`` are of no item."""
     for option, given in names.items():
         if unknown := [name for name in given or () if name not in trained.ids]:
             reporter.line(
@@ -287,7 +293,9 @@ def _writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
                 table.to_csv(unfinished, header=not begun, index=False)
                 begun = True
                 return
-            schema = pa.schema(zip(table, _KINDS, strict=True))
+            reasons = len(table.columns) - len(_KINDS)
+            kinds = _KINDS + _REASON_KINDS * (reasons // len(_REASON_KINDS))
+            schema = pa.schema(zip(table, kinds, strict=True))
             columns = pa.Table.from_pandas(table, schema, preserve_index=False)
             if writer is None:
                 writer = opened.enter_context(pq.ParquetWriter(unfinished, schema))

@@ -24,14 +24,22 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.catalogue import Catalogue, NeedsDataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
+from recbole_pos.files import TemporaryFolder
+from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.fitted import FittedModel, folder_of, unpack_folder
+from recbole_pos.serve.explain import (
+    BATCH,
+    ExplainingModel,
+    add_reasons,
+    reason_columns,
+    reasons,
+    require_reasons,
+)
+from recbole_pos.serve.fitted import folder_of
 from recbole_pos.serve.histories import Field, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer
+from recbole_pos.serve.scorer import Scorer, top_items
 from recbole_pos.values import SECONDS, is_number, is_whole, shown, suggest
 
-BATCH = 256  # histories that are scored at once
 POOL = 64  # batches whose histories are sorted by length: little padding
 MODEL, POPULARITY = "model", "popularity"
 LARGEST = 1e30  # boost: float32 ends soon after, and sums must stay finite
@@ -39,7 +47,7 @@ _YEAR = 365.25 * SECONDS["days"]
 COLUMNS = ("rank", "item", "score", "by")
 
 
-class Recommender(FittedModel):
+class Recommender(ExplainingModel):
     """A trained model with its catalogue; made by :func:`recbole_pos.fit` and :meth:`load`.
 
     Ids are names, as in the files: a history is a list of item names, oldest first. A history of
@@ -204,6 +212,7 @@ class Recommender(FittedModel):
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
         at: float | str | datetime | None = None,
+        because: int = 0,
     ) -> pd.DataFrame:
         """Return the k items most likely to come next, best first; of equal scores, in the order of
         ``items``, whatever k, the items allowed, or who else is asked about.
@@ -222,8 +231,10 @@ class Recommender(FittedModel):
             excluded: names of items to leave out.
             boosts: of items by name what is added to their scores; to halve or double odds, minus
                 or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
-            at: when they are asked for, for those whose history does not say so: a time as in
+            at: when they are asked for, for those whose history has no time: a time as in
                 ``times``; now if None. For models with ``request_time: target``.
+            because: how many of the past interactions that carried an item are told of it; see
+                :meth:`explain`.
 
         Warns:
             RunWarning: once, if a model that reads the time of the request gets none.
@@ -231,19 +242,22 @@ class Recommender(FittedModel):
         Returns:
             A row a recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity where nothing of a history is
-            known.
+            known. With ``because``, numbered from 1, the strongest first: ``because_1``, the item
+            of a past interaction, ``score_change_1`` and ``rank_change_1``, what is added to the
+            score and to the rank without it; empty where fewer interactions carried the item.
 
         Raises:
-            UsageError: for users without an event, or anything that is no history.
+            UsageError: for users without an event, anything that is no history, or ``because`` of
+                a model that reads none.
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
         choice = self.choice(allowed, excluded, boosts)
         asked = self.of_users(users) if histories is None else self.read(histories)
         asked = self.requested(asked, at)
-        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice)]
+        parts = [table for table, _ in self.parts(asked, k, exclude_seen, choice, because)]
         if not parts:
-            return pd.DataFrame(columns=["id", *COLUMNS])
+            return pd.DataFrame(columns=["id", *COLUMNS, *reason_columns(because)])
         return pd.concat(parts, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
@@ -281,7 +295,7 @@ class Recommender(FittedModel):
 
         Args:
             asked: the histories.
-            at: for those that say nothing themselves; now if None.
+            at: for those without a time; now if None.
 
         Warns:
             RunWarning: once, where now is taken.
@@ -393,11 +407,17 @@ class Recommender(FittedModel):
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
-        self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
+        self,
+        asked: Histories,
+        k: int,
+        exclude_seen: bool | None,
+        choice: Choice,
+        because: int = 0,
     ) -> Iterator[tuple[pd.DataFrame, int]]:
         """Yield recommendations as :meth:`recommend` gives them, pool by pool in the order asked;
         and how many of them are in the history already."""
         names = np.array(asked.ids, dtype=object)
+        require_reasons(self.scorer, because, asked)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
             table = pd.DataFrame(
                 {
@@ -408,7 +428,17 @@ class Recommender(FittedModel):
                     "by": np.where(by, MODEL, POPULARITY),
                 }
             )
+            if because:
+                hide = self.hides_seen(exclude_seen)
+                found = reasons(self.scorer, asked, row, item, because, choice, hide)
+                table = add_reasons(table, found, self.items)
             yield table, 0 if exclude_seen else asked.having(row, item)
+
+    def require_id(self, name: str) -> int:
+        """Return the id of an item; a UsageError if it is not known."""
+        if name not in self.ids:
+            raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+        return self.ids[name]
 
     @torch.inference_mode()
     def ranked(
@@ -417,18 +447,21 @@ class Recommender(FittedModel):
         """Yield what :meth:`parts` has, as arrays: of each recommendation the number of its
         history, the rank, the id of the item, the score, and whether it is the model's."""
         self.require_k(k)
-        if exclude_seen is None:
-            exclude_seen = masks_history(self.config)
+        hide = self.hides_seen(exclude_seen)
         for begin in range(0, len(asked), BATCH * POOL):
             pool = np.arange(begin, min(begin + BATCH * POOL, len(asked)))
             pool = pool[np.argsort(asked.lengths[pool], kind="stable")]
             found = [
-                self._batch(asked.some(rows), rows, k, exclude_seen, choice)
+                self._batch(asked.some(rows), rows, k, hide, choice)
                 for rows in np.split(pool, np.arange(BATCH, len(pool), BATCH))
             ]
             row, rank, item, score, by = (np.concatenate(column) for column in zip(*found))  # noqa: B905
             order = np.lexsort((rank, row))
             yield row[order], rank[order], item[order], score[order], by[order]
+
+    def hides_seen(self, exclude_seen: bool | None) -> bool:
+        """Whether items of a history are left out, as asked for or else as in evaluation."""
+        return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
@@ -505,8 +538,7 @@ class Recommender(FittedModel):
         one = isinstance(items, str) or not isinstance(items, Iterable)
         names = [str(item) for item in ([items] if one else items)]
         for name in names:
-            if name not in self.ids:
-                raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+            self.require_id(name)
         row, rank, item, cosine = self.nearest(names, k, self.choice(allowed, excluded))
         return pd.DataFrame(
             {
@@ -554,28 +586,11 @@ def _unpack(
     strangers: list[str],
 ) -> Recommender:
     """The other end of pickle: the run, in a folder that goes with the model."""
-    home = unpack_folder(files)
+    home = TemporaryFolder()
+    for name, content in files.items():
+        (home.path / name).write_bytes(content)
     if dataset is None:
         experiment = load_without_data(home.path)
     else:
         experiment = load(home.path, dataset=dataset, grown=True)
     return kind(experiment, growth, strangers, RunFolder(home.path), [home])
-
-
-def top_items(
-    scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k best items of every row, best first.
-
-    Args:
-        scores: of ids [c] the scores [rows, c].
-        choice: which items may be taken.
-        k: how many.
-        barred: [p] rows and [p] ids of pairs that are left out.
-
-    Returns:
-        scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
-        fewer are left.
-    """
-    best, items = select_best(score_parts(scores, choice, barred), k)
-    return best.cpu().numpy(), items.cpu().numpy()

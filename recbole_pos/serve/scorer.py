@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recbole_pos.data.batch import each_tensor
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import products
+from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Histories
 from recbole_pos.values import Options
@@ -26,6 +26,7 @@ class Scorer:
         vectors: [items + 1, d] what states are compared with; None for models that score otherwise.
         needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
+        reach: how many of the newest interactions are read; None for all.
         fields: embeddings of the fields read under ``events`` and ``user`` of a history, by name.
     """
 
@@ -33,6 +34,8 @@ class Scorer:
         self.model, self.config, self.device = model, config, config["device"]
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
+        linked = getattr(model, "linked", False)  # reads further back than a window
+        self.reach: int | None = None if linked else config["MAX_ITEM_LIST_LENGTH"]
         embeds = getattr(model, "event_features", None)
         self.fields = {"events": {}, "user": {}} if embeds is None else embeds.by_table()
         plain = isinstance(model, PosRecommender) and model.scores_by_products
@@ -63,8 +66,7 @@ class Scorer:
         """[b, d] what predicts the event after each of some histories, none of them empty."""
         if self.model.needs_events and asked.users is not None:
             return self.model.after_users(asked.users)
-        linked = self.model.linked  # reads further back than a window
-        asked = asked if linked else asked.newest(self.config["MAX_ITEM_LIST_LENGTH"])
+        asked = asked if self.reach is None else asked.newest(self.reach)
         parts = [asked.items, asked.lengths, asked.times if self.needs_time else None]
         if self.reads_request:
             parts.append(asked.at)
@@ -98,3 +100,22 @@ class Scorer:
             columns |= features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
+
+
+def top_items(
+    scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best items of every row, best first.
+
+    Args:
+        scores: of ids [c] the scores [rows, c].
+        choice: which items may be taken.
+        k: how many.
+        barred: [p] rows and [p] ids of pairs that are left out.
+
+    Returns:
+        scores [rows, k'] and ids [rows, k'] with k' = min(k, items to choose from); -inf where
+        fewer are left.
+    """
+    best, items = select_best(score_parts(scores, choice, barred), k)
+    return best.cpu().numpy(), items.cpu().numpy()

@@ -245,12 +245,11 @@ def draw_results(results: Results | None, kind: str) -> Figure:
         raise UsageError("plot: nothing was trained")
     found = compare(results, results.plan.tables[0], bins=False)
     with matplotlib.rc_context(_STYLE):
-        if kind == "differences":
-            chart = draw_differences(found)
-        elif kind == "curves":
-            chart = draw_curves(results, found.table.rows)
-        else:
+        if kind in ("seconds", "parameters"):
             chart = draw_cost(results, found, kind)
+        else:
+            is_curve = kind == "curves"
+            chart = draw_curves(results, found.table.rows) if is_curve else draw_differences(found)
     if chart is None:
         raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
     return chart.figure

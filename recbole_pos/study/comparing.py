@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import statistics
 import time
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 
 from recbole_pos.config.arguments import CompareArguments, divide, require_shares
 from recbole_pos.config.plugins import allow, pack
-from recbole_pos.conversion.frames import beside, html_table
+from recbole_pos.conversion.frames import beside
 from recbole_pos.data.location import dataset_name, require_dataset
 from recbole_pos.data.targets import warnings_about
 from recbole_pos.errors import UsageError
@@ -50,11 +49,6 @@ from recbole_pos.study.results import DONE, FAILED, Results
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder, commit
 from recbole_pos.study.ties import count_ties
-
-
-def _cells(table: RenderedTable) -> Iterator[tuple[str, ...]]:
-    for line in table.lines:
-        yield tuple(f"{c.text} ({c.detail})" if c.detail else c.text for c in line)
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,11 +90,7 @@ class Compared:
         return "\n\n".join(table.markdown() for table in self.tables[:1])
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f"<h4>{html.escape(table.title)}</h4>{html_table(table.columns, _cells(table))}"
-            + "".join(f"<div><small>{html.escape(note)}</small></div>" for note in table.notes)
-            for table in self.tables
-        )
+        return "".join(table._repr_html_() for table in self.tables)
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         """Yield the two tables: ``runs, pairs = compare(...)``."""
@@ -116,7 +106,7 @@ def compare(
     settings: CompareArguments | None = None,
     **given: Any,
 ) -> Compared | None:
-    """Compare models: train what is missing, the same way for all, and say what can be said.
+    """Compare models: train what is missing, the same way for all, and report.
 
     Examples:
         >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
@@ -208,7 +198,7 @@ def _finish(
     reporter: Reporter,
     scheduler: Scheduler | None = None,
 ) -> Compared:
-    """Tables, the report, what else there is to say and, if asked for, the study in one file."""
+    """Write tables, the report and, if wanted, the study in one file."""
     shown = _show(collect_results(plan, folder), reporter, folder.path)
     if scheduler is not None:
         for name, reason in scheduler.unmade():
@@ -352,7 +342,7 @@ class StudyProgress:
 
 
 def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return what reports say about the data, of the order of equal times, of versions and
+    """Return the facts of reports: data, the order of equal times, of versions and
     searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if scheduler.datasets.kept:

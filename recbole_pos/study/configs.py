@@ -34,6 +34,8 @@ _SINCE_1 = {
     **{"rm_copies": False, "request_time": "none"},
     **dict.fromkeys((*SIDE_FEATURES, "target_events")),
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
+    **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
+    **{"item_vectors_use": "add", "item_vectors_whiten": False},
 }
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))

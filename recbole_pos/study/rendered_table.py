@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from recbole_pos.conversion.frames import html_table
 
 _NAME = 16  # columns of a terminal that a name of several words has at least
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -22,7 +25,7 @@ class Cell:
 
     Attributes:
         text: short.
-        detail: what is said of it in smaller letters.
+        detail: an addition in smaller letters.
         bold: whether it is the best of its column.
     """
 
@@ -103,6 +106,12 @@ class RenderedTable:
             return _longest([*title.split(), *texts])
         words = [*title.split(), *" ".join(texts).split()]
         return max(min(_longest([title, *texts]), _NAME), _longest(words))
+
+    def _repr_html_(self) -> str:
+        cells = [[f"{c.text} ({c.detail})" if c.detail else c.text for c in x] for x in self.lines]
+        best = {(n, m) for n, line in enumerate(self.lines) for m, c in enumerate(line) if c.bold}
+        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
+        return f"<h4>{html.escape(self.title)}</h4>{html_table(self.columns, cells, best)}{notes}"
 
 
 def _in_a_cell(text: str) -> str:

@@ -17,9 +17,10 @@ from pyarrow import fs
 from recbole_pos.errors import CheckpointError, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import write_text, writing
 from recbole_pos.runs.storage import filesystem, names_in
-from recbole_pos.runs.worker import FAILED, LOST, copy_run
+from recbole_pos.runs.worker import FAILED, LOST
 from recbole_pos.values import no_formula, shown
 
 ENDED = ("finished", "stopped", FAILED)

@@ -25,7 +25,7 @@ from recbole_pos.data.targets import describe, warnings_about
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import RunFolder, versions
-from recbole_pos.experiment.state import load_best
+from recbole_pos.experiment.state import copy_run, load_best
 from recbole_pos.files import only_writer, write_json
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import connect, describe_cluster, room_for, stop
@@ -33,7 +33,7 @@ from recbole_pos.runs.progress import live_view
 from recbole_pos.runs.searchers import SEARCHERS
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.storage import Mirror
-from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, copy_run, reason
+from recbole_pos.runs.worker import FAILED, LOST, MOST_LOSSES, reason
 from recbole_pos.tuning.plot import draw
 from recbole_pos.tuning.record import (
     BEST,

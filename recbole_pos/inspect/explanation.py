@@ -1,0 +1,74 @@
+"""A picture of why items are recommended: the history on one axis, the items on the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.pictures import SMALL, color_scale, new_figure, set_title, shorten, write
+from recbole_pos.inspect.trained import require_finite
+
+NAMED = 50  # interactions whose items are named; of more, steps back are numbered
+NUMBERED = 400  # cells that have their change of rank
+
+
+def draw_explanation(found: pd.DataFrame, file: str | Path, title: str = "") -> Path:
+    """Draw by how much the score of each item falls without each past interaction.
+
+    Cells are numbered by how many ranks an item falls (-: rises), where it does and there is room.
+
+    Args:
+        found: what ``Recommender.explain`` returns.
+        file: to write, such as ``because.png``.
+        title: of the picture, such as whose history it is.
+
+    Raises:
+        UsageError: if there is one interaction only, with which nothing can be compared; if the
+            file cannot be written.
+        CheckpointError: if scores are not finite.
+    """
+    if found["steps_back"].max() == 1:
+        raise UsageError(
+            "history: it has one known interaction only, without which nothing is left"
+        )
+    require_finite([found["score_change"].to_numpy()], "scores")
+    items = found.drop_duplicates("item").set_index("item")
+    tables = found.pivot(index="item", columns="steps_back").loc[items.index]
+    lost = -tables["score_change"].to_numpy()[:, ::-1]  # the oldest first
+    falls = tables["rank_change"].to_numpy(int)[:, ::-1]
+    past = tables["past"].iloc[0].to_list()[::-1]
+    k, r = lost.shape
+    figure = new_figure(min(3.5 + 0.34 * r, 17), 2.6 + 0.34 * k)
+    panel = figure.subplots()
+    image = panel.imshow(lost, aspect="auto", interpolation="nearest", **color_scale([lost]))
+    ranks = zip(items.index, items["rank"], strict=True)
+    panel.set_yticks(range(k), [f"{shorten(str(name))}  ({rank})" for name, rank in ranks])
+    panel.set(ylabel="item (rank)", xlabel="past interaction, the newest on the right")
+    if r <= NAMED:
+        panel.set_xticks(range(r), [shorten(str(name)) for name in past], rotation=90)
+    else:
+        ticks = np.arange(r - 1, -1, -(r // 10))
+        panel.set_xticks(ticks, [str(r - tick) for tick in ticks])
+        panel.set_xlabel("past interaction, steps back (1: the newest)")
+    panel.tick_params(labelsize=SMALL)
+    for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
+        text.set_parse_math(False)  # a dollar in a name starts no formula
+    if k * r <= NUMBERED:
+        dark = 0.6 * np.abs(lost).max()
+        for row, column in zip(*np.nonzero(falls), strict=True):
+            color = "white" if abs(lost[row, column]) > dark else "black"
+            style: dict[str, Any] = {
+                "ha": "center",
+                "va": "center",
+                "fontsize": SMALL - 1,
+                "color": color,
+            }
+            panel.text(column, row, f"{falls[row, column]:+d}", **style)
+    figure.colorbar(image, ax=panel, label="score lost without it")
+    numbers = "numbers: ranks it falls without the interaction" if k * r <= NUMBERED else ""
+    set_title(figure, title, numbers)
+    return write(figure, Path(file))

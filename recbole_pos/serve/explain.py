@@ -1,0 +1,283 @@
+"""Why an item is recommended: its score and rank without each of the past interactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from recbole.utils import ModelType
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.catalogue import Choice, scores_and_ranks
+from recbole_pos.serve.fitted import FittedModel
+from recbole_pos.serve.histories import Histories
+from recbole_pos.serve.scorer import Scorer
+from recbole_pos.values import is_whole, shown
+
+BATCH = 256  # histories that are scored at once
+MOST = 100  # reasons of an item
+COLUMNS = ("because", "score_change", "rank_change")  # of each reason, numbered
+NOISE = 1e-6  # of a score: a smaller change is rounding
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What leaving an interaction out does to the items of g histories, k items each at most.
+
+    Interactions are counted back, the newest first. Items that are missing are 0, their numbers
+    NaN; so are changes of a history of one interaction, without which nothing is known.
+
+    Attributes:
+        items: [g, k] ids.
+        past: [g, r] ids of the items of past interactions.
+        score, rank: [g, k] of an item after the whole history; ranks from 1.
+        score_change, rank_change: [g, k, r] what is added to them without an interaction. A score
+            falls without an interaction that carried the item, and a rank rises.
+    """
+
+    items: np.ndarray
+    past: np.ndarray
+    score: np.ndarray
+    rank: np.ndarray
+    score_change: np.ndarray
+    rank_change: np.ndarray
+
+    def strongest(self, most: int) -> tuple[np.ndarray, ...]:
+        """Of each item the interactions that carried it, the strongest first.
+
+        Returns:
+            [p, most] each, a row an item, history by history: ids of past items, 0 where there are
+            fewer; how many steps back they are; changes of score and rank.
+        """
+        least = -NOISE * np.maximum(1, np.abs(self.score))[..., None]
+        change = np.where(np.isnan(self.score_change), -np.inf, self.score_change)
+        carries = (change < least) & (self.past > 0)[:, None]
+        order = np.where(carries, change, np.inf).argsort(-1, kind="stable")[..., :most]
+        steps = np.arange(1, carries.shape[-1] + 1)
+        wide, rows = ((0, 0), (0, max(0, most - len(steps)))), self.items > 0
+        columns = (self.past[:, None], 0), (steps, 0), (self.score_change, np.nan)
+        return tuple(
+            np.pad(
+                np.take_along_axis(np.where(carries, x, none), order, -1)[rows],
+                wide,
+                constant_values=none,
+            )
+            for x, none in (*columns, (self.rank_change, np.nan))
+        )
+
+    def table(self, names: np.ndarray) -> pd.DataFrame:
+        """Every interaction of one history, as ``Recommender.explain`` returns them."""
+        order = self.score_change[0].argsort(-1, kind="stable")  # NaN last
+        which, back = np.repeat(np.arange(len(order)), order.shape[1]), order.ravel()
+        return pd.DataFrame(
+            {
+                "item": names[self.items[0, which] - 1],
+                "rank": self.rank[0, which].astype(np.int64),
+                "score": self.score[0, which],
+                "past": names[self.past[0, back] - 1],
+                "steps_back": back + 1,
+                "score_change": self.score_change[0, which, back],
+                "rank_change": pd.array(self.rank_change[0, which, back], "Int64"),
+            }
+        )
+
+
+def require_reasons(scorer: Scorer, because: int, asked: Histories) -> None:
+    """Check that past interactions can be left out, if reasons are asked for.
+
+    Raises:
+        UsageError: says why they cannot.
+    """
+    name = scorer.config["model"]
+    if not (is_whole(because) and 0 <= because <= MOST):
+        raise UsageError(
+            f"because: expected 1 to {MOST} past interactions, or 0 for none, found "
+            f"{shown(because)}"
+        )
+    if because and scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL:
+        raise UsageError(
+            f"because: {name} reads no history, so no past interaction carries what it "
+            "recommends; sequential models can be asked"
+        )
+    if because and asked.users is not None and getattr(scorer.model, "needs_events", False):
+        raise UsageError(
+            f"because: {name} reads interactions of users from the dataset, where none can be "
+            "left out; give the histories themselves"
+        )
+
+
+def reason_columns(because: int) -> list[str]:
+    """Return the names of columns with so many reasons."""
+    return [f"{name}_{n}" for n in range(1, because + 1) for name in COLUMNS]
+
+
+def add_reasons(
+    table: pd.DataFrame, found: tuple[np.ndarray, ...], names: np.ndarray
+) -> pd.DataFrame:
+    """Return a table of recommendations with what :func:`reasons` returns of them as columns."""
+    past, _, score, rank = (column.T for column in found)
+    named = np.concatenate([[None], names])
+    parts = (
+        part
+        for n in range(len(past))
+        for part in (named[past[n]], score[n].astype(np.float32), pd.array(rank[n], "Int64"))
+    )
+    return table.assign(**dict(zip(reason_columns(len(past)), parts, strict=True)))
+
+
+@torch.inference_mode()
+def reasons(
+    scorer: Scorer,
+    asked: Histories,
+    row: np.ndarray,
+    item: np.ndarray,
+    most: int,
+    choice: Choice,
+    exclude_seen: bool,
+) -> tuple[np.ndarray, ...]:
+    """Of each recommended item the past interactions that carried it.
+
+    Args:
+        scorer, asked, row, item, choice, exclude_seen: as of :func:`leave_one_out`; histories of
+            which nothing is known have no reasons.
+        most: how many.
+
+    Returns:
+        [p, most] each, as of :meth:`Effects.strongest`.
+    """
+    found = [np.full((len(row), most), none) for none in (0, 0, np.nan, np.nan)]
+    read = asked.lengths[row] > 0
+    effects = leave_one_out(scorer, asked, row[read], item[read], choice, exclude_seen)
+    parts = [some.strongest(most) for some in effects]
+    for column, part in zip(found, zip(*parts, strict=True), strict=False):
+        column[read] = np.concatenate(part)
+    return tuple(found)
+
+
+def leave_one_out(
+    scorer: Scorer,
+    asked: Histories,
+    row: np.ndarray,
+    item: np.ndarray,
+    choice: Choice,
+    exclude_seen: bool,
+) -> Iterator[Effects]:
+    """Score histories as if each interaction in turn had not been, as many of them at once as fit.
+
+    Candidates stay those of the whole history: with ``exclude_seen`` the item of the interaction
+    that is left out is still excluded, so that a rank changes by the model alone. Interactions that
+    are older than the model reads have no effect and are not left out.
+
+    Args:
+        scorer: of the model.
+        asked: histories.
+        row: [p] numbers of histories with known interactions, rising.
+        item: [p] ids of the items to explain.
+        choice: the items among which they are ranked.
+        exclude_seen: whether items of a history are not ranked.
+
+    Yields:
+        Some histories at a time, in the order of ``row``.
+    """
+    reach = scorer.reach
+    rows, count = np.unique(row, return_counts=True)
+    steps = asked.lengths[rows] if reach is None else np.minimum(asked.lengths[rows], reach)
+    begin = np.cumsum(count) - count
+    bounds = np.flatnonzero(np.diff(np.cumsum(steps + 1) // BATCH)) + 1
+    for group in np.split(np.arange(len(rows)), bounds):
+        if not len(group):
+            continue
+        some, most = asked.some(rows[group]), steps[group]
+        read = some if reach is None else some.newest(reach + 1)  # the oldest one may move up
+        k = np.arange(count[group].max())
+        items = np.where(k < count[group, None], item[(begin[group, None] + k) % len(item)], 0)
+        owner = np.repeat(np.arange(len(group)), most + 1)
+        back = np.arange(len(owner)) - np.repeat(np.cumsum(most + 1) - most - 1, most + 1)
+        score = np.full((len(group), most.max() + 1, len(k)), np.nan)
+        rank = score.copy()
+        possible = np.flatnonzero((back == 0) | (some.lengths[owner] > 1))
+        for part in np.split(possible, np.arange(BATCH, len(possible), BATCH)):
+            whose, left_out = owner[part], back[part]
+            barred = None
+            if exclude_seen:
+                seen = some.some(whose)
+                pairs = torch.repeat_interleave(torch.from_numpy(seen.lengths))
+                barred = pairs, torch.from_numpy(seen.items)
+            found = scorer.scores(read.some(whose).without(left_out))
+            ids = torch.from_numpy(items[whose])
+            score[whose, left_out], rank[whose, left_out] = (
+                x.numpy() for x in scores_and_ranks(found, choice, ids, barred)
+            )
+        rank[np.isnan(score)] = np.nan
+        ends, ages = np.cumsum(some.lengths)[:, None], np.arange(1, most.max() + 1)
+        past = np.where(ages <= most[:, None], some.items[np.maximum(ends - ages, 0)], 0)
+        changes = ((x[:, 1:] - x[:, :1]).transpose(0, 2, 1) for x in (score, rank))
+        yield Effects(items, past, score[:, 0], rank[:, 0], *changes)
+
+
+class ExplainingModel(FittedModel):
+    """What :class:`~recbole_pos.Recommender` has to explain what it recommends."""
+
+    @torch.inference_mode()
+    def explain(
+        self: Any,
+        history: Any = None,
+        items: Sequence[str] | None = None,
+        k: int = 10,
+        user: str | None = None,
+        exclude_seen: bool | None = None,
+        at: float | str | datetime | None = None,
+    ) -> pd.DataFrame:
+        """Return how score and rank of items change without each of the past interactions.
+
+        Each interaction is left out in turn, with its time; the others keep theirs, and the time of
+        the request stays. Items are ranked among the same candidates as before.
+        :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
+
+        Args:
+            history: one, as in :meth:`Recommender.recommend`.
+            items: names of those to explain; the k recommended ones if None.
+            k: how many are recommended.
+            user: a name of the data, instead of a history.
+            exclude_seen, at: as in :meth:`Recommender.recommend`.
+
+        Returns:
+            A row an item and a past interaction the model reads, items as given or the best first,
+            interactions that carried the item most first: ``item``, ``rank``, ``score``, ``past``,
+            the item of the interaction, ``steps_back``, 1 for the newest, ``score_change`` and
+            ``rank_change``: what is added without it; missing if it is the only one.
+
+        Raises:
+            UsageError: if nothing of the history is known, the model reads none, or an item cannot
+                be recommended.
+        """
+        if (history is None) == (user is None):
+            raise UsageError("give a history or a user, one of the two")
+        asked = self.read([history]) if user is None else self.of_users([user])
+        asked = self.requested(asked, at)
+        require_reasons(self.scorer, 1, asked)
+        if not asked.lengths[0]:
+            raise UsageError(
+                "history: no item of it is known to the model, so it gets the most popular items"
+            )
+        choice = self.choice()
+        if items is None:
+            item = next(self.ranked(asked, k, exclude_seen, choice))[2]
+        else:
+            item = np.array([self.require_id(name) for name in map(str, items)], dtype=np.int64)
+        if not len(item):
+            raise UsageError("items: none to explain")
+        if self.hides_seen(exclude_seen) and (seen := np.isin(item, asked.items)).any():
+            raise UsageError(
+                f"items: {shown(self.items[item[seen][0] - 1])} is in the history, and seen items "
+                "are excluded; set exclude_seen to false"
+            )
+        row = np.zeros(len(item), dtype=np.int64)
+        hide = self.hides_seen(exclude_seen)
+        (found,) = leave_one_out(self.scorer, asked, row, item, choice, hide)
+        return found.table(self.items)

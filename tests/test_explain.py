@@ -1,0 +1,229 @@
+"""Why an item is recommended: every change against two requests, in files, HTTP and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from schemes import shake
+from server import trained as train
+
+from recbole_pos.cli.main import main
+from recbole_pos.config.arguments import ServeArguments
+from recbole_pos.errors import UsageError
+from recbole_pos.inspect.explanation import draw_explanation
+from recbole_pos.layers import catalogue
+from recbole_pos.serve import explain
+from recbole_pos.serve.bodies import RecommendBody, Refusal, recommend
+from recbole_pos.serve.explain import reason_columns
+from recbole_pos.serve.recommender import Growth, Recommender
+
+L = 12  # MAX_ITEM_LIST_LENGTH of small models
+AT = 3e5
+
+
+@pytest.fixture
+def recommender(experiment: Callable) -> Callable[..., Recommender]:
+    def build(model: str, **options: Any) -> Recommender:
+        made = experiment(model, **options)
+        made.model.eval()
+        shake(made.model)
+        return Recommender(made, Growth())
+
+    return build
+
+
+def histories(seed: int = 0) -> list[dict[str, Any]]:
+    """Shorter and longer than the window, with items twice, unknown ones, one, and nothing."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for n, length in enumerate((5, 30, 1, 12, 0, 2)):
+        items = [f"i{i}" for i in rng.integers(0, 25, length)]
+        times = np.sort(rng.integers(0, 200_000, length)).tolist()
+        rows.append({"id": n, "items": items, "times": times})
+    rows[0]["items"][1] = "never heard of"
+    rows[3]["items"][-1] = rows[3]["items"][0]
+    return rows
+
+
+def in_loops(
+    trained: Recommender, history: dict[str, Any], items: list[str], hide: bool, **more: Any
+) -> dict[str, list[tuple[str, float, float]]]:
+    """By item, of each interaction, the newest first, what is added to score and rank without it:
+    by requests of one history each."""
+
+    def ask(one: dict[str, Any]) -> pd.DataFrame:
+        seen = history["items"] if hide else []
+        given = {"k": len(trained.items), "exclude_seen": False, "excluded": seen, **more}
+        return trained.recommend(histories=[one], **given).set_index("item").loc[items]
+
+    known = [n for n, name in enumerate(history["items"]) if name in trained.ids]
+    whole, changes = ask(history)[["score", "rank"]], {item: [] for item in items}
+    for n in known[::-1]:
+        rest = {
+            key: [x for i, x in enumerate(history[key]) if i != n] for key in ("items", "times")
+        }
+        change = (ask(rest)[["score", "rank"]] if len(known) > 1 else np.nan) - whole
+        for item in items:
+            changes[item].append((history["items"][n], *change.loc[item]))
+    return changes
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "hide"),
+    [
+        ("PosSASRec", {"position": ["to_rope", "learned"]}, False),
+        ("PosSASRec", {"position": ["hstu"], "request_time": "target"}, True),
+        ("AttrFormer", {"inference_relations": "own", "prior_weight": 0.0}, False),
+        ("SASRec", {}, True),
+        ("SessionKNN", {}, True),  # the newest alone counts, and most scores are equal
+    ],
+    ids=str,
+)
+def test_changes_are_those_of_two_requests(
+    recommender: Callable, monkeypatch: pytest.MonkeyPatch, model: str, options: dict, hide: bool
+) -> None:
+    """Of many histories at once, of one whose parts do not fit a batch, over parts of items."""
+    monkeypatch.setattr(explain, "BATCH", 7)
+    monkeypatch.setattr(catalogue, "PART", 9)
+    trained, rows = recommender(model, **options), histories()
+    at = {"at": AT} if options.get("request_time") else {}
+    linked = trained.scorer.reach is None
+    boosts = {"i3": 0.1}
+    asked = {"k": 3, "exclude_seen": hide, "boosts": boosts, **at}
+    found = trained.recommend(histories=rows, because=40, **asked)
+    pd.testing.assert_frame_equal(
+        found[["id", "rank", "item", "score", "by"]], trained.recommend(histories=rows, **asked)
+    )
+    alone = pd.concat([trained.recommend(histories=[r], because=40, **asked) for r in rows])
+    pd.testing.assert_frame_equal(found, alone.reset_index(drop=True), rtol=1e-4, atol=1e-5)
+    want_of = {
+        n: in_loops(trained, rows[n], table["item"].tolist(), hide, boosts=boosts, **at)
+        for n, table in found[found["by"] == "model"].groupby("id")
+    }
+    for one in found.to_dict("records"):
+        reasons = [tuple(one[name] for name in reason_columns(n)[-3:]) for n in range(1, 41)]
+        reasons = [reason for reason in reasons if reason[0] is not None]
+        if one["by"] == "popularity":
+            assert not reasons
+            continue
+        want = want_of[one["id"]][one["item"]]
+        if not linked:
+            assert all(abs(change) < 1e-5 for _, change, _ in want[L:])
+            want = want[:L]
+        if len(want) == 1:
+            assert [reason[0] for reason in reasons] == [want[0][0]]
+            assert pd.isna(reasons[0][1]) and pd.isna(reasons[0][2])
+            continue
+        carried = sorted(((s, r, name) for name, s, r in want if s < -1e-5), key=lambda x: x[0])
+        assert len(reasons) >= len(carried)
+        for (name, score, rank), (score_want, rank_want, name_want) in zip(
+            reasons, carried, strict=False
+        ):
+            np.testing.assert_allclose(score, score_want, rtol=1e-3, atol=2e-5)
+            assert (name, rank) == (name_want, rank_want)
+        assert all(abs(score) < 2e-5 for _, score, _ in reasons[len(carried) :])
+
+
+def test_every_interaction_is_explained(recommender: Callable) -> None:
+    trained, row = recommender("PosSASRec", position=["rope"]), histories()[3]
+    items = ["i30", "i31"]
+    found = trained.explain(row, items, exclude_seen=False)
+    assert len(found) == 2 * L and found["item"].drop_duplicates().tolist() == items
+    wanted = in_loops(trained, row, items, False)
+    for item, table in found.groupby("item"):
+        assert table["score_change"].is_monotonic_increasing
+        table = table.sort_values("steps_back")
+        assert table["steps_back"].tolist() == list(range(1, L + 1))
+        want = wanted[item]
+        assert table["past"].tolist() == [name for name, *_ in want]
+        np.testing.assert_allclose(table["score_change"], [x[1] for x in want], atol=2e-5)
+        assert table["rank_change"].tolist() == [x[2] for x in want]
+    best = trained.recommend(histories=[row], k=4)
+    assert trained.explain(row, k=4)["item"].drop_duplicates().tolist() == best["item"].tolist()
+    user = trained.dataset.field2id_token["user_id"][5]
+    assert set(trained.explain(user=user)["steps_back"]) <= set(range(1, L + 1))
+    refused: list[tuple[dict, str]] = [
+        ({"history": row, "user": user}, "give a history or a user"),
+        ({"history": []}, "history:"),
+        ({"history": row, "items": ["no such item"]}, "item 'no such item'"),
+        ({"history": row, "items": []}, "items:"),
+        ({"history": row, "items": row["items"][:1], "exclude_seen": True}, "items:"),
+    ]
+    for given, message in refused:
+        with pytest.raises(UsageError) as caught:
+            trained.explain(**given)
+        assert str(caught.value).startswith(message)
+
+
+def test_models_without_histories_are_refused(recommender: Callable) -> None:
+    for model in ("Pop", "BPR"):
+        with pytest.raises(UsageError) as caught:
+            recommender(model).recommend(because=1)
+        assert str(caught.value).startswith("because:")
+    related = recommender("AttrFormer", prior_weight=0.0)
+    with pytest.raises(UsageError) as caught:
+        related.recommend(because=1)
+    assert str(caught.value).startswith("because:")
+    for wrong in (-1, 1.5, 10**9):
+        with pytest.raises(UsageError) as caught:
+            related.recommend(histories=[["i1"]], because=wrong)
+        assert str(caught.value).startswith("because:")
+
+
+def test_over_http_it_is_a_list(recommender: Callable) -> None:
+    trained, rows = recommender("PosSASRec", position=["rope"]), histories()
+    body = RecommendBody(histories=rows, k=2, because=2)
+    answers = recommend(trained, body, ServeArguments())
+    table = trained.recommend(histories=rows, k=2, because=2).replace({np.nan: None})
+    for answer in answers:
+        mine = table[table["id"] == answer["id"]].to_dict("records")
+        for one, reasons in zip(mine, answer["because"], strict=True):
+            names = [one[f"because_{n}"] for n in (1, 2)]
+            assert [reason["item"] for reason in reasons] == [x for x in names if x is not None]
+            for n, reason in enumerate(reasons, 1):
+                assert list(reason) == ["item", "steps_back", "score_change", "rank_change"]
+                items = [i for i in rows[answer["id"]]["items"] if i in trained.ids]
+                assert items[-reason["steps_back"]] == reason["item"]
+                assert reason["rank_change"] == one[f"rank_change_{n}"]
+    assert recommend(trained, RecommendBody(histories=[], because=2), ServeArguments()) == []
+    with pytest.raises(Refusal) as caught:
+        recommend(trained, body, ServeArguments(max_left_out=20))
+    assert caught.value.status == 413
+
+
+@pytest.mark.slow
+def test_files_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a run folder and from Python: csv and parquet with columns, and a picture."""
+    run_dir = train(tmp_path / "run")
+    for name in ("found.csv", "found.parquet"):
+        asked = ["--users", "u7", "u9", "-k", "4", "--because", "2", "--out", tmp_path / name]
+        assert main(["recommend", str(run_dir), *map(str, asked)]) == 0
+    table = pd.read_csv(tmp_path / "found.csv")
+    assert list(table)[5:] == [
+        *("because_1", "score_change_1", "rank_change_1"),
+        *("because_2", "score_change_2", "rank_change_2"),
+    ]
+    kinds = pq.read_schema(tmp_path / "found.parquet")
+    assert [str(kinds.field(name).type) for name in reason_columns(1)] == [
+        *("string", "float", "int64"),
+    ]
+    columnar = pd.read_parquet(tmp_path / "found.parquet")
+    pd.testing.assert_frame_equal(columnar.fillna(0), table.fillna(0), check_dtype=False)
+    capsys.readouterr()
+    assert main(["inspect", "because", "--checkpoint", str(run_dir), "--user", "u9"]) == 0
+    assert "score_change" in capsys.readouterr().out
+    assert (run_dir / "because.png").stat().st_size > 10_000
+    trained = Recommender.load(run_dir)
+    for length in (2, 12):
+        found = trained.explain(list(trained.items[:length]), ["i7"], exclude_seen=False)
+        picture = draw_explanation(found, tmp_path / f"{length}.png", "the price is $5 and $6")
+        assert picture.stat().st_size > 5_000
+    with pytest.raises(UsageError) as caught:
+        draw_explanation(trained.explain(["i1"]), tmp_path / "one.png")
+    assert str(caught.value).startswith("history:")
