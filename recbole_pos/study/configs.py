@@ -25,6 +25,7 @@ NUMERICS = 1  # raised when the same options would give other numbers
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    "memory_limit",
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
