@@ -90,7 +90,7 @@ class BulkRequest:
         data_path: the folder that holds the folder of the dataset.
         at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
-        because: how many past interactions that carried an item are told of it.
+        because: how many past interactions that carried an item are named.
     """
 
     run_dir: str | Path

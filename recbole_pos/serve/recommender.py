@@ -233,7 +233,7 @@ class Recommender(ExplainingModel):
                 or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
             at: when they are asked for, for those whose history has no time: a time as in
                 ``times``; now if None. For models with ``request_time: target``.
-            because: how many of the past interactions that carried an item are told of it; see
+            because: how many of the past interactions that carried an item are named; see
                 :meth:`explain`.
 
         Warns:
@@ -276,7 +276,7 @@ class Recommender(ExplainingModel):
 
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
-        """What histories may say of interactions and users, beside items and times."""
+        """The fields that histories may give of interactions and users, beside items and times."""
         names = self.dataset.field2id_token
 
         def describe(name: str, embed: Any) -> Field:
