@@ -356,7 +356,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "AttrFormer",
         {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}},
-        "every kind",
+        "relates",
     ),
     ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}}, "every kind"),
     ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),
