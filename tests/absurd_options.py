@@ -109,6 +109,8 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
         small.pop("n_heads", None)
     if model in (*BUILTIN_GENERAL, "SessionKNN", "SessionFPMC", "FPMC"):  # know no history
         small.pop("MAX_ITEM_LIST_LENGTH", None)
+    if model in ("Pop", "ItemKNN", "SPop", "SessionKNN"):  # count
+        small.pop("train_batch_size", None)
     if key == "data_path":
         return model, {**small, "given_path": value}, key
     return model, {**small, **(given or {}), key: value}, key

@@ -196,8 +196,9 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
             items[events] = 1 + items[events] % (model.n_items - 1)
             got = model.compute_states(rows)
             items.copy_(kept)
-            assert torch.equal(got[place], want[place])
-            moved += int(not torch.equal(got, want))
+            # not to the bit: what stands beside a row decides in which order sums are made
+            torch.testing.assert_close(got[place], want[place], rtol=0, atol=1e-6)
+            moved += int(not torch.allclose(got, want, rtol=0, atol=1e-4))
     return moved
 
 

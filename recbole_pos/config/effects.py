@@ -92,6 +92,11 @@ def trained(config: Options, value: Any) -> str | None:
     return None
 
 
+def repeated(config: Options, value: Any) -> str | None:
+    """As above; a model that counts does so in one epoch, with or without validation."""
+    return None if value <= 1 else trained(config, value)
+
+
 def unused_by(model: str) -> Condition:
     """Read by all models but one of RecBole's, whose code asks for it and does nothing with it."""
     wrong = f"is an option of RecBole's {model} that its computation does not use"

@@ -161,6 +161,7 @@ _EPOCH = {
 SCHEMA: dict[str, Any] = {
     "data": (None, str),
     "fields": (None, {str: str}),
+    "known": (None, str),
     "config": {str: _is_plain},
     "progress": {
         "next_epoch": is_count,
@@ -183,7 +184,13 @@ SCHEMA: dict[str, Any] = {
     "steps": is_count,
     "average": (None, {str: is_tensor}),
 }
-_SINCE = ("data", "fields", "steps", "average")  # parts that earlier versions did not write
+_SINCE = (
+    "data",
+    "fields",
+    "known",
+    "steps",
+    "average",
+)  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

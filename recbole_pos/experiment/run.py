@@ -190,7 +190,7 @@ def load_without_data(path: str | Path) -> Experiment:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
     catalogue: Any = Catalogue(config, known)
     model = build_model(config, catalogue, catalogue)
-    load_best(model, file)
+    load_best(model, file, known=known)
     model.eval()
     warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)
