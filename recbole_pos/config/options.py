@@ -169,7 +169,6 @@ _TABLE: list[Option] = [
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
     _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
-    _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
     Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
