@@ -142,7 +142,7 @@ class PosConfig(Config):
             (file, self._without_removed(read_yaml(preset_or_file(file)), f"{file}: "))
             for file in file_list or []
         ]
-        return {}  # what they say depends on the model, see _options_for
+        return {}  # their meaning depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
         # typed already; RecBole would eval strings

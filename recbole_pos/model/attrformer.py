@@ -246,7 +246,7 @@ class AttrFormer(PosSASRec):
     def _target_events(self, interaction: Interaction) -> np.ndarray:
         if TARGET_EVENT not in interaction:
             raise UsageError(
-                f"AttrFormer looks relations up by event: rows must say {shown(TARGET_EVENT)}, the "
+                f"AttrFormer looks relations up by event: rows need {shown(TARGET_EVENT)}, the "
                 "place of their target in the log, as those of the plugin's datasets do"
             )
         return interaction[TARGET_EVENT].cpu().numpy()
