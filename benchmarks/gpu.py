@@ -2,7 +2,7 @@
 
 Every section is a process of its own with a limit in seconds, so that memory is its own and one
 that fails or hangs leaves the others. Data are generated, but for ml-100k. On a machine without a
-GPU ``--tiny`` runs all of it in small sizes: the numbers then say nothing.
+GPU ``--tiny`` runs all of it in small sizes: the numbers then mean nothing.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def page(found: dict[str, tuple[list[list[str]], str]], tiny: bool) -> str:
         "same precision.",
     ]
     if tiny:
-        parts.append("**Tiny sizes, to see that it runs: the numbers say nothing.**")
+        parts.append("**Tiny sizes, to see that it runs: the numbers mean nothing.**")
     for name, (rows, wrong) in found.items():
         lines = ["| " + " | ".join(row) + " |" for row in rows]
         lines[1:1] = ["|" + "---|" * len(row) for row in rows[:1]]

@@ -263,7 +263,7 @@ class _Cell:
 
 
 class _Console(Console):
-    """Rich's, which would end the process, and say nothing, where nothing reads any more."""
+    """Rich's, which would end the process, silently, where nothing reads any more."""
 
     def on_broken_pipe(self) -> None:
         """Rich's hook, within the handling of the error."""

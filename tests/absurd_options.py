@@ -22,7 +22,13 @@ from recbole_pos.config.options import of_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, EXTRA_KEYS, PosConfig
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.model.models import BASELINES, BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, MODELS
+from recbole_pos.model.models import (
+    BASELINES,
+    BUILTIN_GENERAL,
+    BUILTIN_SEQUENTIAL,
+    LOSSES,
+    MODELS,
+)
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -82,10 +88,12 @@ def cases(data_path: str) -> list[Case]:
         model = NAMES[number % len(NAMES)]
         given = {"numerical_features": ["price"]} if key == "discretization" else {}
         found.append(make_case(model, keys[model], key, {name: value}, given))
-    more = [{"position": [scheme]} for scheme in SCHEMES] + [{"loss_type": "SCE"}]
+    more = [{"position": [scheme]} for scheme in SCHEMES] + [
+        {"loss_type": name} for name in LOSSES[1:]
+    ]
     for given in more:
-        name = given.get("position", ["SCE"])[0]
-        folder = "position" if "position" in given else "loss"
+        folder, name = next(iter(given.items()))
+        folder, name = ("position", name[0]) if folder == "position" else ("loss", name)
         for key in read_yaml(ROOT / folder / f"{name}.yaml"):
             found += [
                 make_case("PosSASRec", [*keys["PosSASRec"], key], key, v, given) for v in VALUES
@@ -101,6 +109,8 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
         small.pop("n_heads", None)
     if model in (*BUILTIN_GENERAL, "SessionKNN", "SessionFPMC", "FPMC"):  # know no history
         small.pop("MAX_ITEM_LIST_LENGTH", None)
+    if model in ("Pop", "ItemKNN", "SPop", "SessionKNN"):  # count
+        small.pop("train_batch_size", None)
     if key == "data_path":
         return model, {**small, "given_path": value}, key
     return model, {**small, **(given or {}), key: value}, key
@@ -115,7 +125,7 @@ class Limited:
         self.given, self.process = (data_path, str(folder)), None
 
     def try_out(self, case: Case) -> tuple[str, str]:
-        """Return what came of a case, and what was said."""
+        """Return the outcome of a case and its output."""
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, end = context.Pipe()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recbole_pos.distributed import Shard, SharedLoss, over_whole_batch
 from recbole_pos.experiment.environment import Rank
 from recbole_pos.experiment.rendezvous import Rendezvous
+from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 
 
@@ -72,15 +73,17 @@ def summed_gradients(rank: int, size: int) -> dict[str, Any]:
 
 
 def sampled_loss(rank: int, size: int) -> dict[str, Any]:
-    """SCE of batches of 7 rows and of 1, in parts and by one process."""
+    """SCE and in_batch of batches of 7 rows and of 1, in parts and by one process."""
     found: dict[str, Any] = {}
-    for rows, mix in ((7, False), (7, True), (1, False)):
+    for rows, mix in ((7, False), (7, True), (1, False), (7, None)):
         torch.manual_seed(rows)
         encoder, items = nn.Linear(4, 4), nn.Embedding(30, 4)
         model = nn.ModuleList([encoder, items])
         x, targets = torch.randn(rows, 4), torch.randint(1, 30, (rows,))
         sizes = {"n_buckets": 3, "bucket_size_x": 2, "bucket_size_y": 6}
         alone = functools.partial(scalable_cross_entropy, **sizes, mix_x=mix)
+        if mix is None:
+            alone = SampledLoss("in_batch", torch.ones(30), logq_correction="refined")
         shard = Shard(rank, size)
         together = over_whole_batch(alone, shard)
 

@@ -550,3 +550,43 @@ def bucket_cross_entropy(
             losses.setdefault(i, []).append(torch.log(sum(others, start=own)) - torch.log(own))
     largest = [max(found, key=Tensor.item) for found in losses.values()]
     return sum(largest) / len(largest), sorted(losses)
+
+
+def sampled_loss(
+    kind: str,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    negatives: list[list[int]],
+    q: list[float],
+    correction: str = "none",
+    t: float = 0.0,
+) -> Tensor:
+    """The mean loss of positions, each with negatives of its own.
+
+    ``refined`` is that of arXiv 2507.09331: of the negatives, with the weight 1 - P(t) that has no
+    gradient; so its gradient is compared, not its value.
+    """
+    items = len(weight) - 1
+    total = torch.zeros((), dtype=hidden.dtype)
+    for h, target, ids in zip(hidden, targets.tolist(), negatives, strict=True):
+        n, score = len(ids), h @ weight[target]
+        others = [(h @ weight[j], q[j]) for j in ids if j != target]
+        if kind in ("BCE", "gBCE"):
+            alpha = n / (items - 1)
+            beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
+            loss = -beta * torch.log(torch.sigmoid(score))
+            for z, _ in others:
+                loss = loss - torch.log(1 - torch.sigmoid(z)) / (1 - q[target])
+            total = total + loss / (n + 1)
+        elif correction == "refined":
+            negative = sum(torch.exp(z) / p for z, p in others)
+            estimate = negative / (n if kind != "in_batch" else len(hidden) - 1)
+            unsure = 1 - torch.exp(score) / (torch.exp(score) + estimate)
+            total = total + unsure.detach() * -torch.log(torch.exp(score) / negative)
+        else:
+            own = q[target] if correction == "standard" else 1.0
+            shifted = torch.exp(score) / own
+            rest = sum(torch.exp(z) / (p if correction == "standard" else 1) for z, p in others)
+            total = total - torch.log(shifted / (shifted + rest))
+    return total / len(hidden)

@@ -127,9 +127,10 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
     )
     torch.testing.assert_close(model.window_loss(batch), want)
     plain = {"prior_weight": 0.0}
-    assert open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.betas == [1.0, 0.5]
+    betas = open_shop(folder, **plain, future_weights=[1.0, 0.5]).model.future.weights
+    assert betas.tolist() == [1.0, 0.5]
     made = open_shop(folder, **plain, future_weights=[1.0, 0.0], loss_type="SCE")
-    assert made.model.betas == [1.0]
+    assert made.model.future.weights.tolist() == [1.0]
 
 
 # Without relations, and with a few
@@ -170,7 +171,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     made_tables = {name: table.astype(object) for name, table in tables().items()}
     item, user, inter = (made_tables[name] for name in ("item", "user", "inter"))
     numbers, names = ["price:float", "weight:float"], ["brand:token", "tags:token_seq"]
-    item[[*numbers, *names]] = user[["country:token", "age:float"]] = ""
+    item[[*numbers, *names]] = user[["country:token", "age:float"]] = None
     item.loc[0, numbers], item.loc[0, names] = 1.0, "other"  # of an item that leaves
     user.loc[2, "age:float"], user.loc[2, "country:token"] = 30.0, "NO"
     left = (inter["item_id:token"] == item["item_id:token"][0]) | (inter["user_id:token"] == "u2")

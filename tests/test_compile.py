@@ -75,6 +75,7 @@ def test_it_learns_the_same_with_a_graph_for_all_sizes(
         *((name, {}) for name in ("PosRec", "AttrFormer", "SASRec")),
         ("FPARec", {"augmentation": "prefix"}),
         ("FPARec", {"loss_type": "SCE"}),
+        ("FPARec", {"target_window": 2}),
     ],
     ids=str,
 )

@@ -41,6 +41,8 @@ FEW: list[tuple[str, dict[str, Any]]] = [
     ("PosSASRec", {"position": ["cape"]}),
     ("PosSASRec", {"block": "hstu"}),
     ("PosSASRec", {"loss_type": "SCE"}),
+    ("FPARec", {"loss_type": "sampled_softmax", "negative_sampler": "popularity"}),
+    ("FPARec", {"target_window": 3, "ema_decay": 0.9, "warmup_steps": 2}),
     ("PosRec", {"position": ["lpe2d"], "augmentation": "prefix"}),
     ("AttrFormer", {"cross_sequence": "time_respecting"}),
     ("SASRec", {"augmentation": "all_positions"}),
@@ -54,6 +56,7 @@ MANY: list[tuple[str, dict[str, Any]]] = [
     ("AttrFormer", {"relations": ["time", "position"]}),
     ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
     ("PosSASRec", {"train_windows": "sliding"}),
+    *(("PosSASRec", {"loss_type": name}) for name in ("BCE", "gBCE", "in_batch")),
     ("TORoPE", {"batch_shapes": "fixed", "train_windows": "chunk"}),
     *((name, {"augmentation": "prefix"}) for name in ("PosSASRec", "TORoPE")),
     ("AttrFormer", {"augmentation": "prefix", "chunking": False}),
@@ -72,8 +75,8 @@ def there(model: str, folder: Path, **options: Any) -> Experiment:
 
 
 def waits(options: dict[str, Any]) -> bool:
-    """Which products of scalable cross-entropy are large only values tell."""
-    return options.get("loss_type") == "SCE"
+    """Which products of scalable cross-entropy are large, which targets differ: values tell."""
+    return options.get("loss_type") in ("SCE", "in_batch")
 
 
 @pytest.mark.parametrize(("model", "options"), CASES, ids=str)

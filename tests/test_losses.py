@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from pathlib import Path
@@ -16,8 +17,13 @@ from recbole.data.interaction import Interaction
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks, losses, sce
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sampled import SAMPLED as losses_against_some
+from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.model.models import LOSSES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
@@ -231,6 +237,175 @@ def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
     assert ((buckets != 0).sum(0).bool().tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 
 
+# Several targets of a state
+
+
+@pytest.mark.parametrize("windows", [{}, {"train_windows": "sliding", "window_stride": 5}], ids=str)
+def test_later_targets_end_where_training_does(experiment, windows: dict) -> None:
+    """Against loops: no item of another user, none that is held out; their mean."""
+    split = {"split": {"RS": [0.7, 0.1, 0.2]}}
+    made = experiment(
+        "PosSASRec", target_window=3, eval_args=split, hidden_dropout_prob=0.0, **windows
+    )
+    model, log, part = made.model, made.dataset.log, made.dataset.part
+    assert (part != TRAIN).any()
+    vectors, short = model.item_embedding.weight, 0
+    for batch in made.trainer.training_loader(made.loaders["train"]):
+        events = batch.events if batch.positions is None else batch.events[batch.positions]
+        futures = []
+        for event in (events + 1).tolist():
+            own = range(event, min(event + 3, len(log)))
+            futures.append(
+                [
+                    int(log.items[i])
+                    for i in own
+                    if log.users[i] == log.users[event] and part[i] == TRAIN
+                ]
+            )
+        assert [future[0] for future in futures] == batch.targets.tolist()
+        short += sum(len(future) < 3 for future in futures)
+        ctx = SequenceContext.from_lengths(
+            batch.lengths, model.max_seq_length, None, batch.items, width=batch.width
+        )
+        states = model.states(batch.items, ctx, batch.positions)
+        pairs = [(i, item) for i, future in enumerate(futures) for item in future]
+        state, item = (torch.tensor(part) for part in zip(*pairs, strict=True))
+        want = losses.full_cross_entropy(states[state], vectors, item)
+        want = want * len(pairs) / len(futures) / 3
+        torch.testing.assert_close(model.window_loss(batch), want)
+        one = losses.full_cross_entropy
+        model.loss = functools.partial(one)  # as one that cannot have several at once
+        torch.testing.assert_close(model.window_loss(batch), want)
+        model.loss = one
+    assert short > 2
+
+
+# Losses against sampled items
+
+
+SAMPLED = [
+    *(("BCE", sampler, 1, "none") for sampler in ("uniform", "popularity")),
+    ("BCE", "in_batch", 7, "none"),
+    ("gBCE", "uniform", 5, "none"),
+    *(("sampled_softmax", "uniform", 4, correction) for correction in ("none", "refined")),
+    *(("sampled_softmax", "popularity", 60, name) for name in ("none", "standard", "refined")),
+    ("sampled_softmax", "in_batch", 9, "standard"),
+    *(("in_batch", "in_batch", 0, correction) for correction in ("none", "standard", "refined")),
+]
+
+
+def sampled(kind: str, sampler: str, n: int, correction: str, items: int = 23) -> SampledLoss:
+    """The loss, after counts of which one is zero."""
+    counts = torch.randint(0, 9, (items,), generator=torch.Generator().manual_seed(1))
+    counts[3] = 0
+    t = 0.7 if kind == "gBCE" else 0.0
+    return SampledLoss(kind, counts, n or 1, sampler, correction, t)
+
+
+@pytest.mark.parametrize("chunk", [64, 2**20])
+@pytest.mark.parametrize(("kind", "sampler", "n", "correction"), SAMPLED, ids=str)
+def test_sampled_losses_equal_the_loops(monkeypatch, chunk, kind, sampler, n, correction) -> None:
+    """Value and gradients given the sampled items, which are their position's target at times."""
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk)
+    monkeypatch.setattr("recbole_pos.layers.sampled.MIN_ROWS", 3)
+    hidden, weight, targets, _ = example()
+    loss, m = sampled(kind, sampler, n, correction), len(targets)
+    if kind == "in_batch":
+        got, own = loss(hidden, weight, targets), [targets.tolist()] * m
+    else:
+        items = loss.sample(targets)
+        assert items.shape[1] == n and (items > 0).all()
+        assert len(items) == -(-m // min(n, max(3, chunk // n)))
+        own = [items[i % len(items)].tolist() for i in range(m)]
+        got = loss.against(hidden, weight, targets, items)
+        torch.manual_seed(5)
+        once = loss(hidden, weight, targets)
+        torch.manual_seed(5)
+        assert torch.equal(once, loss.against(hidden, weight, targets, loss.sample(targets)))
+    assert any(int(target) in ids for target, ids in zip(targets, own, strict=True)) or n < 4
+    q = loss.log_q.exp().tolist()
+    want = reference.sampled_loss(kind, hidden, weight, targets, own, q, correction, loss.gbce_t)
+    if correction != "refined":
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    found, wanted = (torch.autograd.grad(3 * x, (hidden, weight)) for x in (got, want))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    touched = {*targets.tolist(), *(j for ids in own for j in ids)}
+    assert (found[1].any(1).nonzero()[:, 0] == torch.tensor(sorted(touched))).all()
+    if n:  # what is requested only
+        got = loss.against(hidden, weight.detach(), targets, items)
+        assert torch.equal(torch.autograd.grad(3 * got, hidden)[0], found[0])
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "popularity"])
+def test_sampling_is_unbiased(sampler: str) -> None:
+    """Over every negative there may be, times its probability: the sums over all other items."""
+    hidden, weight, targets, _ = (x.detach() for x in example(m=1))
+    z, target = (weight @ hidden[0])[1:], int(targets[0]) - 1
+    others = torch.arange(22) != target
+    softmax, binary = (
+        sampled(kind, sampler, 1, correction)
+        for kind, correction in (("sampled_softmax", "refined"), ("BCE", "none"))
+    )
+    q = softmax.log_q.exp()[1:]
+    assert q.sum() == pytest.approx(1) and (q > 0).all()
+    mean = {}
+    for loss in (softmax, binary):
+        every = [loss.against(hidden, weight, targets, torch.tensor([[j]])) for j in range(1, 23)]
+        values = torch.stack(every)
+        if loss is softmax:
+            values = torch.expm1(values) * z[target].exp()
+        mean[loss.loss_type] = (q * values).sum()
+    torch.testing.assert_close(mean["sampled_softmax"], z[others].exp().sum())
+    own = q / (1 - q[target])
+    negative = (own * torch.nn.functional.softplus(z))[others].sum()
+    want = (torch.nn.functional.softplus(-z[target]) + negative) / 2
+    torch.testing.assert_close(mean["BCE"], want)
+
+
+def test_items_are_sampled_as_they_should() -> None:
+    """Frequencies within five standard deviations; about as many as there are positions."""
+    targets = torch.randint(1, 23, (30_000,)) % 7 + 1
+    for sampler in ("uniform", "popularity", "in_batch"):
+        loss = sampled("sampled_softmax", sampler, 64, "none")
+        items = loss.sample(targets)
+        assert len(targets) <= items.numel() < len(targets) + 64
+        q = loss.log_q.exp()
+        if sampler == "in_batch":
+            q = targets.bincount(minlength=23) / len(targets)
+        count = items.flatten().bincount(minlength=23)
+        assert count[0] == 0
+        spread = (items.numel() * q * (1 - q)).sqrt()
+        assert ((count - items.numel() * q).abs() <= 5 * spread).all(), sampler
+
+
+@pytest.mark.parametrize("kind", ["gBCE", "sampled_softmax", "in_batch"])
+def test_sampled_losses_make_neither_logits_nor_vectors_of_pairs(kind: str) -> None:
+    """Vectors of negatives are as many as positions; no batch of logits is held."""
+    m, items, d, n = 8192, 400_000, 16, 1024
+    hidden, weight = (torch.randn(n, d, requires_grad=True) for n in (m, items))
+    loss = SampledLoss(kind, torch.ones(items), n)
+    targets = torch.randint(1, items, (m,))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        loss(hidden, weight, targets).backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest < 1.2 * items * d * 4 < m * n * 4 < m * n * d * 4 / 8
+
+
+@pytest.mark.parametrize("kind", ["gBCE", "sampled_softmax", "in_batch"])
+def test_sampled_losses_with_large_logits_and_with_nothing_to_learn(kind: str) -> None:
+    """Float32 logits of +-1000; and a batch whose only negatives are its targets."""
+    hidden = torch.tensor([[1000.0, 0.0]] * 2, requires_grad=True)
+    weight = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    loss = SampledLoss(kind, torch.ones(3), 2)
+    value = loss.against(hidden, weight, torch.tensor([2, 1]), torch.tensor([[1, 2]]))
+    value.backward()
+    assert value.item() > 300 and hidden.grad.isfinite().all()
+    same = torch.tensor([1, 1])
+    value = loss.against(hidden, weight, same, torch.tensor([[1, 1]]))
+    assert value.item() == 0
+    assert torch.autograd.grad(value, hidden)[0].isfinite().all()
+
+
 @pytest.mark.slow
 def test_every_model_and_batch_format_takes_the_loss(experiment) -> None:
     for model in [*recbole_pos.model.models.MODELS, "FGNN"]:
@@ -260,7 +435,10 @@ def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
     parameters = inspect.signature(sce.scalable_cross_entropy).parameters.values()
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert set(read_yaml(ROOT / "loss" / "SCE.yaml")) == keywords
-    assert {p.stem for p in (ROOT / "loss").iterdir()} == {"SCE"}
+    assert {p.stem for p in (ROOT / "loss").iterdir()} == {*LOSSES} - {"CE"}
+    assert LOSSES == ("CE", "SCE", *losses_against_some)
+    own = {field.name for field in dataclasses.fields(SampledLoss)}
+    assert all({*read_yaml(ROOT / "loss" / f"{name}.yaml")} <= own for name in LOSSES[2:])
     config = Config("FPARec", "tiny", config_dict={"loss_type": "SCE", "data_path": str(tiny)})
     assert config["bucket_size_y"] == 256 and config["n_buckets"] is None
     given = PosConfig("FPARec", "ml-100k", None, {"loss_type": "SCE", "bucket_size_x": 7})
@@ -276,6 +454,20 @@ def test_the_yaml_has_the_options_of_the_loss(tiny: Path) -> None:
         ("SASRec", {"loss_type": "SCE"}, "loss_type"),
         ("BPR", {"loss_type": "SCE"}, "loss_type"),
         ("FPARec", {"loss_type": "SCE", "bucket_size": 1}, "bucket_size_"),
+        ("PosSASRec", {"loss_type": "in_batch", "negatives": 5}, "negatives"),
+        ("PosSASRec", {"loss_type": "BCE", "logq_correction": "none"}, "logq_correction"),
+        ("PosSASRec", {"loss_type": "gBCE", "negative_sampler": "popularity"}, "negative_sampler"),
+        ("PosSASRec", {"loss_type": "gBCE", "gbce_t": 1.5}, "gbce_t"),
+        ("PosSASRec", {"loss_type": "BCE", "negatives": 0}, "negatives"),
+        ("GRU4Rec", {"loss_type": "gBCE"}, "loss_type"),
+        ("GRU4Rec", {"augmentation": "all_positions", "target_window": 3}, "target_window"),
+        ("AttrFormer", {"target_window": 3}, "target_window.*future_weights"),
+        ("PosSASRec", {"augmentation": "prefix", "target_window": 3}, "target_window"),
+        (
+            "PosSASRec",
+            {"loss_type": "sampled_softmax", "logq_correction": "standard"},
+            "negative_sampler: uniform",
+        ),
         (
             "FPARec",
             {"loss_type": "SCE", "train_neg_sample_args": {"distribution": "uniform"}},

@@ -85,7 +85,7 @@ def test_a_gradient_of_ones_own_is_dense() -> None:
 def trained(experiment: Any, monkeypatch: Any, kept: bool, model: str, **options: Any) -> Any:
     """Weights after an epoch, and whether the gradient was kept."""
     monkeypatch.setattr(training, "LARGE", 0 if kept else 2**40)
-    made = experiment(model, loss_type="SCE", bucket_size_y=5, **options)
+    made = experiment(model, **{"loss_type": "SCE"} | options)
     seen, step = [], made.trainer._step
     monkeypatch.setattr(
         made.trainer, "_step", lambda *given: (step(*given), seen.append(made.trainer.kept))
@@ -102,6 +102,8 @@ def trained(experiment: Any, monkeypatch: Any, kept: bool, model: str, **options
         ("FPARec", {"clip_grad_norm": {"max_norm": 0.01}, "weight_decay": 0.1}),
         ("PosSASRec", {"augmentation": "prefix", "learner": "sgd", "train_batch_size": 128}),
         ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
+        ("FPARec", {"loss_type": "gBCE", "train_batch_size": 128}),
+        ("FPARec", {"loss_type": "in_batch", "train_batch_size": 128}),
         ("PosRec", {"train_batch_size": 128}),
     ],
 )

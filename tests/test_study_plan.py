@@ -12,6 +12,7 @@ import yaml
 
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.study.asked import plan_of_models
+from recbole_pos.study.configs import row_config, run_digest
 from recbole_pos.study.expand import (
     check_plan,
     digest,
@@ -420,6 +421,15 @@ def test_digest_is_of_values_not_of_how_they_are_written():
 
 def test_digest_stays_the_same_from_version_to_version():
     assert digest({"model": "SASRec", "lr": 1e-3}, "split") == "2e036afcd2f1a1f3"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("FPARec", "a5c53560ac9dcbbc"), ("SASRec", "50a975b17e005ea1"), ("Pop", "b61f3de3c50cb48b")],
+)
+def test_runs_of_0_2_keep_their_names(model, name):
+    """An option that is new changes none where it is left out, so nothing is trained again."""
+    assert run_digest(row_config({"model": model, "dataset": "ml-100k"}), {"data": "x"}) == name
 
 
 def test_digest_takes_plain_values_only():

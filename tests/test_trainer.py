@@ -78,11 +78,20 @@ def test_same_seed_same_bits(tiny: Path, tmp_path: Path) -> None:
     assert list((whole / "tensorboard").iterdir())
 
 
-# a plugin model; batches of bounded events; a built-in whose loader has a generator and whose loss
-# draws from numpy; one that keeps more than weights
+FALLING = {"lr_scheduler": "cosine", "warmup_steps": 9, "ema_decay": 0.9}
+AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity", "negatives": 5}
+
+
+# a plugin model; batches of bounded events, whose number differs by epoch; a built-in whose loader
+# has a generator and whose loss draws from numpy; one that keeps more than weights
 @pytest.mark.parametrize(
     ("model", "options"),
-    [("FPARec", {}), ("FPARec", {"train_batch_events": 40}), ("FPMC", {}), ("Pop", {})],
+    [
+        ("FPARec", {}),
+        ("FPARec", {"train_batch_events": 40, **FALLING, **AGAINST_SOME}),
+        ("FPMC", {}),
+        ("Pop", {}),
+    ],
     ids=str,
 )
 def test_resume_equals_uninterrupted(
@@ -104,6 +113,80 @@ def test_resume_equals_uninterrupted(
     np.random.seed(99), torch.manual_seed(99)
     recbole_pos.run(resume=broken, verbose=False)
     assert_same(whole, broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "warmup"),
+    [
+        ({"lr_scheduler": "cosine"}, 4),
+        ({"lr_scheduler": "linear"}, 0),
+        ({"lr_scheduler": "step", "lr_decay_step": 2}, 3),
+        ({"lr_decay_step": 2}, 0),
+        ({}, 0),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_of_every_step(
+    experiment, monkeypatch, options: dict[str, Any], warmup: int
+) -> None:
+    """Against torch's schedulers, which are chains of factors; the last one ends near 0."""
+    made = experiment("FPARec", learning_rate=0.5, epochs=4, warmup_steps=warmup, **options)
+    trainer, rates = made.trainer, []
+    loader = trainer.training_loader(made.loaders["train"])
+    step, n = trainer._step, len(loader)
+    assert n > warmup
+
+    def seen(*given: Any) -> None:
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        step(*given)
+
+    monkeypatch.setattr(trainer, "_step", seen)
+    for epoch in range(4):
+        trainer._train_epoch(loader, epoch)
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    kind = options.get("lr_scheduler", "none")
+    if kind == "cosine":
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(other, 4 * n - warmup)
+    elif kind == "linear":
+        falling = torch.optim.lr_scheduler.LinearLR(other, 1.0, 0.0, 4 * n - warmup)
+    else:
+        falling = torch.optim.lr_scheduler.StepLR(other, 2 * n if options else 10**9, 0.1)
+    want = [0.5 * (i + 1) / (warmup + 1) for i in range(warmup)]
+    for number in range(4 * n):
+        if number >= warmup:
+            want.append(other.param_groups[0]["lr"])
+        if number >= warmup or kind in ("step", "none"):  # whole epochs
+            other.step(), falling.step()
+    assert rates == pytest.approx(want, rel=1e-9, abs=1e-12)
+    assert kind not in ("cosine", "linear") or 0 < rates[-1] < 0.03
+
+
+def test_the_average_of_weights_is_evaluated_and_kept(experiment, monkeypatch) -> None:
+    """Against a loop; training goes on from the weights themselves."""
+    made = experiment("FPARec", ema_decay=0.5, epochs=1)
+    trainer, model = made.trainer, made.model
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step, evaluate, after = trainer._step, trainer.evaluate, []
+
+    def stepped(*given: Any) -> None:
+        step(*given)
+        decay = min(0.5, (len(after) + 1) / (len(after) + 10))
+        for name, p in model.named_parameters():
+            own[name] = decay * own[name] + (1 - decay) * p.detach()
+        after.append({name: p.detach().clone() for name, p in model.named_parameters()})
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        torch.testing.assert_close(dict(model.named_parameters()), own)
+        return evaluate(*given, **more)
+
+    monkeypatch.setattr(trainer, "_step", stepped)
+    monkeypatch.setattr(trainer, "evaluate", evaluated)
+    trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
+    assert len(after) > 3
+    for name, p in model.named_parameters():
+        assert torch.equal(p, after[-1][name])
+        torch.testing.assert_close(trainer.best_weights["state_dict"][name], own[name])
+        assert not torch.equal(p, own[name])
 
 
 @pytest.mark.parametrize("learner", ["adamw", "sgd", "adagrad", "rmsprop"])

@@ -85,7 +85,7 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
     toeplitz = settings(file, "KernelAttention", {"kernel_l": "toeplitz"}).space
     assert len(toeplitz.grid()) == 4
     with pytest.raises(UsageError, match=r"space.yaml, line 1: kernel_band.*never holds"):
-        settings(file, "KernelAttention")  # full, unless told otherwise
+        settings(file, "KernelAttention")  # full by default
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,21 @@ def test_a_search_belongs_to_its_attributes(tmp_path: Path) -> None:
         UsageError, match="the values of brand, or .* have changed since the search began"
     ):
         _prepare(SearchFolder(tmp_path).read())
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "inside", "outside"),
+    [
+        ("choice", [1, "a"], "a", "b"),
+        ("loguniform", [0.1, 0.4], 0.4, 0.41),
+        ("randint", [1, 3], 2, 2.5),
+        ("quniform", [0.0, 0.3, 0.1], 0.2, 0.25),
+    ],
+)
+def test_what_can_be_drawn(kind: str, values: list, inside: Any, outside: Any) -> None:
+    """What a pack or a condition says of a parameter is held against it."""
+    parameter = Parameter("x", kind, values, "here")
+    assert parameter.has(inside) and not parameter.has(outside) and not parameter.has(None)
 
 
 def test_a_folder_is_of_one_search(tmp_path: Path) -> None:

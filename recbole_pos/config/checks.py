@@ -15,6 +15,7 @@ from recbole_pos.config.option import Option, check_kind, check_plain
 from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, rule
 from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.model.models import LOSSES
 from recbole_pos.values import is_whole, nearest, shown
 
 
@@ -169,9 +170,10 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     """Check that a pairwise loss has negatives (after RecBole has derived the input type)."""
     without = config["train_neg_sample_args"]["distribution"] == "none"
     loss, pairwise = config.get("loss_type"), config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    if loss == "SCE" and not without:  # RecBole says it of CE
-        raise UsageError("train_neg_sample_args: SCE chooses items itself; leave it out")
-    if pairwise and without and loss not in ("CE", "SCE"):
+    if loss in LOSSES[1:] and not without:  # RecBole says it of CE
+        how = "; negatives says how many" if "negatives" in config else ""
+        raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
+    if pairwise and without and loss not in LOSSES:
         raise UsageError(
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"

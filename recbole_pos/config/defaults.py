@@ -7,7 +7,7 @@ from typing import Any
 
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import rule
-from recbole_pos.model.models import ADDED, MODELS, TABLES, on_our_base
+from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
@@ -35,8 +35,9 @@ def plugin_defaults(
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
             schemes.update(SCHEMES.defaults(name))
-    sampled = (loss_type or own.get("loss_type")) == "SCE" and on_our_base(model)
-    loss = read_yaml(ROOT / "loss" / "SCE.yaml") if sampled else {}
+    kind = loss_type or own.get("loss_type")
+    sampled = kind in LOSSES and kind != "CE" and on_our_base(model)
+    loss = read_yaml(ROOT / "loss" / f"{kind}.yaml") if sampled else {}
     return {**overall_defaults(), **schemes, **loss, **own}
 
 

@@ -3,7 +3,7 @@
 From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
 vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
 option is that of its default or, where that is empty, of the row's example. An option within a
-mapping is written with a dot; what is said of a list holds for what is in it. A test holds that
+mapping is written with a dot; the row of a list is for its elements. A test holds that
 every option of the plugin, and every number of RecBole's, has a row.
 """
 
@@ -161,10 +161,15 @@ _TABLE: list[Option] = [
     Option("shuffle", only=_TRAINED),
     Option("require_pow", example=True, only=(custom(),)),
     Option("wandb_project", only=(effects.of_wandb,)),
-    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs"),
-    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs"),
+    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
+    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
     Option(
-        "stopping_step", 0, 10**9, role=SCHEDULE, unit="validations", only=(under("eval_step"),)
+        "stopping_step",
+        0,
+        10**9,
+        role=SCHEDULE,
+        unit="validations",
+        only=(trained, under("eval_step")),
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
@@ -172,6 +177,7 @@ _TABLE: list[Option] = [
     _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
+    Option("memory_limit", role=SCHEDULE, check=option.check_memory_limit),
     Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(effects.histories,)),
@@ -191,8 +197,16 @@ _TABLE: list[Option] = [
         unit="events",
         only=(*_WINDOWS, under("train_windows", "sliding")),
     ),
+    Option(
+        "target_window",
+        1,
+        1000,
+        role=TRAINING,
+        unit="events",
+        only=(*_WINDOWS, effects.next_targets),
+    ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
-    Option("train_batch_size", 1, 10**7, role=TRAINING),
+    Option("train_batch_size", 1, 10**7, role=TRAINING, only=_TRAINED),
     Option(
         "train_batch_events", 1, 10**9, example=16384, role=TRAINING, unit="events", only=_WINDOWS
     ),
@@ -217,7 +231,16 @@ _TABLE: list[Option] = [
     Option("learning_rate", _ABOVE_0, 1e12, only=_TRAINED),
     Option("adam_betas", 0, _BELOW_1, pair=True, only=(trained, under("learner", "adam", "adamw"))),
     Option("weight_decay", 0, _WEIGHT, only=_TRAINED),
-    Option("lr_decay_step", 0, 10**9, unit="epochs", only=_TRAINED),
+    _choice("lr_scheduler", "none step cosine linear", only=(trained, effects.decays)),
+    Option("warmup_steps", 0, 10**9, unit="steps", only=_TRAINED),
+    Option("ema_decay", 0, _BELOW_1, only=_TRAINED),
+    Option(
+        "lr_decay_step",
+        0,
+        10**9,
+        unit="epochs",
+        only=(trained, under("lr_scheduler", "none", "step")),
+    ),
     Option("lr_decay_rate", _ABOVE_0, 1, only=(trained, under("lr_decay_step"))),
     Option("clip_grad_norm", example={"max_norm": 1.0}, inner=_CLIPPING, only=_TRAINED),
     Option("clip_grad_norm.max_norm", _ABOVE_0, 1e12),
@@ -284,6 +307,12 @@ _TABLE: list[Option] = [
     Option("bucket_size_x", 1, 10**6, example=100),
     Option("bucket_size_y", 1, 10**6),
     Option("mix_x"),
+    Option("negatives", 1, _SIZE, role=TRAINING),
+    _choice("negative_sampler", "uniform popularity in_batch", role=TRAINING),
+    _choice(
+        "logq_correction", "refined standard none", role=TRAINING, only=(effects.corrects_logits,)
+    ),
+    Option("gbce_t", 0, 1, role=TRAINING),
     Option("reg_weight", 0, _WEIGHT, pair=True),
     Option("reg_loss_ratio", 0, _WEIGHT),
     *_rows("prior_weight future_weights", 0, _WEIGHT, role=TRAINING),  # 0 is what SCE asks for

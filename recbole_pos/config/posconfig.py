@@ -35,6 +35,7 @@ from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
+    LOSSES,
     OURS,
     built_in,
     on_our_base,
@@ -135,7 +136,7 @@ class PosConfig(Config):
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
             (file, read_yaml(preset_or_file(file))) for file in file_list or []
         ]
-        return {}  # what they say depends on the model, see _options_for
+        return {}  # their meaning depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
         given = dict(config_dict or {})  # typed already; RecBole would eval strings
@@ -253,7 +254,7 @@ class PosConfig(Config):
         if windows and "train_batch_size" not in external:
             final["train_batch_size"] = WINDOWS  # RecBole's 2,048 are rows of one target
         final["load_col"] = with_time_field(final)
-        losses = ("CE", "SCE") if on_our_base(self.model) else ("CE", "BPR")
+        losses = LOSSES if on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
         starts = starts_from_runs(self.model)
         check_together(shared, self.model, plugin_model=starts, losses=losses)

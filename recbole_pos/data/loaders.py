@@ -228,7 +228,7 @@ class RowLoader(TrainDataLoader):
 class TargetLoader(FullSortEvalDataLoader):
     """One row for each held-out interaction, for RecBole's general models too.
 
-    RecBole ranks once per user for them; here what is left out is said by ``mask_history``.
+    RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
     def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:

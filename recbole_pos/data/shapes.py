@@ -1,7 +1,7 @@
 """Batches of few shapes, which a GPU can replay: sizes rounded up, filled with padding sequences.
 
 A step that is replayed must have the sizes with which it was recorded. So sizes are rounded up to
-a few steps, and further sequences of the padding item fill the batch; no target is theirs. Batches
+a few steps, and further sequences of the padding item fill the batch; they have no target. Batches
 of an epoch have about equal numbers of targets, so steps of events and targets are laid around the
 mean, which depends on the windows of a run only: all epochs, and a resumed run, have the same.
 """

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_s
 from recbole.utils.utils import get_local_time
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
 
 from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
 from recbole_pos.errors import TrainingError, UsageError
@@ -33,6 +34,7 @@ from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loss_watch import LossWatch, Step
 from recbole_pos.experiment.memory import give_back
+from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, schedule_epoch
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
 from recbole_pos.model.training import adapter
@@ -67,7 +69,11 @@ class PosTrainer(EvaluatingTrainer):
         self.adapter = adapter(config, model)
         self.optimizer: Any = self._build_optimizer()
         self.kept: KeptGradient | None = None  # while an epoch is trained
-        self.lr_decay_step, self.lr_decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
+        self.steps = 0  # that were taken, in all epochs
+        self.all_steps = 0  # of all epochs, once a schedule asks for them
+        self.schedule: LambdaLR | None = None  # of the epoch, if rates differ in it
+        decay = config["ema_decay"]
+        self.average = WeightAverage(model, decay) if decay else None
         # what Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
         self.eval_type = config["eval_type"]
@@ -80,6 +86,7 @@ class PosTrainer(EvaluatingTrainer):
         self.callbacks: Sequence[Callback] = ()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
+        self.known: str | None = None  # digest of the names and counts that are kept beside it
         other = ("init_from", "train_only", "update_from")
         if not hasattr(config, "plain") and any(config[key] for key in other):
             raise UsageError(f"{', '.join(other)}: start by recbole_pos.run, attach or update")
@@ -148,7 +155,8 @@ class PosTrainer(EvaluatingTrainer):
                 epoch = state.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 give_back()
-                improved = self._validate(valid_data, line, show_progress)
+                with nullcontext() if self.average is None else self.average.used():
+                    improved = self._validate(valid_data, line, show_progress)
                 give_back()
                 state.history.append(line)
                 state.next_epoch += 1
@@ -173,7 +181,13 @@ class PosTrainer(EvaluatingTrainer):
         """One pass over the training data; its line for metrics.jsonl, without validation yet."""
         started = time.perf_counter()
         self.model.train()
-        self._set_learning_rate(epoch_idx)
+        falls = self.config["lr_scheduler"] in PER_STEP
+        if falls and not self.all_steps:
+            train_data.set_epoch(0)  # others may have some batches more or less
+            self.all_steps = self.epochs * len(train_data)
+        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
+        schedule = schedule_epoch(*args)
+        self.schedule = schedule if falls or self.config["warmup_steps"] else None
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
@@ -189,7 +203,7 @@ class PosTrainer(EvaluatingTrainer):
                 loss = self._step(loss_func, batch, watch, number)
                 self.writer.check()
                 for one in self.callbacks:
-                    one.on_step(epoch_idx * len(train_data) + number + 1, loss)
+                    one.on_step(self.steps, loss)
                 task.advance(self._targets(batch))
             mean = watch.mean()
         seconds = time.perf_counter() - started
@@ -202,12 +216,6 @@ class PosTrainer(EvaluatingTrainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.targets / seconds, 1),
         }
-
-    def _set_learning_rate(self, epoch: int) -> None:
-        """Step decay, a function of the epoch alone: a resumed run has nothing to restore."""
-        decays = epoch // self.lr_decay_step if self.lr_decay_step else 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate * self.lr_decay_rate**decays
 
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
         """One optimiser step, of which nothing is read before later ones are on their way."""
@@ -226,6 +234,11 @@ class PosTrainer(EvaluatingTrainer):
             clip_grad_norm_(self.model.parameters(), **self.clip_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.steps += 1
+        if self.schedule is not None:
+            self.schedule.step()
+        if self.average is not None:
+            self.average.update(self.steps)
         return value
 
     @contextmanager

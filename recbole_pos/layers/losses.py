@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.row_gradients import row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make thin products
 
@@ -80,8 +81,38 @@ def _loss_and_gradients(
     return (total / m).to(hidden.dtype), grad_hidden, grad_weight
 
 
-class _CatalogueLoss(torch.autograd.Function):
-    """:func:`_loss_and_gradients`, whose gradients wait for the backward pass."""
+class EarlyGradients(torch.autograd.Function):
+    """Base of losses whose gradients are made in the forward pass and wait for the backward one.
+
+    The first two inputs are states and item vectors; ``forward`` calls :meth:`keep`.
+    """
+
+    @staticmethod
+    def keep(
+        ctx: Any,
+        hidden: Tensor | None,
+        weight: Tensor | None,
+        rows: Tensor | None = None,
+        size: torch.Size | None = None,
+    ) -> None:
+        """Keep both gradients; that of the weights, of ``size``, may have some ``rows`` only."""
+        ctx.save_for_backward(hidden, weight)
+        ctx.rows, ctx.size = rows, size
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ctx.saved_tensors
+        if not is_one(grad):  # spares a copy of the catalogue
+            grads = [None if saved is None else saved * grad for saved in grads]
+        hidden, weight = grads
+        if weight is not None and ctx.rows is not None:
+            weight = row_gradient(ctx.rows, weight, ctx.size)
+        return hidden, weight, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+class _CatalogueLoss(EarlyGradients):
+    """:func:`_loss_and_gradients` as such a loss."""
 
     @staticmethod
     def forward(
@@ -96,16 +127,8 @@ class _CatalogueLoss(torch.autograd.Function):
         loss, *grads = _loss_and_gradients(
             hidden, weight, targets, betas, prior, kind, ctx.needs_input_grad[:2]
         )
-        ctx.save_for_backward(*grads)
+        EarlyGradients.keep(ctx, grads[0], grads[1])
         return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.saved_tensors
-        if not is_one(grad):  # spares a copy of the catalogue
-            grads = [None if saved is None else saved * grad for saved in grads]
-        return *grads, None, None, None, None
 
 
 # The same as one operation of a compiled graph, which would write the loop over chunks out, and

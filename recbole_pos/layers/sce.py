@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.losses import is_one
-from recbole_pos.layers.row_gradients import row_gradient, takes_rows
+from recbole_pos.layers.losses import EarlyGradients
+from recbole_pos.layers.row_gradients import takes_rows
 
 GROUP = 16  # products whose largest decides whether any of them is looked at
 
@@ -172,7 +171,7 @@ def _not_below(products: Tensor, least: Tensor) -> Tensor:
     return (products <= least).logical_not_()
 
 
-class _BucketCrossEntropy(torch.autograd.Function):
+class _BucketCrossEntropy(EarlyGradients):
     """Losses of all buckets, then the gradient of those that are their position's largest.
 
     Both passes make the logits, [buckets, size_x, size_y], chunk by chunk: cheap beside choosing
@@ -229,20 +228,9 @@ class _BucketCrossEntropy(torch.autograd.Function):
                 if grad_weight is not None:
                     into = of_items[part].flatten()
                     grad_weight.index_add_(0, into, (logits.mT @ states).flatten(0, 1))
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.rows, ctx.size = None if rows is None else rows[0], weight.shape
+        touched = None if rows is None else rows[0]
+        EarlyGradients.keep(ctx, grad_hidden, grad_weight, touched, weight.shape)
         return (largest[covered].sum(dtype=torch.float64) / count).to(hidden.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.saved_tensors
-        if not is_one(grad):  # spares a copy of the catalogue
-            grads = [None if g is None else g * grad for g in grads]
-        of_hidden, of_weight = grads
-        if of_weight is not None and ctx.rows is not None:
-            of_weight = row_gradient(ctx.rows, of_weight, ctx.size)
-        return of_hidden, of_weight, None, None, None, None
 
 
 def _parts(positions: Tensor, items: Tensor, d: int) -> list[slice]:

@@ -18,7 +18,7 @@ top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.relations`` (R^U), ``RelationLayer`` (its place)
 section 3.2.2   ``RelationLookup.histories``; ``linked`` in ``data/loaders.py``
 11, 12          ``full_cross_entropy`` in ``layers/losses.py``
-13 to 17        ``posterior_loss``, same file; ``AttrFormer.future``
+13 to 17        ``posterior_loss``, same file; ``LaterTargets`` in ``data/targets.py``
 =============== ===================================================================
 
 Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
@@ -70,7 +71,7 @@ class AttrFormer(PosSASRec):
     prepares = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
-        "target_events": "its posterior targets are the next interactions, of every kind",
+        "target_events": "in training it relates interactions that have a target only",
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
@@ -100,9 +101,9 @@ class AttrFormer(PosSASRec):
         self.notices += self.lookup.notices
         self._check_clock(config, dataset)
         self.bank_users = self._bank_users(config["bank_size"])
-        self.betas, self.prior_weight = read_posterior(config)
-        counts = np.bincount(self.lookup.items.numpy()[self.lookup.trained], minlength=self.n_items)
-        prior = dirichlet_prior(torch.from_numpy(counts))
+        betas, self.prior_weight = read_posterior(config)
+        self.future = LaterTargets(dataset.split, betas)
+        prior = dirichlet_prior(torch.from_numpy(dataset.popularity))
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _notice_unread(self, config: Options) -> None:
@@ -208,22 +209,10 @@ class AttrFormer(PosSASRec):
         return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """``future``, unless only the next items are learned."""
-        alone = self.prior_weight == 0 and self.betas == [1.0]
-        return None if alone else self.future(target)
-
-    def future(self, target: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Items from each target event on, as many as there are betas, and their betas; [k, n].
-
-        Only training events: the item after a user's last training target is held out.
-        """
-        later = target[:, None] + np.arange(len(self.betas))
-        known = later < len(self.lookup.users)
-        later = np.where(known, later, target[:, None])
-        users, trained = self.lookup.users, self.lookup.trained
-        known &= (users[later] == users[target[:, None]]) & trained[later]
-        betas = np.where(known, np.array(self.betas), 0.0)
-        return self.lookup.items[torch.from_numpy(later)], torch.from_numpy(betas)
+        """Return [k, n] items from each target event on and their betas; None for the next only."""
+        if self.prior_weight == 0 and self.future.weights.tolist() == [1.0]:
+            return None
+        return self.future.after(torch.from_numpy(target))
 
     def row_states(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
@@ -257,7 +246,7 @@ class AttrFormer(PosSASRec):
     def _target_events(self, interaction: Interaction) -> np.ndarray:
         if TARGET_EVENT not in interaction:
             raise UsageError(
-                f"AttrFormer looks relations up by event: rows must say {shown(TARGET_EVENT)}, the "
+                f"AttrFormer looks relations up by event: rows need {shown(TARGET_EVENT)}, the "
                 "place of their target in the log, as those of the plugin's datasets do"
             )
         return interaction[TARGET_EVENT].cpu().numpy()

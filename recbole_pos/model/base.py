@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.targets import LaterTargets
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features
 from recbole_pos.layers.item_table import ItemTable
-from recbole_pos.layers.losses import full_cross_entropy
+from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
+from recbole_pos.layers.sampled import SAMPLED, SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.model.content import add_content
 from recbole_pos.model.side_features import build_event_features, build_item_features
@@ -29,7 +32,7 @@ from recbole_pos.values import SECONDS, Options, shown
 _PARTS = 8  # of a batch that is ranked, by length of history
 
 
-def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
     kind = config["loss_type"]
     if kind == "CE":
@@ -37,7 +40,41 @@ def loss_function(config: Options) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    raise UsageError(f"loss_type: {shown(kind)} is not one of CE, SCE")
+    if kind in SAMPLED:
+        counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
+        given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+        return SampledLoss(counts=torch.from_numpy(counts), **given)
+    raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
+
+
+def has_log(dataset: Dataset) -> bool:
+    """Return whether a dataset has interactions; without, a model is not trained."""
+    return getattr(type(dataset), "has_log", True)
+
+
+def loss_of_several(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Return the mean over states of the weighted losses of their targets.
+
+    Cross-entropy has the logits of a state once for all of its targets.
+
+    Args:
+        loss: as of :func:`loss_function`.
+        hidden: [k, d] states.
+        weight: [items, d] item vectors.
+        targets: [k, n] items.
+        weights: [k, n] the same for all targets, and 0 where there is none.
+    """
+    if loss is full_cross_entropy:
+        return weighted_cross_entropy(hidden, weight, targets, weights, None)
+    state, which = weights.nonzero(as_tuple=True)
+    mean = loss(hidden[state], weight, targets[state, which])
+    return mean * (weights.sum() / len(weights)).to(mean.dtype)
 
 
 def real_loss(
@@ -89,9 +126,14 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.loss = loss_function(config)
+        self.loss = loss_function(config, dataset)
         # whether the loss of a target depends on the others of its batch
-        self.targets_meet = config["loss_type"] == "SCE"
+        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
+        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
+        self.later: LaterTargets | None = None  # where a state has several targets
+        if config["target_window"] > 1 and has_log(dataset):
+            n = config["target_window"]
+            self.later = LaterTargets(dataset.split, [1 / n] * n)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
@@ -101,6 +143,14 @@ class PosRecommender(SequentialRecommender):
         if (of_items := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = of_items
         self.event_features = build_event_features(config, dataset)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move what loss and targets are looked up in, too: no step may copy it."""
+        super()._apply(fn, recurse)
+        for part in (self.loss, self.later):
+            if isinstance(part, (SampledLoss, LaterTargets)):
+                part.move(self.item_embedding.weight.device)
+        return self
 
     def init_weights(self) -> None:
         """Fresh linear, embedding and norm weights; schemes initialise themselves."""
@@ -221,7 +271,10 @@ class PosRecommender(SequentialRecommender):
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
-            return loss(hidden, vectors, batch.targets)
+            if self.later is None or batch.events is None:
+                return loss(hidden, vectors, batch.targets)
+            events = batch.events if batch.positions is None else batch.events[batch.positions]
+            return loss_of_several(loss, hidden, vectors, *self.later.after(events + 1))
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""

@@ -56,6 +56,9 @@ BASELINES = Registry(
     folder="model",
 )
 
+# What the plugin's own models learn by; the options of one stand in ``properties/loss/``.
+LOSSES = tuple("CE SCE BCE gBCE sampled_softmax in_batch".split())
+
 # RecBole's own models that train and evaluate through the plugin (tests/test_builtins.py).
 BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)

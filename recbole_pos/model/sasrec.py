@@ -25,7 +25,7 @@ from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.hstu import HSTULayer
 from recbole_pos.layers.ligr import LiGRLayer
-from recbole_pos.model.base import PosRecommender
+from recbole_pos.model.base import PosRecommender, has_log
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import shortest_period
 from recbole_pos.values import Options
@@ -71,7 +71,7 @@ class PosSASRec(PosRecommender):
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
-        if self.needs_time and getattr(type(dataset), "has_log", True):  # not from a run only
+        if self.needs_time and has_log(dataset):  # not from a run only
             fastest = shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], fastest)
 

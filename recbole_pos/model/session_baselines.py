@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.data.splits import TRAIN
 from recbole_pos.values import Options
 
 
@@ -50,8 +49,7 @@ class SPop(Untrained):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        trained = dataset.log.items.numpy()[dataset.part == TRAIN]
-        counts = np.bincount(trained, minlength=self.n_items)
+        counts = dataset.popularity
         place = torch.empty(self.n_items, dtype=exact_float(self.max_seq_length, self.n_items))
         place[np.argsort(-counts, kind="stable")] = torch.arange(self.n_items).flip(0).to(place)
         # counted again from the training data that a checkpoint belongs to

@@ -71,7 +71,7 @@ class NativeAdapter(RecBoleAdapter):
             causal=model.causal,
             times=model.needs_time,
             requests=model.reads_request,
-            events=model.needs_events,
+            events=model.needs_events or model.later is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
             pack=model.pack_rows if self._packs() else None,
@@ -87,7 +87,7 @@ class NativeAdapter(RecBoleAdapter):
     def compiles(self) -> bool:
         model, config = self.model, self.config
         packed = config["augmentation"] == "all_positions" and config["loss_type"] == "CE"
-        return packed and model.causal and not model.needs_events
+        return packed and model.causal and not model.needs_events and model.later is None
 
     def loss(self, packed: bool) -> Callable[[Any], Tensor]:
         return self._window_loss if packed else self._row_loss
@@ -102,7 +102,7 @@ class NativeAdapter(RecBoleAdapter):
         own = isinstance(embedding, ItemTable) and not embedding.parts
         own = own and embedding.weight.requires_grad
         large = own and embedding.weight.nbytes > LARGE and embedding.weight.device.type == "cpu"
-        return embedding.weight if large and self.model.targets_meet else None
+        return embedding.weight if large and self.config["loss_type"] != "CE" else None
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:

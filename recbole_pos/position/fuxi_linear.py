@@ -24,6 +24,8 @@ from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.time_buckets import pad_times
 from recbole_pos.values import SECONDS
 
+WAVES = 16  # events of a chunk of time, of whose columns each has weights of its own
+
 
 class FuXiLinear(AttentionPosition):
     """Retention, a learned kernel of places and periodic retention of time (FuXi-Linear, 2026).
@@ -111,5 +113,5 @@ class FuXiLinear(AttentionPosition):
         falls = [(-math.log(2) * x).repeat(1, 2, 1) for x in (asked, own)]
         v = F.pad(time, (0, 2 * self.pairs - columns)).unflatten(-1, (2, self.pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h pairs, t, 1]
-        out = sum_past(q, k, v, (falls[0], falls[1])).view(b, 2, h, self.pairs, t)
+        out = sum_past(q, k, v, (falls[0], falls[1]), WAVES).view(b, 2, h, self.pairs, t)
         return out.permute(0, 2, 4, 1, 3).flatten(3)[..., :columns]

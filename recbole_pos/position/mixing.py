@@ -35,18 +35,25 @@ class LinearAttention(AttentionPosition):
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
 
-def sum_past(q: Tensor, k: Tensor, v: Tensor, falls: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def sum_past(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    falls: tuple[Tensor, Tensor] | None = None,
+    chunk: int | None = None,
+) -> Tensor:
     """[b, h, t, w] sum over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if they fall.
 
-    In chunks of 64 events: inside a chunk as a masked product, before it through the sum of k v^T.
+    In chunks: inside a chunk as a masked product, before it through the sum of k v^T.
 
     Args:
         q, k, v: [b, h, t, f], the same, and [b, h, t, w]; aligned at the start.
         falls: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along the
             sequence, nor from c_i to a_i.
+        chunk: events of a chunk; 64 if None. Values of few numbers want short ones.
     """
     t = v.size(2)
-    c = min(CHUNK, t)
+    c = min(chunk or CHUNK, t)
     n = -(-t // c)
     q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).unflatten(2, (n, c)) for x in (q, k, v))
     weights, past = q @ k.transpose(-1, -2), q

@@ -1,0 +1,250 @@
+"""Losses of a target against sampled items, in products of positions with negatives they share.
+
+A batch of m positions is dealt into groups of n, each of which shares n sampled items: about m are
+sampled in all, their vectors are no more than the states, and what is computed is [n, d] by [d, n]
+group by group. The gradient of a position is an expectation over its own negatives, so it has the
+same mean whether others see them or not; sharing only makes the noise of a group common to it.
+
+A negative that is its position's target is left out. With z the products of a state, t its target,
+q the distribution that negatives j come from and sums over those that are not t:
+
+    BCE, gBCE          (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
+    sampled_softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
+    logq_correction    none      a = 0,         b_j = 0
+                       standard  a = -log q_t,  b_j = -log q_j
+                       refined   a = log n,     b_j = -log q_j
+
+Division by 1 - q_t makes up for what is left out: the sum is n times the mean over other items.
+Under ``refined`` sum_j e^z_j / (n q_j) is an unbiased estimate of the catalogue's sum without t,
+and the loss one of cross-entropy. ``in_batch`` has every target of the batch as a negative, those
+of one item as one whose b_j has the log of their number; n is then m - 1.
+
+Reference:
+    BCE: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018, with one negative.
+    gBCE: Petrov and Macdonald, "gSASRec: Reducing Overconfidence in Sequential Recommendation
+    Trained with Negative Sampling", RecSys 2023.
+    standard: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+    Recommendations", RecSys 2019.
+    refined: Khrylchenko et al., "Correcting the LogQ Correction", RecSys 2025 (arXiv 2507.09331).
+    Its loss is that of the negatives alone, weighted by 1 - P(t) without a gradient; where P(t) is
+    estimated from the same negatives, its gradient is the one here, whose value is comparable. The
+    authors count the negatives that are not t; n (1 - q_t) is the expectation of their number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recbole_pos.layers.chunks import chunk_elements
+from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
+from recbole_pos.layers.row_gradients import takes_rows
+
+BINARY = ("BCE", "gBCE")
+SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
+
+
+@dataclass
+class SampledLoss:
+    """One of these losses as a function of states, item vectors and targets.
+
+    Items are sampled with torch's default generator, with replacement.
+
+    Attributes:
+        loss_type: which.
+        counts: [items] how often each was interacted with in training.
+        negatives: n, of a position; not read by ``in_batch``.
+        negative_sampler: ``uniform``; ``popularity``, by counts plus one, so that every item has a
+            chance; or ``in_batch``, among the targets of the batch.
+        logq_correction: ``none``, ``standard`` or ``refined``.
+        gbce_t: calibration of gBCE; 0 makes it BCE.
+    """
+
+    loss_type: str
+    counts: Tensor
+    negatives: int = 1
+    negative_sampler: str = "uniform"
+    logq_correction: str = "none"
+    gbce_t: float = 0.0
+    log_q: Tensor = field(init=False)
+    cumulative: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.loss_type == "in_batch":
+            self.negative_sampler = "in_batch"
+        counts = self.counts.double()
+        weights = {
+            "uniform": torch.ones_like(counts),
+            "popularity": counts + 1,
+            "in_batch": counts.clamp(min=1),  # of what is no target, nothing is asked
+        }[self.negative_sampler]
+        weights[0] = 0  # padding is no item
+        self.log_q = (weights / weights.sum()).log()
+        self.cumulative = weights.cumsum(0)
+
+    def move(self, device: torch.device) -> None:
+        """Sample on a device from now on."""
+        self.log_q, self.cumulative = self.log_q.to(device), self.cumulative.to(device)
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of states [m, d] with targets [m], given vectors of all items [items, d]."""
+        if self.loss_type == "in_batch":
+            distinct, repeats = targets.unique(return_counts=True)
+            items = distinct.expand(_groups(targets, len(distinct)), -1)
+            return self.against(hidden, weight, targets, items, repeats.double().log())
+        return self.against(hidden, weight, targets, self.sample(targets))
+
+    def sample(self, targets: Tensor) -> Tensor:
+        """[groups, n] negatives of a batch."""
+        device, shape = targets.device, (_groups(targets, self.negatives), self.negatives)
+        if self.negative_sampler == "uniform":
+            return torch.randint(1, len(self.log_q), shape, device=device)
+        if self.negative_sampler == "in_batch":
+            return targets[torch.randint(len(targets), shape, device=device)]
+        at = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
+        found = torch.searchsorted(self.cumulative, at, right=True)
+        return found.clamp_(max=len(self.log_q) - 1)
+
+    def against(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        items: Tensor,
+        log_repeats: Tensor | None = None,
+    ) -> Tensor:
+        """The loss given its negatives.
+
+        Args:
+            hidden, weight, targets: as of a call.
+            items: [groups, n]; position i is in group i modulo groups.
+            log_repeats: [n] log of how often each of a group's items counts; None for once.
+        """
+        n, log_q, beta, shifts = items.size(1), self.log_q, None, None
+        corrected = self.logq_correction != "none"
+        lowered = -log_q if corrected else torch.zeros_like(log_q)
+        own = torch.zeros_like(log_q[targets])
+        if self.loss_type in BINARY:
+            rate = min(n / max(len(log_q) - 2, 1), 1.0)
+            beta = 1 - self.gbce_t * (1 - rate)
+            own = -1 / torch.expm1(log_q[targets]).clamp(max=-1e-9)
+        elif corrected or log_repeats is not None:
+            shifts = lowered[items] if log_repeats is None else lowered[items] + log_repeats
+        if self.logq_correction == "standard":
+            own = lowered[targets]
+        elif self.logq_correction == "refined":
+            own += math.log(n if log_repeats is None else max(len(targets) - 1, 1))
+        rows = None
+        if takes_rows(weight):
+            distinct = items if log_repeats is None else items[0]  # of in_batch, groups have all
+            rows = torch.cat([targets, distinct.flatten()]).unique(return_inverse=True)
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden, own = hidden.to(weight.dtype), own.to(weight.dtype)
+            shifts = None if shifts is None else shifts.to(weight.dtype)
+            return _SharedNegatives.apply(hidden, weight, targets, items, own, shifts, beta, rows)
+
+
+def _groups(targets: Tensor, n: int) -> int:
+    """How many groups positions are dealt into: of n positions, fewer where logits are many."""
+    size = min(n, max(MIN_ROWS, chunk_elements(targets.device) // n))
+    return -(-len(targets) // size)
+
+
+class _SharedNegatives(EarlyGradients):
+    """The loss of all groups, some at a time, and its gradients while their logits are there.
+
+    Args:
+        own: [m] the shift of the target's logit or, given ``beta``, the weight of its negatives.
+        shifts: [groups, n] those of the negatives' logits; None for none.
+        beta: of a binary loss; None for a softmax.
+        rows: those of all targets and items in ascending order, and the place of each among them:
+            the gradient of the weights has these only; None for all.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        items: Tensor,
+        own: Tensor,
+        shifts: Tensor | None,
+        beta: float | None,
+        rows: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        m, groups, n = len(hidden), *items.shape
+        size = -(-m // groups)
+
+        def dealt(x: Tensor) -> Tensor:
+            """[groups, size, ...] of [m, ...], filled with zeros."""
+            filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, groups * size - m))
+            return filled.view(size, groups, *x.shape[1:]).transpose(0, 1).contiguous()
+
+        vectors = weight[targets]
+        states, target = dealt(hidden), dealt(targets)
+        logit, own = dealt((hidden * vectors).sum(1)), dealt(own)
+        share = dealt(torch.full_like(hidden[:, 0], 1 / m))
+        of_target, of_states = torch.empty_like(logit), torch.empty_like(states)
+        height = len(weight) if rows is None else len(rows[0])
+        at_targets, at_items = targets, items
+        if rows is not None:
+            at_targets, at_items = rows[1][:m], rows[1][m:].view(-1, n).expand_as(items)
+        grad_weight: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = weight.new_zeros(height, weight.size(1))
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        step = max(1, chunk_elements(hidden.device) // (size * n))
+        for start in range(0, groups, step):
+            part = slice(start, start + step)
+            columns, which = weight[items[part]], items[part, None]
+            z = states[part] @ columns.mT
+            if shifts is not None:
+                z += shifts[part, None]
+            z.masked_fill_(which == target[part, :, None], -torch.inf)
+            given = z, logit[part], own[part], share[part]
+            found = _softmax(*given) if beta is None else _binary(*given, beta)
+            total += found[0].sum(dtype=torch.float64)
+            of_target[part] = found[1]
+            torch.bmm(z, columns, out=of_states[part])
+            if grad_weight is not None:
+                into = at_items[part].flatten()
+                grad_weight.index_add_(0, into, (z.mT @ states[part]).flatten(0, 1))
+        back = of_states.transpose(0, 1).flatten(0, 1)[:m]
+        scale = of_target.t().flatten()[:m, None]
+        if grad_weight is not None:
+            grad_weight.index_add_(0, at_targets, scale * hidden)
+        touched = None if rows is None else rows[0]
+        EarlyGradients.keep(ctx, back.addcmul(scale, vectors), grad_weight, touched, weight.shape)
+        return total.to(hidden.dtype)
+
+
+def _softmax(z: Tensor, logit: Tensor, own: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses of targets with logits [c, g] among negatives z [c, g, n], which become gradients.
+
+    Returns:
+        [c, g] losses, and gradients to ``logit``; both times ``share``.
+    """
+    logit = logit + own
+    highest = torch.maximum(z.amax(2), logit)
+    z.sub_(highest[..., None]).exp_()
+    others, target = z.sum(2), (logit - highest).exp()
+    total = others + target
+    z.mul_((share / total)[..., None])
+    return (total.log() + highest - logit) * share, -others / total * share
+
+
+def _binary(
+    z: Tensor, logit: Tensor, own: Tensor, share: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
+    """The same of binary losses: beta of the target's, and the mean over all but it n times."""
+    share = share / (z.size(2) + 1)
+    others = F.logsigmoid(-z).sum(2) * own
+    loss = -(beta * F.logsigmoid(logit) + others) * share
+    z.sigmoid_().mul_((share * own)[..., None])
+    return loss, -beta * torch.sigmoid(-logit) * share
