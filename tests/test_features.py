@@ -301,7 +301,7 @@ def test_histories_say_what_happened(run: Any) -> None:
     )
     nothing = [
         items,
-        {"items": items, "events": {"code": [None, "c999", None]}},
+        {"items": items, "events": {"code": [None, None, "c999"]}},
         {"items": items, "events": {}},
     ]
     scores = trained.recommend(histories=nothing, k=3)["score"].to_numpy().reshape(3, 3)
