@@ -31,7 +31,7 @@ INDIFFERENT = (
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
     "benchmark_filename": None,
-    **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
+    **{"precision": "auto", "compile": False},
     **{"rm_copies": False, "request_time": "none"},
     **dict.fromkeys((*SIDE_FEATURES, "target_events")),
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
