@@ -23,7 +23,7 @@ from recbole_pos.experiment.evaluation import ranks_of_test
 
 # Change where and how fast a run computes, how long it may, what it shows, or where it begins.
 ELSEWHERE = {
-    *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile", "batch_shapes"),
+    *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile"),
     *("precision", "enable_amp", "enable_scaler", "eval_batch_size", "reproducibility"),
     *("show_progress", "tensorboard", "logger", "log_wandb", "data_path", "plugins"),
     *("model", "dataset"),

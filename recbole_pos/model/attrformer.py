@@ -71,7 +71,7 @@ class AttrFormer(PosSASRec):
     prepares = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
-        "target_events": "its posterior targets are the next interactions, of every kind",
+        "target_events": "in training it relates interactions that have a target only",
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
