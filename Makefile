@@ -125,7 +125,7 @@ results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... 
 pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
 	$(BIN)/python studies/pages.py $(ARGS)
 
-rhythm: $(VENV)/installed  ## two generated logs whose answer is in the clock (two hours)
+rhythm: $(VENV)/installed  ## two generated periodic datasets (two hours)
 	$(BIN)/python studies/to_rope/make_rhythm.py saved/rhythm
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-weekly.yaml --data_path saved/rhythm $(ARGS)
 	$(BIN)/recbole-pos compare studies/to_rope/rhythm-bursts.yaml --data_path saved/rhythm $(ARGS)

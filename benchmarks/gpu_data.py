@@ -13,7 +13,6 @@ import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on th
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.experiment.trainer import PosTrainer
 
@@ -100,6 +99,5 @@ def trainer_of(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
         seed=config["seed"],
         shuffle=True,
         requirements=trainer.adapter.requirements(),
-        fill_to=size.length if fixed_shapes(config) else None,
     )
     return trainer, loader

@@ -13,7 +13,7 @@ from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.trainer import PosTrainer
 
-WARM = 30  # steps before the clock starts: allocator, kernels and graphs of all sizes
+WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
 
 
 @dataclass(frozen=True)

@@ -121,11 +121,11 @@ def spread(values: list[float]) -> str:
     return f"{max(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def compared(case: Case, side: Side, job: Job, ours: Runs, theirs: Runs) -> list[str]:
+def compared(case: Case, side: Side, job: Job, ours: Runs, rival: Runs) -> list[str]:
     """Ours and a peer's; the ratio is of the best runs, and of each turn."""
-    if ours[0]["items"] != theirs[0]["items"]:
-        sys.exit(f"{ours[0]['items']} items here, {theirs[0]['items']} in {side.title}")
-    mine, peer = speeds(ours), speeds(theirs)
+    if ours[0]["items"] != rival[0]["items"]:
+        sys.exit(f"{ours[0]['items']} items here, {rival[0]['items']} in {side.title}")
+    mine, peer = speeds(ours), speeds(rival)
     ratio, turns = max(mine) / max(peer), [a / b for a, b in zip(mine, peer, strict=True)]
     met = "met" if ratio >= case.goal else "**not met**"
     return [
@@ -208,7 +208,7 @@ def main() -> None:
                 sides |= {side: found[0] for side, found in runs.items()}
                 print(*rows[-1], sep=", ", flush=True)
     heads = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
-    found = table((*heads, "theirs", "ratio: of the best (of single turns)", "goal"), rows)
+    found = table((*heads, "peer", "ratio: of the best (of single turns)", "goal"), rows)
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "
         f"{job.min_seconds:g} s, at most {job.max_seconds:g} s."

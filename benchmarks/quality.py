@@ -1,7 +1,7 @@
 """Seconds of training until a model is as good as its peers': PosSASRec, RecTools and RePlay.
 
 ``make bench-quality``. The sides, data and settings of ``peers.py``; after every epoch each user's
-next item is ranked among all, by the same code for all sides, while the clock stands. A side ends
+next item is ranked among all, by the same code for all sides, outside the timed part. A side ends
 after some epochs without improvement. The level is one that every side reaches with every seed.
 Writes ``results/quality_peers.md``.
 """
@@ -106,7 +106,7 @@ def main() -> None:
         named = {side.title: runs for side, runs in sides.items()}
         parts.append(f"## {case.title}\n\n{table(named)}")
     ends = (
-        f"{given.seeds} seeds; a side ends after {given.patience} epochs without gain or "
+        f"{given.seeds} seeds; a side ends after a patience of {given.patience} epochs or "
         f"{given.max_seconds:g} s."
     )
     first = {side: runs[0] for side, runs in sides.items()}

@@ -99,7 +99,7 @@ def bare(path: Path) -> dict[str, float]:
     return phases.found
 
 
-def start(path: Path) -> dict[str, float]:
+def start(path: Path, memory_limit: str) -> dict[str, float]:
     """What a run does before it makes its model."""
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data.dataset import PosSequentialDataset
@@ -107,7 +107,8 @@ def start(path: Path) -> dict[str, float]:
     from recbole_pos.data.splits import PHASES
     from recbole_pos.experiment.build import read_dataset
 
-    config = PosConfig("PosSASRec", NAME, None, {"data_path": str(path.parent.parent)})
+    given = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
+    config = PosConfig("PosSASRec", NAME, None, given)
     phases = Phases()
     for method, name in (("_load_data", "parse"), ("_data_processing", "filter and number")):
         timed = phases.after(getattr(PosSequentialDataset, method), name)
@@ -124,11 +125,11 @@ def start(path: Path) -> dict[str, float]:
     return phases.found
 
 
-def turn(side: str, path: Path) -> dict[str, float]:
+def turn(side: str, path: Path, memory_limit: str) -> dict[str, float]:
     """One side in this process."""
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     before = peak_rss_mb()
-    found = bare(path) if side == "bare" else start(path)
+    found = bare(path) if side == "bare" else start(path, memory_limit)
     seconds = sum(value for name, value in found.items() if not name.endswith(" mb"))
     return {**found, "all": seconds, "all mb": peak_rss_mb(), "before": before}
 
@@ -150,7 +151,7 @@ def measure(given: argparse.Namespace, path: Path) -> dict[str, dict[str, float]
     def measured(side: str) -> dict[str, float]:
         if side == SIDES[0]:  # of a round
             shutil.rmtree(path.parent / ".recbole_pos", ignore_errors=True)
-        words = (f"--side={side}", f"--file={path}")
+        words = (f"--side={side}", f"--file={path}", f"--memory_limit={given.memory_limit}")
         return in_a_process("reading.py", *words, OMP_NUM_THREADS="1")
 
     runs = in_turns(SIDES, given.rounds, measured)
@@ -161,12 +162,13 @@ def main() -> None:
     """Every side in turn; the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--memory_limit", default="auto")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        print(json.dumps(turn(given.side, given.file)))
+        print(json.dumps(turn(given.side, given.file, given.memory_limit)))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = write_log(Path(folder), given.events)
@@ -177,9 +179,10 @@ def main() -> None:
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
         f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
-    replace_section(
-        RESULTS / "reading.md", f"{given.events} events", f"{words}\n\n{table_of(best)}"
-    )
+    title = f"{given.events} events"
+    if given.memory_limit != "auto":
+        title += f", memory_limit {given.memory_limit}"
+    replace_section(RESULTS / "reading.md", title, f"{words}\n\n{table_of(best)}")
 
 
 if __name__ == "__main__":

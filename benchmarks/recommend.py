@@ -61,7 +61,7 @@ def trained(folder: Path) -> Path:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Of a call, by the clock on the wall."""
+    """Return the wall time of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -120,7 +120,7 @@ def memory() -> None:
 
 
 def _resident(which: str) -> int:
-    """Megabytes; of the whole life of the process where the system does not say more."""
+    """Megabytes; of the whole life of the process where the system measures no more."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{which}:"):
             return int(line.split()[1]) // 1024

@@ -85,7 +85,7 @@ def child(cell: Cell, folder: Path, seconds: float, pipe: Connection) -> None:
 
 
 def run(cell: Cell, folder: Path, seconds: float) -> dict[str, Any]:
-    """What a cell told before its end, and what ended it."""
+    """The output of a cell, and what ended it."""
     make_log(cell, folder)
     context = multiprocessing.get_context("fork")  # with everything imported
     mine, other = context.Pipe(duplex=False)

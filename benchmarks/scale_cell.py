@@ -119,7 +119,7 @@ def evaluate(made: Experiment) -> float:
 
 
 def measure(cell: Cell, folder: Path, seconds: float, tell: Callable[..., None]) -> None:
-    """Every phase, told as soon as it is over: its figures, and the peak of memory so far in MB."""
+    """Print every phase as soon as it is over: its figures, and the peak of memory so far in MB."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU, spent + CPU + 5))

@@ -102,7 +102,7 @@ def slopes(found: Found, axis: str) -> str:
 
 
 def on_paper(found: Found) -> str:
-    """What the fits say about a log that was not made."""
+    """Return the extrapolation to a dataset that was not made."""
     rows = []
     for side, cells in on_axis(found, "events"):
         row = []

@@ -93,7 +93,7 @@ def ours(made: Experiment) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     return loader, lambda batch: trainer._step(model.window_loss, batch, watch, 0)
 
 
-def theirs(made: Experiment, anomaly: bool) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+def rival(made: Experiment, anomaly: bool) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """The same of RecBole's SRGNN, its step as in RecBole's ``Trainer._train_epoch``."""
     model = made.model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -183,17 +183,17 @@ def main() -> None:
     show("graphs as SRGNN's", found["alike"], found["SRGNN"], 20)
     show("the same in random batches", found["mixed"], found["SRGNN"])
     show("graphs with anchors and distances", found["anchored"], found["SRGNN"])
-    sides = {"PosRec": ours(mine), "SRGNN": theirs(peer, False), "shipped": theirs(peer, True)}
+    sides = {"PosRec": ours(mine), "SRGNN": rival(peer, False), "shipped": rival(peer, True)}
     found = rates({name: turn(one, given.batches, step) for name, (one, step) in sides.items()})
     show("training", found["PosRec"], found["SRGNN"], 2)
     show("training, RecBole as shipped (anomaly detection)", found["PosRec"], found["shipped"], 2)
     print(f"peak memory {peak_rss_mb():,.0f} MB, load now {os.getloadavg()[0]:.1f}")
 
 
-def show(what: str, ours: float, theirs: float, goal: float | None = None) -> None:
+def show(what: str, ours: float, rival: float, goal: float | None = None) -> None:
     """One line: both rates and their ratio."""
     print(
-        f"{what}: ours {ours:,.0f}, SRGNN {theirs:,.0f} prefixes/s, ratio {ours / theirs:.1f}"
+        f"{what}: ours {ours:,.0f}, SRGNN {rival:,.0f} prefixes/s, ratio {ours / rival:.1f}"
         + (f" (goal {goal:g})" if goal else "")
     )
 

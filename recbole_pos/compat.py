@@ -18,10 +18,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-# Names that numpy 1.24 and 2.0 removed and RecBole 1.2 still uses, and what they stand for.
+# Names that numpy 1.24 or 2.0 lacks and RecBole 1.2 uses, and what they stand for.
 _NUMPY_ALIASES = {
     **{"float": "float64", "float_": "float64", "int": "int64", "object": "object_"},
-    **{"complex": "complex128", "complex_": "complex128"},
+    **{"complex": "complex128", "complex_": "complex128", "bool": "bool_", "long": "int64"},
     **dict.fromkeys(("str", "unicode_", "unicode"), "str_"),
 }
 

@@ -223,14 +223,14 @@ class Reporter:
 
 
 @contextmanager
-def repeat(seconds: float, show: Callable[[], object]) -> Iterator[None]:
-    """Within, another thread calls a function now and then."""
+def repeat(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Within, another thread calls a function now and then; what it cannot write it tries again."""
     over = threading.Event()
 
     def report() -> None:
         while not over.wait(seconds):
-            with suppress(StorageError):  # the next line of the run itself says so
-                show()
+            with suppress(StorageError, OSError):  # the next line of the run itself says so
+                act()
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -263,7 +263,7 @@ class _Cell:
 
 
 class _Console(Console):
-    """Rich's, which would end the process, and say nothing, where nothing reads any more."""
+    """Rich's, which would end the process, silently, where nothing reads any more."""
 
     def on_broken_pipe(self) -> None:
         """Rich's hook, within the handling of the error."""

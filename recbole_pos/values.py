@@ -1,4 +1,4 @@
-"""What values options may have, numbers and names, and what to say about a misspelt one."""
+"""What values options may have, numbers and names, and hints for a misspelt one."""
 
 from __future__ import annotations
 

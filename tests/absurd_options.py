@@ -109,6 +109,8 @@ def make_case(model: str, keys: list[str], key: str, value: Any, given: dict | N
         small.pop("n_heads", None)
     if model in (*BUILTIN_GENERAL, "SessionKNN", "SessionFPMC", "FPMC"):  # know no history
         small.pop("MAX_ITEM_LIST_LENGTH", None)
+    if model in ("Pop", "ItemKNN", "SPop", "SessionKNN"):  # count
+        small.pop("train_batch_size", None)
     if key == "data_path":
         return model, {**small, "given_path": value}, key
     return model, {**small, **(given or {}), key: value}, key
@@ -123,7 +125,7 @@ class Limited:
         self.given, self.process = (data_path, str(folder)), None
 
     def try_out(self, case: Case) -> tuple[str, str]:
-        """Return what came of a case, and what was said."""
+        """Return the outcome of a case and its output."""
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, end = context.Pipe()

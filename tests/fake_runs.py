@@ -38,7 +38,7 @@ def finish(folder: StudyFolder, job: Job, value: float = 0.1) -> None:
     folder.run(job.digest).checkpoint.touch()
 
 
-def said(made: Plan, folder: StudyFolder, rows: tuple[str, ...] = ()) -> str:
+def preview_text(made: Plan, folder: StudyFolder, rows: tuple[str, ...] = ()) -> str:
     """What a dry run prints."""
     lines, table = preview(Scheduler(made, folder, rows))
     console = Console(file=io.StringIO(), width=200)

@@ -91,7 +91,7 @@ def config_of(result) -> dict:
 
 
 def call(folder: Path, *command: str) -> str:
-    """A fresh process; what it said."""
+    """The output of a fresh process."""
     environment = {**os.environ, "PYTHONPATH": str(Path(recbole_pos.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, *map(str, command)],

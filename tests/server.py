@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Server:
-    """One that runs; ``said`` is what it printed before it was ready."""
+    """One that runs; ``output`` is what it printed before it was ready."""
 
     process: subprocess.Popen
     port: int

@@ -133,7 +133,7 @@ def train(folder: Path, run_dir: Path, **options: Any) -> Any:
 
 
 class Cells:
-    """What the atomic files say about the things of a dataset, by RecBole's ids."""
+    """Attributes from the atomic files, by RecBole's ids."""
 
     def __init__(self, dataset: Any, made: dict[str, pd.DataFrame]) -> None:
         self.dataset = dataset

@@ -171,7 +171,7 @@ def test_attributes_that_are_missing_everywhere(tmp_path: Path, double, update: 
     made_tables = {name: table.astype(object) for name, table in tables().items()}
     item, user, inter = (made_tables[name] for name in ("item", "user", "inter"))
     numbers, names = ["price:float", "weight:float"], ["brand:token", "tags:token_seq"]
-    item[[*numbers, *names]] = user[["country:token", "age:float"]] = ""
+    item[[*numbers, *names]] = user[["country:token", "age:float"]] = None
     item.loc[0, numbers], item.loc[0, names] = 1.0, "other"  # of an item that leaves
     user.loc[2, "age:float"], user.loc[2, "country:token"] = 30.0, "NO"
     left = (inter["item_id:token"] == item["item_id:token"][0]) | (inter["user_id:token"] == "u2")

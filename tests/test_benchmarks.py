@@ -90,7 +90,7 @@ def test_every_section_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {len(row) for row in rows} == {len(rows[0])}
     text = gpu.page({**found, "million": ([], "Failed: a word")}, True)
     assert all(f"## {section.title}" in text for section in gpu.SECTIONS.values())
-    assert "Failed: a word" in text and "numbers say nothing" in text
+    assert "Failed: a word" in text and "numbers mean nothing" in text
 
 
 def test_a_section_that_hangs_or_fails_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

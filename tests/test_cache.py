@@ -28,9 +28,9 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Small files are cached too; the names of those that are read as text."""
     texts: list[str] = []
 
-    def read(self: TextTable, names: Any) -> Any:
+    def read(self: TextTable, *args: Any) -> Any:
         texts.append(self.path.name)
-        return TEXT(self, names)
+        return TEXT(self, *args)
 
     monkeypatch.setattr(cache, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
@@ -153,7 +153,12 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     read_dataset(config).build()
     one = cache.Cache(config, folder / "shop", [], b"")
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
-    later |= {"LIST_SUFFIX", "augmentation", "update_from"}  # read after what is kept
+    later |= {
+        "LIST_SUFFIX",
+        "augmentation",
+        "update_from",
+        "memory_limit",
+    }  # read after what is kept
     later |= {"event_features", "user_features"}
     later |= {"MODEL_TYPE"}  # what is made of it
     assert config.read - later <= set(one.options)
@@ -285,8 +290,8 @@ def test_warnings_are_told_again(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_a_file_that_changes_while_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(self: TextTable, names: Any) -> Any:
-        table = TEXT(self, names)
+    def read(self: TextTable, *args: Any) -> Any:
+        table = TEXT(self, *args)
         with open(folder / "shop" / "shop.user", "a") as file:
             file.write("\n")
         return table

@@ -1,4 +1,4 @@
-"""Whether times tell the time: what is said of them, and when."""
+"""Whether times tell the time: warnings about them."""
 
 from __future__ import annotations
 

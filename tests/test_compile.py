@@ -26,7 +26,7 @@ def fresh() -> None:
     ("model", "options"),
     [
         ("PosSASRec", {"position": ["t5"], "attn_dropout_prob": 0.2, "precision": "bf16"}),
-        ("FPARec", {"train_windows": "sliding", "batch_shapes": "fixed"}),
+        ("FPARec", {"train_windows": "sliding"}),
         pytest.param("KernelAttention", {}, marks=pytest.mark.long),
         pytest.param("TORoPE", {}, marks=pytest.mark.long),
     ],
@@ -45,15 +45,10 @@ def test_a_step_is_one_graph(experiment, model: str, options: dict[str, Any]) ->
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
 
-@pytest.mark.parametrize("shapes", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
-def test_it_learns_the_same_with_a_graph_for_all_sizes(
-    experiment, monkeypatch, shapes: str
-) -> None:
+def test_it_learns_the_same_with_a_graph_for_all_sizes(experiment, monkeypatch) -> None:
     """Loss and gradients of batches of other numbers of events, sequences and columns."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", 64)
-    made = experiment(
-        "PosSASRec", n_layers=1, train_batch_size=8, batch_shapes=shapes, **NO_DROPOUT
-    )
+    made = experiment("PosSASRec", n_layers=1, train_batch_size=8, **NO_DROPOUT)
     model, trainer = made.model, made.trainer
     model.train()
     batches = list(trainer.training_loader(made.loaders["train"]))

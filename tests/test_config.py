@@ -10,7 +10,7 @@ import recbole
 import yaml
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.model.models import BASELINES, MODELS
@@ -119,6 +119,8 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
         keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
     elsewhere = {"metrics", "tensorboard"}  # RecBole's Config reads them
     elsewhere |= {"new_items", "column_types"}  # with update_from; of parquet
+    elsewhere |= {f"item_vectors_{name}" for name in ("whiten", "train", "weight")}  # with vectors
+    elsewhere |= {"numeric_bins"}  # with features that are numbers
     assert keys - config.read - elsewhere == set()
 
 
@@ -150,3 +152,9 @@ def test_sources_are_merged(tmp_path: Path) -> None:
     (tmp_path / "tiny" / "tiny.yaml").write_text("lod_col: {inter: [a]}\n")
     with pytest.raises(UsageError, match="tiny.yaml: unknown key 'lod_col'"):
         PosConfig("FPARec", "tiny", None, data)
+
+
+def test_an_option_of_an_earlier_version_is_left_out_with_a_warning() -> None:
+    with pytest.warns(RunWarning, match="batch_shapes has no effect any more"):
+        config = make(batch_shapes="auto")
+    assert "batch_shapes" not in config.plain

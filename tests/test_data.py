@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import shop
 import torch
 from conftest import make_log, write_atomic
 from hypothesis import given
@@ -19,6 +20,7 @@ from recbole_pos.data.events import EventLog
 from recbole_pos.data.loaders import BatchRequirements, training_loader
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 
 ML100K = {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 20}
 
@@ -97,7 +99,7 @@ def test_prefix_rows_against_brute_force(tiny: Path) -> None:
 @pytest.mark.parametrize("negatives", [None, {"distribution": "uniform", "sample_num": 1}])
 def test_pop_counts_training_events(experiment, negatives: dict | None) -> None:
     """All of a batch, where RecBole's own counts an item once; and no sampled negative."""
-    made = experiment("Pop", train_batch_size=50, train_neg_sample_args=negatives, epochs=1)
+    made = experiment("Pop", train_neg_sample_args=negatives, epochs=1)
     made.trainer.fit(made.loaders["train"], made.loaders["valid"])
     log, part = made.dataset.log, made.dataset.part
     counts = np.bincount(log.items.numpy()[part == TRAIN], minlength=made.dataset.item_num)
@@ -149,6 +151,36 @@ def test_wrong_data_options_say_what_is_wrong(experiment, options: dict, message
     with pytest.raises(UsageError, match=message):
         made = experiment("PosSASRec", **options)
         made.trainer.training_loader(made.loaders["train"])
+
+
+@pytest.mark.parametrize("chosen", [{"normalize_all": True}, {"normalize_field": ["price", "v"]}])
+def test_numbers_and_vectors_are_normalized_and_times_are_exact(
+    tmp_path: Path, chosen: dict
+) -> None:
+    """Also of the missing: the mean of the others, and a vector of zeros."""
+    made = shop.tables(users=20)
+    numbers = np.random.default_rng(0).normal(size=(len(made["item"]), 3)).round(3)
+    numbers[0] = np.nan
+    made["item"]["v:float_seq"] = [" ".join(map(str, row)) for row in numbers]
+    made["item"].loc[0, "v:float_seq"] = ""
+    load = {**shop.LOAD, "item": ["item_id", "price", "v"]}
+    options = {"data_path": str(shop.write(tmp_path, made)), "load_col": load, **chosen}
+    plain, other = (
+        read_dataset(PosConfig("PosSASRec", "shop", None, given, strict=False))
+        for given in ({"data_path": str(tmp_path), "load_col": load}, options)
+    )
+    for dataset in (plain, other):
+        dataset.build()
+    assert torch.equal(plain.log.times, other.log.times)
+    price, vectors = plain.item_feat["price"].double(), plain.item_feat["v"].double()
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    names = list(made["item"]["item_id:token"])
+    empty = plain.field2token_id["item_id"][names[0]]
+    vectors = (vectors - low) / (high - low)
+    vectors[[0, empty]] = 0
+    torch.testing.assert_close(other.item_feat["v"].double(), vectors, rtol=0, atol=1e-6)
+    scaled = (price - price.min()) / (price.max() - price.min())
+    torch.testing.assert_close(other.item_feat["price"].double(), scaled, rtol=0, atol=1e-6)
 
 
 def test_missing_times_are_an_error(tmp_path: Path) -> None:

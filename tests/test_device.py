@@ -35,7 +35,7 @@ from recbole_pos.position.schemes import SCHEMES
 # One of each way to encode, attend, make batches and lose; every model and scheme in make test-all.
 FEW: list[tuple[str, dict[str, Any]]] = [
     ("FPARec", {}),
-    ("TORoPE", {"batch_shapes": "fixed", "train_windows": "sliding"}),
+    ("TORoPE", {"train_windows": "sliding"}),
     ("KernelAttention", {"kernel_u": "full", "kernel_l": "identity"}),
     ("PosSASRec", {"position": ["time_rope"]}),
     ("PosSASRec", {"position": ["cape"]}),
@@ -57,7 +57,7 @@ MANY: list[tuple[str, dict[str, Any]]] = [
     ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),
     ("PosSASRec", {"train_windows": "sliding"}),
     *(("PosSASRec", {"loss_type": name}) for name in ("BCE", "gBCE", "in_batch")),
-    ("TORoPE", {"batch_shapes": "fixed", "train_windows": "chunk"}),
+    ("TORoPE", {"train_windows": "chunk"}),
     *((name, {"augmentation": "prefix"}) for name in ("PosSASRec", "TORoPE")),
     ("AttrFormer", {"augmentation": "prefix", "chunking": False}),
     ("AttrFormer", {"prior_weight": 0.0, "future_weights": [1.0]}),

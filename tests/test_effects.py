@@ -19,22 +19,23 @@ from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.evaluation import ranks_of_test
 
 # Change where and how fast a run computes, how long it may, what it shows, or where it begins.
 ELSEWHERE = {
-    *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile", "batch_shapes"),
+    *("gpu_id", "use_gpu", "worker", "data_on_device", "cache", "compile"),
     *("precision", "enable_amp", "enable_scaler", "eval_batch_size", "reproducibility"),
     *("show_progress", "tensorboard", "logger", "log_wandb", "data_path", "plugins"),
     *("model", "dataset"),
-    "train_batch_size",  # nothing but memory, of models that count
-    *("epochs", "stopping_step", "eval_step", "length_pool", "train_batch_events", "seed"),
-    *("init_from", "train_only", "update_from", "new_items", "metric_decimal_place"),
+    *("seed", "init_from", "train_only", "update_from", "new_items", "metric_decimal_place"),
     # how files are written and fields are called: another value does not fit the files at hand
     *("encoding", "field_separator", "seq_separator", "column_types", "load_col"),
-    *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD", "timestamp_unit"),
+    *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD"),
 }
 # Values that must matter on the shop, where none follows from the default.
 VALUES: dict[str, Any] = {
+    **{"epochs": 2, "eval_step": 2, "stopping_step": 0, "timestamp_unit": "days"},
+    **{"train_batch_size": 16, "train_batch_events": 40, "length_pool": 1},
     "threshold": {"stars": 3},
     "val_interval": {"stars": "[3,inf)"},
     "seq_len": {"tags": 1},
@@ -98,7 +99,7 @@ def base_of(model: str, shops: Path) -> dict[str, Any]:
     known = PosConfig(model, "shop", None, {"data_path": str(shops)}).internal_config_dict
     given = {
         **dict.fromkeys(("hidden_size", "inner_size", "embedding_size"), 8),
-        **{"n_layers": 2, "n_heads": 1, "MAX_ITEM_LIST_LENGTH": 5, "epochs": 2, "topk": [3, 5]},
+        **{"n_layers": 2, "n_heads": 1, "MAX_ITEM_LIST_LENGTH": 5, "epochs": 3, "topk": [3, 5]},
         **{"valid_metric": "NDCG@3", "show_progress": False, "learning_rate": 0.05},
         **{"train_batch_size": 64, "eval_batch_size": 256, "load_col": shop.LOAD, "cache": False},
         **{"selected_features": ["brand", "tags", "price"], "numerical_features": ["price"]},
@@ -130,8 +131,10 @@ def outcome(model: str, given: dict[str, Any]) -> str:
     if sampler := getattr(loaders["train"], "neg_prefix", ""):
         columns.append(sampler)
     found = trainer.evaluate(test, load_best_model=False)
-    best = trainer.progress.best_epoch, trainer.progress.best_score
-    about = [story, {**found}, columns, made.dataset.identity, best]
+    unit = trainer.config["timestamp_unit"]
+    ages = ranks_of_test(trainer.eval_collector, test._dataset, unit)["age"].tolist()
+    best = trainer.progress.best_epoch, trainer.progress.best_score, trainer.progress.stopped
+    about = [story, {**found}, ages, columns, made.dataset.identity, best]
     return json.dumps(about, default=lambda x: x.tolist() if isinstance(x, np.generic) else str(x))
 
 
@@ -208,6 +211,9 @@ UNREAD = [
     ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
     ("BPR", {"train_neg_sample_args": {"dynamic": True}}, "candidate_num"),
     ("ItemKNN", {"learning_rate": 0.1}, "counts"),
+    ("Pop", {"epochs": 3}, "counts"),
+    ("SPop", {"stopping_step": 3}, "counts"),
+    ("SessionKNN", {"train_batch_size": 64}, "counts"),
 ]
 
 

@@ -122,7 +122,7 @@ def test_the_lines_of_the_page() -> None:
 
 
 class Counting(PosRecommender):
-    """As many states as the data say."""
+    """As many states as the data have."""
 
     defaults = {"hidden_size": 16}
 

@@ -20,7 +20,6 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.batch import each_tensor
-from recbole_pos.data.shapes import Grid, filled
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
@@ -202,7 +201,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
 
 
 def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
-    """Packed windows, RecBole's rows, a padded block, a batch filled up; whatever stands behind."""
+    """Packed windows, RecBole's rows, a padded block; whatever stands behind."""
     experiment = made(augmentation="prefix")
     model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
     wide = each_tensor(model.pack_rows(rows), lambda x: x.double() if x.is_floating_point() else x)
@@ -223,9 +222,6 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
         )
         found = model.states(padded.items, padded, padded.last)
         torch.testing.assert_close(found, known)
-        loss, more = model.window_loss(wide), filled(wide, Grid(5, 40, 12))
-        assert len(more.items) > len(wide.items)
-        torch.testing.assert_close(model.window_loss(more), loss)
     if_missing = model.after(wide.items, wide.lengths)
     empty = wide.features.map(
         *[lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0)] * 2
@@ -305,7 +301,7 @@ def test_histories_say_what_happened(run: Any) -> None:
     )
     nothing = [
         items,
-        {"items": items, "events": {"code": [None, "c999", None]}},
+        {"items": items, "events": {"code": [None, None, "c999"]}},
         {"items": items, "events": {}},
     ]
     scores = trained.recommend(histories=nothing, k=3)["score"].to_numpy().reshape(3, 3)
@@ -356,7 +352,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "AttrFormer",
         {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}},
-        "every kind",
+        "relates",
     ),
     ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": {"channel": ["web"]}}, "every kind"),
     ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),

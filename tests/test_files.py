@@ -48,7 +48,7 @@ def test_two_writers_have_files_of_their_own(tmp_path: Path) -> None:
     assert file.read_text() == "one"
 
 
-@pytest.mark.parametrize("size", [10_000, 3_000_000])  # told while writing, or while closing
+@pytest.mark.parametrize("size", [10_000, 3_000_000])  # refused while writing, or while closing
 def test_no_room(tmp_path: Path, small_disk, size: int) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")

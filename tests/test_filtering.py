@@ -18,7 +18,7 @@ from recbole_pos.data.naming import number
 INTERVALS = ["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None]
 
 
-class Theirs(Dataset):
+class RecBoleTables(Dataset):
     """RecBole's filters over tables at hand."""
 
     uid_field, iid_field, time_field = "user", "item", "time"
@@ -37,7 +37,7 @@ class Theirs(Dataset):
         return [None if feat is None else list(feat.index) for feat in feats]
 
 
-class Ours(FilteredTables, Theirs):
+class Ours(FilteredTables, RecBoleTables):
     """The plugin's, over the same."""
 
     def __init__(self, config: dict[str, Any], **tables: pd.DataFrame | None) -> None:
@@ -64,13 +64,13 @@ logs = st.lists(st.tuples(*[st.integers(0, 6)] * 2, st.integers(0, 3)), min_size
 ids = st.none() | st.lists(st.integers(0, 8), unique=True, max_size=8)
 
 
-def both(config: dict[str, Any], log: list, users: Any, items: Any) -> tuple[Ours, Theirs]:
+def both(config: dict[str, Any], log: list, users: Any, items: Any) -> tuple[Ours, RecBoleTables]:
     made = {
         "inter": events(log),
         "user": table("user", "u", users),
         "item": table("item", "i", items),
     }
-    return Ours(config, **made), Theirs(config, **made)
+    return Ours(config, **made), RecBoleTables(config, **made)
 
 
 @settings(max_examples=150, deadline=None)

@@ -180,7 +180,7 @@ def test_two_programs_are_one_run(
 
 @pytest.mark.long
 def test_from_a_notebook_and_from_a_script_without_a_guard(tiny: Path, tmp_path: Path) -> None:
-    """What has no file need not be imported again; a script is told once what it lacks."""
+    """What has no file need not be imported again; a script is warned once."""
     given = {**OPTIONS, "data_path": str(tiny), "epochs": 1}
     code = f"""import recbole_pos
 found = recbole_pos.run("FPARec", "tiny", None, {given!r}, "run", nproc=2, verbose=False)

@@ -16,7 +16,7 @@ from recbole_pos.experiment import evaluation, memory
 from recbole_pos.experiment.build import prepare
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems say no by themselves")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse by themselves")
 @pytest.mark.parametrize(
     ("model", "options", "named"),
     [
@@ -43,7 +43,7 @@ def test_weights_that_cannot_fit(
         prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems say no by themselves")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse by themselves")
 def test_what_a_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than its own limit; and no more than is free, while a model is made."""
     limits = resource.getrlimit(resource.RLIMIT_DATA)

@@ -17,6 +17,7 @@ from conftest import CROSS_ENTROPY, SMALL, make_log, small, write_atomic
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.experiment import checkpoint
 
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
 
@@ -131,7 +132,9 @@ def test_models_that_read_more_say_why(
 
 
 def test_a_run_of_an_earlier_version_needs_the_data_and_says_so(here: Path, moved: Path) -> None:
-    """Its table has no counts of items."""
+    """Its table has no counts of items, and its checkpoint no digest of it."""
+    file = here / "run" / "checkpoint.pt"
+    checkpoint.save(file, {**checkpoint.load(file), "known": None})
     table = pd.read_parquet("run/known.parquet")
     table.loc[table["field"] == "item_id", "events"] = -1
     table.to_parquet("run/known.parquet", index=False)
@@ -140,7 +143,7 @@ def test_a_run_of_an_earlier_version_needs_the_data_and_says_so(here: Path, move
     assert len(recbole_pos.recommend("run", ["u9"], 3, data_path=moved.parent / "now")) == 3
 
 
-@pytest.mark.parametrize("column", ["events", "token", "twice", "names"])
+@pytest.mark.parametrize("column", ["events", "token", "twice", "names", "order"])
 def test_a_damaged_table_of_names_is_refused(
     here: Path, capsys: pytest.CaptureFixture, column: str
 ) -> None:
@@ -149,6 +152,8 @@ def test_a_damaged_table_of_names_is_refused(
         table = pd.concat([table, table.iloc[-1:]])
     elif column == "names":  # of more items than the model has
         table = pd.concat([table, table.iloc[-1:].assign(token="another", events=1)])
+    elif column == "order":  # every weight would be of another item
+        table = table.iloc[::-1]
     else:
         table[column] = 0.5
     table.to_parquet("run/known.parquet", index=False)

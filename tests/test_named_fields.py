@@ -18,7 +18,7 @@ TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 
 
 class Reader(recbole_pos.PosRecommender):
-    """A model of one's own, which may read any field."""
+    """A custom model, which may read any field."""
 
     def encode(self, items: Any, ctx: Any) -> Any:
         return self.item_embedding(items)
@@ -56,12 +56,12 @@ def test_a_field_that_is_not_loaded(shop: Path, option: str) -> None:
         read(shop, **{option: GIVEN[option]})
 
 
-@pytest.mark.parametrize("option", [name for name, kind in NAMING_FIELDS.items() if kind])
+@pytest.mark.parametrize("option", [name for name, kinds in NAMING_FIELDS.items() if kinds])
 def test_a_field_of_another_type(shop: Path, option: str) -> None:
-    given, kind = GIVEN[option], NAMING_FIELDS[option]
-    field, its = ("price", "float") if kind == "token" else ("brand", "token")
+    given, kinds = GIVEN[option], NAMING_FIELDS[option]
+    field, its = ("price", "float") if "token" in kinds else ("brand", "token")
     wrong = [field] if isinstance(given, list) else {field: given["prise"]}
-    with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {its}; {kind} is"):
+    with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {its}; {kinds[0]}"):
         read(shop, **{option: wrong})
 
 
@@ -81,7 +81,7 @@ def test_two_lines_about_one(shop: Path, table: str) -> None:
     header, first, second, *rest = file.read_text().splitlines()
     same = [header, first, second, first, *rest]
     file.write_text("\n".join(same) + "\n")
-    read(shop)  # what is said twice is no contradiction
+    read(shop)  # repeated values are no contradiction
     name, tab, _ = first.partition("\t")
     other = name + tab + second.partition("\t")[2]
     file.write_text("\n".join([header, first, second, other, *rest]) + "\n")

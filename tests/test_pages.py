@@ -1,4 +1,4 @@
-"""The pages of results: their tables are what the runs that are kept say."""
+"""The pages of results: their tables follow from the kept runs."""
 
 from __future__ import annotations
 
@@ -174,5 +174,5 @@ def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_figures_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What README, documents and pages of results say stands in tables of results."""
+    """Figures of README, documents and results are in tables of results."""
     assert load_script("figures", monkeypatch).main([]) == 0

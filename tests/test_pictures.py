@@ -1,4 +1,4 @@
-"""Every picture of the package: nothing is cut, ticks can be read, titles say what it is."""
+"""Every picture of the package: nothing is cut, ticks can be read, titles name it."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
             assert yaml.safe_load(default.strip("`")) == known[names(option)[0]], option
             checked += 1
         if option.startswith("`top_k`") and model == "AttrFormer":
-            break  # tables of what `relations` may say follow
+            break  # tables of `relations` follow
     assert checked or model == "PARec"
 
 

@@ -1,4 +1,4 @@
-"""Theirs against ours: RecBole's models, losses, evaluator and ``run_recbole``, same weights."""
+"""RecBole against ours: RecBole's models, losses, evaluator and ``run_recbole``, same weights."""
 
 from __future__ import annotations
 

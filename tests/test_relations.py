@@ -86,7 +86,7 @@ def test_relations_of_things_equal_their_formula(opened) -> None:
 
 
 def test_numbers_of_events(shop: Path, opened) -> None:
-    """Stars where given, times in seconds whatever the unit, positions: as the files say."""
+    """Stars where given, times in seconds whatever the unit, positions: as in the files."""
     cells, log = Cells(opened.dataset, tables()), opened.dataset.log
     declared = read_relations(RELATIONS, opened.dataset)
     names = [relation.field for relation in declared if relation.source != "user"]

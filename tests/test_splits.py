@@ -66,8 +66,8 @@ def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
     """(rows of the history, row of the target) of each phase, through the lazy rows."""
     found = {}
     for label, phase in enumerate(PHASES):
-        targets = np.flatnonzero((split.part == label) & split.is_target)
-        batch = PrefixRows(split.log, targets, LONGEST, "_list", "n")[np.arange(len(targets))]
+        is_target = (split.part == label) & split.is_target
+        batch = PrefixRows(split.log, is_target, LONGEST, "_list", "n")[np.arange(is_target.sum())]
         lengths = batch["n"].tolist()
         histories = [tuple(h[:n]) for h, n in zip(batch["row_list"].tolist(), lengths, strict=True)]
         found[phase] = sorted(zip(histories, batch["row"].tolist(), strict=True))

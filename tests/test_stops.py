@@ -161,7 +161,7 @@ def test_ctrl_c_while_a_checkpoint_is_written(tmp_path: Path, nth: int) -> None:
 
 
 def test_a_signal_before_anything_was_kept(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """It does not say that there is something to continue."""
+    """It names nothing to continue."""
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

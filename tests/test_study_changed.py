@@ -142,7 +142,7 @@ def test_what_a_space_fixes_gives_way_to_what_is_given(tiny: Path, tmp_path: Pat
 
 
 def test_conditions_on_options_that_are_given(tiny: Path, tmp_path: Path) -> None:
-    """As in ``tune``; and what no model has is said before anything is trained."""
+    """As in ``tune``; and what no model has is refused before training."""
     drawn = {"uniform": [0.1, 0.4], "when": {"n_heads": 2}}
     search = {"trials": 2, "space": {"hidden_dropout_prob": drawn}}
     base = {**plan(tiny).base, "n_heads": 2}

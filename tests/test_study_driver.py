@@ -171,7 +171,7 @@ def test_a_search_goes_by_validation_alone(
     """No trial has a test event, so none can read a test metric; the best one is tested."""
     folder, search = tmp_path / "s", {"learning_rate": [1e-5, 3e-2]}
     kept = StudyFolder(folder)
-    seen = []  # what a report would say when a fit has ended
+    seen = []  # the report when a run has ended
     ended = StudyProgress.end
 
     def note(self: StudyProgress, job: Job, *args: Any) -> None:

@@ -146,12 +146,12 @@ def test_other_data_or_options_know_nothing(made: dict, tmp_path: Path, capsys) 
         other = {**what, "base": {**what["base"], **more}}
         given = {"run_dir": tmp_path / str(number), "known": (pack,)}
         compare(other, **given, dry_run=True, verbose=True)
-        said = capsys.readouterr().out
+        printed = capsys.readouterr().out
         # Pop reads no n_layers: its runs are the same
-        assert f"{number * 2} of its 6 runs are of this study" in said
+        assert f"{number * 2} of its 6 runs are of this study" in printed
     compare(what, run_dir=tmp_path / "s", known=(pack, pack), dry_run=True, verbose=True)
-    said = capsys.readouterr().out
-    assert said.count("6 of its 6 runs are of this study") == 2 and "5 finished" in said
+    printed = capsys.readouterr().out
+    assert printed.count("6 of its 6 runs are of this study") == 2 and "5 finished" in printed
 
 
 @pytest.mark.parametrize("other", ["space", "row", "longer"])
@@ -189,7 +189,7 @@ def test_attaching_needs_weights(made: dict, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Path, capsys) -> None:
-    def said(what: dict, folder: Path, **more: Any) -> str:
+    def preview_text(what: dict, folder: Path, **more: Any) -> str:
         before = content(folder)
         compare(what, run_dir=folder, dry_run=True, verbose=True, **more)
         assert content(folder) == before
@@ -197,22 +197,24 @@ def test_a_dry_run_tells_what_is_there_from_what_is_new(made: dict, tmp_path: Pa
 
     what = made["what"]
     folder = Path(shutil.copytree(made["here"], tmp_path / "s"))
-    assert "2 configurations, 2 seeds, 5 runs" in said(what, folder)
-    assert "5 finished" in said(what, folder)
+    assert "2 configurations, 2 seeds, 5 runs" in preview_text(what, folder)
+    assert "5 finished" in preview_text(what, folder)
     noted = json.loads((folder / "current.json").read_text())
     run = folder / "runs" / noted["NoPE, seed 2021"]["run"]
     fit = json.loads((run / "fit.json").read_text())
     (run / "fit.json").write_text(json.dumps({**fit, "status": "running"}))
-    assert "4 finished, 1 to resume from a checkpoint" in said(what, folder)
+    assert "4 finished, 1 to resume from a checkpoint" in preview_text(what, folder)
     shutil.rmtree(run)
-    assert "4 finished, 1 to be trained" in said(what, folder)
+    assert "4 finished, 1 to be trained" in preview_text(what, folder)
     trial = folder / "runs" / noted["NoPE, trial 1"]["run"]
     shutil.rmtree(trial)  # what it chooses is not known before
-    assert "3 finished, 1 to be trained, 1 that a search decides first" in said(what, folder)
-    assert "2 finished, 4 to be trained" in said({**what, "search": None}, folder, seeds=3)
-    assert "1 configuration, 2 seeds, 2 runs" in said(what, folder, rows=("Pop",))
+    assert "3 finished, 1 to be trained, 1 that a search decides first" in preview_text(
+        what, folder
+    )
+    assert "2 finished, 4 to be trained" in preview_text({**what, "search": None}, folder, seeds=3)
+    assert "1 configuration, 2 seeds, 2 runs" in preview_text(what, folder, rows=("Pop",))
     elsewhere = {**what, "base": {**what["base"], "data_path": str(made["here"].parent)}}
-    assert "5 runs" in said(elsewhere, tmp_path / "nowhere")
+    assert "5 runs" in preview_text(elsewhere, tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 

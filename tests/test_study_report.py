@@ -1,4 +1,4 @@
-"""Tables of a generated study: what they say, on terminals of any width, too."""
+"""Tables of a generated study: their content, on terminals of any width."""
 
 from __future__ import annotations
 

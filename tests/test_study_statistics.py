@@ -291,7 +291,7 @@ def test_an_unknown_row_is_named(rng):
         differences(table, ["hit@10"], "A", rows=["a"])
 
 
-# what generated studies say about intervals and stars; `make simulate` has more of them
+# generated studies on intervals and stars; `make simulate` has more of them
 
 
 STUDIES = 300  # a share of 0.95 has a standard error of 0.0126 in so many

@@ -183,7 +183,7 @@ def recorder(file: Path) -> Recorder:
 
 
 def test_how_trials_end(tmp_path: Path, capsys) -> None:
-    """By themselves, by the scheduler, by their own fault, or by none of theirs."""
+    """By themselves, by the scheduler, by their own fault or not."""
     seen = recorder(tmp_path / "trials.jsonl")
     trials = [ray_trial(number) for number in range(5)]
     seen.on_step_end(0, trials)

@@ -85,7 +85,7 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
     toeplitz = settings(file, "KernelAttention", {"kernel_l": "toeplitz"}).space
     assert len(toeplitz.grid()) == 4
     with pytest.raises(UsageError, match=r"space.yaml, line 1: kernel_band.*never holds"):
-        settings(file, "KernelAttention")  # full, unless told otherwise
+        settings(file, "KernelAttention")  # full by default
 
 
 @pytest.mark.parametrize(

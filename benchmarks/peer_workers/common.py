@@ -94,7 +94,7 @@ class Clock:
 class Curve(Clock):
     """Trains to quality: what NDCG@10 each epoch ends with, and after how many seconds of training.
 
-    Every user's held-out item is ranked among all; the clock stands meanwhile.
+    Every user's held-out item is ranked among all; this time is not counted.
 
     Args:
         job: with ``held_out``.

@@ -188,7 +188,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Say what begins, before torch and RecBole are imported, which takes seconds."""
+    """Print what begins, before torch and RecBole are imported, which takes seconds."""
     if settings.as_json or any(rank for _, rank, _ in started_by(os.environ)):
         return
     from recbole_pos.reporter import Reporter

@@ -183,7 +183,7 @@ def _option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any]
 
 
 def _sentences(file: Path) -> dict[str, str]:
-    """Return what the comments of a yaml file say about its keys."""
+    """Return the comments of a yaml file by key."""
     if not file.is_file():
         return {}
     comment = re.compile(r"^(\w+):(.*?)#\s*(?:\(.*?\))?\s*(.*)$")

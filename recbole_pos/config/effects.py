@@ -92,6 +92,11 @@ def trained(config: Options, value: Any) -> str | None:
     return None
 
 
+def repeated(config: Options, value: Any) -> str | None:
+    """As above; a model that counts does so in one epoch, with or without validation."""
+    return None if value <= 1 else trained(config, value)
+
+
 def unused_by(model: str) -> Condition:
     """Read by all models but one of RecBole's, whose code asks for it and does nothing with it."""
     wrong = f"is an option of RecBole's {model} that its computation does not use"
@@ -129,7 +134,7 @@ def of_wandb(config: Options, value: Any) -> str | None:
 
 
 def labelled(config: Options, value: Any) -> str | None:
-    """As above, of what makes labels of a field; its own values say what has the effect."""
+    """As above, of what makes labels of a field; its own values decide."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
     what = "items are ranked, and no label is read; val_interval: "
     return custom(f"{what}{kept} keeps only what is rated so")(config, value)
@@ -259,7 +264,7 @@ def of_fields(config: Options, value: Any) -> str | None:
 
 
 def of_numbers(config: Options, value: Any) -> str | None:
-    """As above, of whatever fields are numbers; of which types fields are, their files say."""
+    """As above, of whatever fields are numbers; files decide the types of fields."""
     if not value or config["model"] in ADDED or fields_read(config):
         return None
     return f"changes numbers of attributes, and {config['model']} reads ids and times alone"

@@ -248,6 +248,13 @@ def check_session_filter(where: str, value: Any) -> None:
     read_session_filter(value)
 
 
+def check_memory_limit(where: str, value: Any) -> None:
+    """Check auto, or a size."""
+    from recbole_pos.data.scratch import read_limit
+
+    read_limit(value)
+
+
 def check_gpus(where: str, value: Any) -> None:
     """Check numbers of GPUs: a text, or one number."""
     if not (isinstance(value, str) or is_whole(value)):

@@ -3,7 +3,7 @@
 From a row come the checks and their messages (``option.py``, ``checks.py``), what a search may
 vary, what starting from another run must not change, and what ``run --help`` lists. The type of an
 option is that of its default or, where that is empty, of the row's example. An option within a
-mapping is written with a dot; what is said of a list holds for what is in it. A test holds that
+mapping is written with a dot; the row of a list is for its elements. A test holds that
 every option of the plugin, and every number of RecBole's, has a row.
 """
 
@@ -161,17 +161,22 @@ _TABLE: list[Option] = [
     Option("shuffle", only=_TRAINED),
     Option("require_pow", example=True, only=(custom(),)),
     Option("wandb_project", only=(effects.of_wandb,)),
-    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs"),
-    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs"),
+    Option("epochs", 1, 10**6, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
+    Option("eval_step", 0, 10**9, role=SCHEDULE, unit="epochs", only=(effects.repeated,)),
     Option(
-        "stopping_step", 0, 10**9, role=SCHEDULE, unit="validations", only=(under("eval_step"),)
+        "stopping_step",
+        0,
+        10**9,
+        role=SCHEDULE,
+        unit="validations",
+        only=(trained, under("eval_step")),
     ),
     Option("gpu_id", role=SCHEDULE, check=option.check_gpus),
     *_rows("compile show_progress tensorboard cache", role=SCHEDULE),
     _choice("logger", "tensorboard mlflow wandb csv", example=["csv"], alone=True, role=SCHEDULE),
-    _choice("batch_shapes", "auto exact fixed", role=TRAINING, only=_WINDOWS),
     _choice("data_on_device", "auto always never", role=SCHEDULE),
     _choice("precision", "auto fp32 tf32 bf16 fp16", role=TRAINING, only=_TRAINED),
+    Option("memory_limit", role=SCHEDULE, check=option.check_memory_limit),
     Option("worker", 0, 2 * cores(), unit="processes", why="here, twice the cores"),
     # what an example is
     Option("MAX_ITEM_LIST_LENGTH", 1, _LENGTH, unit="events", only=(effects.histories,)),
@@ -200,7 +205,7 @@ _TABLE: list[Option] = [
         only=(*_WINDOWS, effects.next_targets),
     ),
     Option("length_pool", 1, 10**6, role=TRAINING, unit="batches", only=_WINDOWS),
-    Option("train_batch_size", 1, 10**7, role=TRAINING),
+    Option("train_batch_size", 1, 10**7, role=TRAINING, only=_TRAINED),
     Option(
         "train_batch_events", 1, 10**9, example=16384, role=TRAINING, unit="events", only=_WINDOWS
     ),

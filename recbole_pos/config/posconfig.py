@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from recbole_pos.config.presets import parts_for, positions, preset_or_file
 from recbole_pos.data.counts import FILTERS
 from recbole_pos.data.item_vectors import absolute, to_files
 from recbole_pos.data.location import atomic_file, name_and_folder
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -57,6 +58,10 @@ ARGUMENTS = ("run_dir", "resume", "nproc")  # of run, beside its options
 # Keys that RecBole computes itself and keeps in the same dict.
 DERIVED_KEYS = {"MODEL_TYPE"}
 _DEFAULTS = "the attribute `defaults`, or recbole_pos.register_model(..., defaults=...)"
+
+
+# Options of 0.2.0, and what is the case now.
+_REMOVED = {"batch_shapes": "batches have the sizes of their windows"}
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
@@ -134,14 +139,25 @@ class PosConfig(Config):
 
     def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
-            (file, read_yaml(preset_or_file(file))) for file in file_list or []
+            (file, self._without_removed(read_yaml(preset_or_file(file)), f"{file}: "))
+            for file in file_list or []
         ]
-        return {}  # what they say depends on the model, see _options_for
+        return {}  # their meaning depends on the model, see _options_for
 
     def _load_variable_config_dict(self, config_dict: dict[str, Any] | None) -> dict[str, Any]:
-        given = dict(config_dict or {})  # typed already; RecBole would eval strings
+        # typed already; RecBole would eval strings
+        given = self._without_removed(dict(config_dict or {}))
         if "item_vectors" in given:  # perhaps in memory
             given["item_vectors"] = to_files(given["item_vectors"])
+        return given
+
+    def _without_removed(self, given: dict[str, Any], where: str = "") -> dict[str, Any]:
+        """Leave out options of an earlier version; a new run is warned."""
+        for key in _REMOVED.keys() & given.keys():
+            if self.strict:
+                text = f"{where}{key} has no effect any more: {_REMOVED[key]}; leave it out"
+                warnings.warn(text, RunWarning, stacklevel=2)
+            del given[key]
         return given
 
     def _merge_external_config_dict(self) -> None:

@@ -33,7 +33,7 @@ TABLES = ("inter", "item", "user")
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
 _OWN = 0.9  # of the rows have a value of their own: such a token tells nothing of others
-_ENOUGH = 100  # rows before that is said
+_ENOUGH = 100  # rows before it is reported
 _TOKENS = 1 << 30  # bytes of the array in which RecBole keeps the names of a field
 _FEW = 0.1  # of the contradictions that chance would make
 _PROBE = 1 << 20  # interactions that decide where a column goes
@@ -116,7 +116,7 @@ class ColumnAssignment:
 
     Attributes:
         cells: [entities] the first value that is not missing.
-        contradicting: [events] bool, which say something else than that.
+        contradicting: [events] bool, which differ from it.
         repeated: how many events have a value of an entity that had one before.
     """
 

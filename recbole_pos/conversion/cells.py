@@ -271,7 +271,7 @@ def _read_floats(
     decimal: str | None = None,
     thousands: str | None = None,
 ) -> tuple[np.ndarray | None, str]:
-    """Return [n] float64, None if one is not a number or in doubt; and what to say about it."""
+    """Return [n] float64, None if one is not a number or in doubt; and a note."""
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()

@@ -14,7 +14,7 @@ _UNIT = r"(?:[$€£¥₹%]|[A-Z]{3}|kr\.?)?"
 _UNITS = rf"^{_UNIT}\s?[+-]?\d[\d., ']*\s?{_UNIT}$"
 _PLAIN = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _LIKELY = 0.5  # of the first cells must have digits as numbers have them, or nothing is looked at
-_NEARLY = 0.9  # of the cells are numbers: then it is said that others are none
+_NEARLY = 0.9  # of the cells are numbers: then the others are reported
 _SAMPLE = 200
 
 
@@ -74,7 +74,7 @@ def describe_doubt(values: pa.Array, readings: list[Reading]) -> str:
         f"--decimal COLUMN={one.decimal!r} (it is {one.numbers[place]:.15g})" for one in readings
     ]
     return (
-        f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: say "
+        f"{values[place].as_py()[:60]!r} may have a thousands or a decimal separator: give "
         f"{' or '.join(options)}"
     )
 

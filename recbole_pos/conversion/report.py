@@ -81,7 +81,7 @@ class Report:
         lines: of events, and of items and users where there are such files.
         columns: in the order of the files.
         times: how many events have which form of time.
-        contradictions: by field, how many lines say something else than the first of an item or
+        contradictions: by field, how many lines differ from the first of an item or
             user, and where.
         notes: what else there is to know.
         counts: events, users, items, the first and last time (None if times only order), copies
@@ -127,7 +127,7 @@ class Report:
             reporter.table(_table(("lines", "", "first"), counts, right=(1,)))
         for name, found in self.contradictions.items():
             reporter.line(
-                f"{name}: {found['lines']:,} lines say something else than the first of the "
+                f"{name}: {found['lines']:,} lines differ from the first of the "
                 f"{found['table']}, which was taken: {_first(found)}"
             )
         for note in self.notes:

@@ -78,7 +78,7 @@ def find_roles(
             )
             order = f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
             raise UsageError(
-                f"{why} the {role}: say it with --{role} COLUMN{order if role == 'time' else ''}. "
+                f"{why} the {role}: name it with --{role} COLUMN{order if role == 'time' else ''}. "
                 f"The columns are {seen}"
             )
         roles[role] = names[0]

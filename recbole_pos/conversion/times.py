@@ -244,7 +244,7 @@ def _add_dates(
         mark = next(one for one in first if not one.isdigit())
         raise AmbiguousDate(
             f"{name}: {shown(first)} may begin with the day or with the month, and "
-            f"{both if day_first.any() else none}. Say --date_format='%d{mark}%m{mark}%Y' "
+            f"{both if day_first.any() else none}. Give --date_format='%d{mark}%m{mark}%Y' "
             f"(day first) or '%m{mark}%d{mark}%Y', with ' %H:%M:%S' where a clock follows"
         )
     by_day = day_first if month_first.any() else np.full(len(a), day_first.any())

@@ -82,17 +82,8 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
     if not fields:
         raise UsageError("selected_features: expected at least one field of items")
     for field in fields:
-        if field not in loaded_fields(dataset):
-            raise UsageError(f"selected_features: {not_loaded(field, dataset)}")
-        if find_table(field, dataset) != "item" or field == dataset.iid_field:
-            raise UsageError(f"selected_features: {shown(field)} is no attribute of items")
-        require_values(field, dataset, "selected_features: ")
+        _require_field(dataset, "selected_features", field, "item")
         ftype = dataset.field2type[field].value
-        if ftype == "float_seq" and is_strict(dataset.config):
-            raise UsageError(
-                f"selected_features: {shown(field)} holds vectors, of which RecBole's models read "
-                "the mean alone; give each number a column of type float, or leave it out"
-            )
         if ftype.startswith("float") and field not in dataset.config["numerical_features"]:
             raise UsageError(
                 f"selected_features: {shown(field)} holds numbers, which RecBole embeds only if "
@@ -129,35 +120,36 @@ def feature_columns(dataset: Dataset, option: str) -> dict[str, Tensor]:
     Raises:
         UsageError: for a field that is not there, is of another table, or cannot be embedded.
     """
-    columns = {}
-    for field in feature_names(dataset.config, option):
-        _check_feature(dataset, option, field)
+    columns, config = {}, dataset.config
+    for field in feature_names(config, option):
+        _require_field(dataset, option, field, SIDE_FEATURES[option])
         column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
-        columns[field] = column.float() if column.is_floating_point() else column
+        columns[field] = column
+        if column.is_floating_point():
+            columns[field] = column.float()
+            for key in ("normalize_field", "discretization", "normalize_all"):
+                if config[key] is True or field in (config[key] or ()):
+                    how = "set it to False" if config[key] is True else f"take {field} out of it"
+                    raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {how}")
     return columns
 
 
-def _check_feature(dataset: Dataset, option: str, field: str) -> None:
-    """Require that a field can be embedded, and stands in the table of its option."""
-    config, where = dataset.config, f"{option}: {shown(field)}"
+def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
+    """Require that a loaded field of a table has values that can be embedded."""
+    where = f"{option}: {shown(field)}"
     if field not in loaded_fields(dataset):
         raise UsageError(f"{option}: {not_loaded(field, dataset)}")
-    table, kind = find_table(field, dataset), dataset.field2type[field].value
-    other = next(name for name, of in SIDE_FEATURES.items() if of == table)
-    scaled = ["set normalize_all: False"] if config["normalize_all"] else []
-    named = [key for key in ("normalize_field", "discretization") if field in (config[key] or ())]
-    scaled += [f"take it out of {key}" for key in named]
-    wrong = {
-        f"{where}: ids and times are read anyhow; leave it out": field
-        in (dataset.uid_field, dataset.iid_field, dataset.time_field),
-        f"{where} is a field of {dataset.dataset_name}.{table}; name it in {other}": option
-        != other,
-        f"{where} holds vectors; give each number a column of type float": kind == "float_seq",
-        f"{where} is standardized where it is embedded; {' and '.join(scaled)}": scaled
-        and kind == "float",
-    }
-    for message in (message for message, is_wrong in wrong.items() if is_wrong):
-        raise UsageError(message)
+    if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
+        raise UsageError(f"{where} is no attribute: ids and times are read anyhow; leave it out")
+    if (found := find_table(field, dataset)) != table:
+        other = next((name for name, of in SIDE_FEATURES.items() if of == found), "")
+        advice = f"; name it in {other}" if option in SIDE_FEATURES else ""
+        name = dataset.dataset_name
+        raise UsageError(f"{where} is a field of {name}.{found}, expected one of .{table}{advice}")
+    if dataset.field2type[field].value == "float_seq" and is_strict(dataset.config):
+        raise UsageError(
+            f"{where} holds vectors; give each number a column of type float, or leave it out"
+        )
     require_values(field, dataset, f"{option}: ")
 
 

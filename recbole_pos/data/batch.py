@@ -15,7 +15,7 @@ from recbole_pos.layers.features import Features
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Windows of b sequences, packed: m events in all, none of them padding unless ``filled``.
+    """Windows of b sequences, packed: m events in all, none of them padding.
 
     Attributes:
         items: [m] int64 item of each input event.
@@ -29,8 +29,6 @@ class SequenceBatch:
         features: of the input events and their users.
         prepared: what the model has made of the batch on the host, see ``BatchRequirements``;
             dataclasses and tuples of tensors, which go where the batch goes.
-        real: [k] bool which targets are some, of a batch that was ``filled``; else None: all.
-        count: how many of them, None for k.
     """
 
     items: Tensor
@@ -43,12 +41,10 @@ class SequenceBatch:
     events: Tensor | None = None
     features: Features = field(default_factory=Features)
     prepared: Any = None
-    real: Tensor | None = None
-    count: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of targets that are real."""
-        return self.targets.numel() if self.count is None else self.count
+        """Return the number of targets."""
+        return self.targets.numel()
 
     def to(self, device: torch.device) -> SequenceBatch:
         """Return the same batch on a device; of pinned memory, without waiting for the copy."""

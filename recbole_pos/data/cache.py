@@ -185,7 +185,7 @@ def read_arrays(path: Path, key: bytes) -> tuple[dict[str, np.ndarray], Any]:
 
 @contextlib.contextmanager
 def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect what is warned of within: a start that reads no text has the same to say."""
+    """Collect what is warned of within: a start that reads no text repeats it."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]

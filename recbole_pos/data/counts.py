@@ -7,7 +7,7 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 
-# Options that decide what is counted; under others than those of the log counts say nothing.
+# Options that decide what is counted; under others counts mean nothing.
 FILTERS = (
     *("user_inter_num_interval", "item_inter_num_interval", "val_interval", "session_filter"),
     *("train_fraction", "rm_dup_inter", "rm_copies", "filter_inter_by_user_or_item"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,14 @@ from recbole_pos.data.known import Known
 from recbole_pos.data.naming import number
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.tables import LARGEST
-from recbole_pos.data.targets import Split, find_kind, make_split, read_ties, shuffle_ties
+from recbole_pos.data.targets import (
+    Split,
+    count_items,
+    find_kind,
+    make_split,
+    read_ties,
+    shuffle_ties,
+)
 from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
@@ -90,19 +98,26 @@ class _ExactTimeMixin(FilteredTables):
                 setattr(self, name, known_lines(feat, field, known))
 
     def _remap(self, remap_list: list[Any]) -> None:
-        """RecBole's ids of fields that share them; names that were known keep theirs."""
+        """RecBole's ids of fields that share them; known names keep their ids."""
         if not remap_list:
             return
         columns = [feat[field] for feat, field, _ in remap_list]
         first = remap_list[0][1]
         if self.known is not None and first in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first][1:], dtype=object))
-        names, numbered = number(columns)
+        names, numbered = number(columns, self.scratch)
         ids = {name: i for i, name in enumerate(names.tolist())}
+        before, same = self.inter_feat, {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
             if field not in self.field2id_token:
                 self.field2id_token[field], self.field2token_id[field] = names, ids
-            feat[field] = column
+            if self.scratch and feat is before:  # setting a column would copy it
+                same[field] = column
+            else:
+                feat[field] = column
+        if same:
+            kept = {name: same.get(name, column._values) for name, column in before.items()}
+            self.inter_feat = pd.DataFrame(kept, index=before.index, copy=False)
 
     def _fill_nan(self) -> None:
         """RecBole's; which cells of numbers had none is kept."""
@@ -111,25 +126,35 @@ class _ExactTimeMixin(FilteredTables):
             feat = getattr(self, name)
             for field in feat:
                 if self.field2type[field].value == "float":
-                    most = np.inf if field == self.time_field else LARGEST  # models have float32
-                    finite = np.isfinite(feat[field]) & (feat[field].abs() <= most)
+                    finite = np.isfinite(feat[field])
+                    if field != self.time_field:  # models have float32
+                        finite &= feat[field].abs() <= LARGEST
                     if not finite.all():
                         self.missing[field] = ~finite.to_numpy()
                         feat[field] = feat[field].where(finite)
         super()._fill_nan()
 
     def _normalize(self) -> None:
-        """RecBole's, except that the time field keeps its values: they are exact times."""
-        if not (self.config["normalize_field"] or self.config["normalize_all"]):
-            return
-        exact = self.inter_feat[self.time_field].copy()
-        super()._normalize()
-        self.inter_feat[self.time_field] = exact
+        """RecBole's (x - min) / (max - min), but of the time, which stays exact; RecBole takes a
+        vector apart in a way that pandas 3 does not know."""
+        chosen, every = self.config["normalize_field"], self.config["normalize_all"]
+        if chosen and every:
+            raise UsageError("normalize_field and normalize_all: one says all; leave one out")
+        for field in self.float_like_fields if every else chosen or ():
+            for feat in self.field2feats(field) if field != self.time_field else ():
+                is_vector = self.field2type[field] == FeatureType.FLOAT_SEQ
+                numbers = np.concatenate(feat[field]) if is_vector else feat[field].to_numpy()
+                low, high = numbers.min(), numbers.max()
+                numbers = (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
+                ends = np.cumsum(feat[field].map(len))[:-1] if is_vector else ()
+                feat[field] = np.split(numbers, ends) if is_vector else numbers
 
     def _dataframe_to_interaction(self, data: pd.DataFrame) -> Interaction:
         """RecBole's, with times in float64 (float32 has steps of 64-128 s); ids are not copied."""
         exact = {name: column.to_numpy() for name, column in data.items() if self._is_exact(column)}
-        columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
+        with warnings.catch_warnings():  # RecBole copies what pandas 3 lets nobody write into
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            columns = super()._dataframe_to_interaction(data.drop(columns=list(exact))).interaction
         columns |= {name: read_only(column) for name, column in exact.items()}
         return Interaction({name: columns[name] for name in data})
 
@@ -164,6 +189,7 @@ class _ExactTimeMixin(FilteredTables):
             self.uid_field,
             self.iid_field,
             self.time_field,
+            self.scratch,
         )
         self.events_of_users = log.lengths
         tokens = self.field2id_token[self.uid_field]
@@ -175,6 +201,9 @@ class _ExactTimeMixin(FilteredTables):
             **self.missing,
             **{f: self.split.log.fields.pop(name).numpy() for f, name in masks.items()},
         }
+        if self.scratch:
+            self.scratch.release()
+        self.scratch = None  # what is mapped stays; processes that get the dataset need no room
         if self.cache:
             self.cache.save(self, self.warnings)
         self._take_log()
@@ -186,7 +215,7 @@ class _ExactTimeMixin(FilteredTables):
     @property
     def popularity(self) -> np.ndarray:
         """[items] int64 training interactions of each item."""
-        return np.bincount(self.log.items.numpy()[self.part == TRAIN], minlength=self.item_num)
+        return count_items(self.log, self.part == TRAIN, self.item_num)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -314,7 +343,7 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         self.inter_feat = Interaction(self.log.fields)
         self._aug_presets()
         self._require_distinct_fields()
-        self.inter_feat = self._prefix_rows(np.flatnonzero(self.log.has_history))
+        self.inter_feat = self._prefix_rows(self.log.has_history)
 
     def for_config(self, config: Options) -> PosSequentialDataset:
         """As above; histories may have another length."""
@@ -322,11 +351,11 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         other.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         other.field2seqlen = dict(self.field2seqlen)
         other._aug_presets()
-        other.inter_feat = other._prefix_rows(np.flatnonzero(other.log.has_history))
+        other.inter_feat = other._prefix_rows(other.log.has_history)
         return other
 
     def _require_distinct_fields(self) -> None:
-        columns = self._prefix_rows(np.empty(0, dtype=np.int64)).columns
+        columns = self._prefix_rows(np.empty(0, dtype=bool)).columns
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice:
             raise UsageError(
@@ -334,10 +363,10 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
                 f"{', '.join(twice)}"
             )
 
-    def _prefix_rows(self, targets: np.ndarray) -> PrefixRows:
+    def _prefix_rows(self, is_target: np.ndarray) -> PrefixRows:
         return PrefixRows(
             self.log,
-            targets,
+            is_target,
             self.max_item_list_len,
             self.config["LIST_SUFFIX"],
             self.item_list_length_field,
@@ -345,11 +374,12 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         )
 
     def _rows(self, phase: str) -> PrefixRows:
-        targets = self._select_targets(phase)
+        is_target = (self.part == PHASES.index(phase)) & self.split.is_target
         if phase == "train" and self.config["augmentation"] == "none":
+            targets = np.flatnonzero(is_target)
             newest = np.append(np.diff(self.log.users.numpy()[targets]) > 0, True)
-            targets = targets[newest[: len(targets)]]
-        return self._prefix_rows(targets)
+            is_target[targets[~newest[: len(targets)]]] = False
+        return self._prefix_rows(is_target)
 
     def training_windows(self) -> Windows:
         """Return windows over the training events, for models that learn from all positions."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recbole_pos.data.scratch import Scratch
+
+PART_EVENTS = 1 << 22  # of a log that is gone through in parts, about
 PART = "given part"  # a column that sorts the interactions of a user before their times do
 KIND = "of target_events"  # a column of which interactions may be targets; all without it
 
@@ -36,6 +41,7 @@ class EventLog:
         user_field: str,
         item_field: str,
         time_field: str,
+        scratch: Scratch | None = None,
     ) -> EventLog:
         """Sort the columns of an interaction table.
 
@@ -44,6 +50,7 @@ class EventLog:
                 time column must be exact (float64 or int64). ``PART`` may be among them.
             users: number of user ids, padding included.
             user_field, item_field, time_field: names of the three columns that matter here.
+            scratch: where columns are sorted that do not fit into memory.
 
         Raises:
             TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
@@ -51,6 +58,9 @@ class EventLog:
         user, time = fields[user_field], fields[time_field]
         if time.dtype not in (torch.float64, torch.int64):
             raise TypeError(f"{time_field} must be float64 or int64, found {time.dtype}")
+        if scratch is not None:
+            offsets = _sort_on_disk(fields, users, user_field, time_field, scratch)
+            return cls(fields, offsets, user_field, item_field, time_field)
         counts = np.bincount(user.numpy(), minlength=users)
         # stable: file order breaks ties; a log that is written as things happen is sorted by time
         in_time = bool((time[1:] >= time[:-1]).all())
@@ -71,6 +81,16 @@ class EventLog:
                 columns[name] = column.index_select(0, order)
         offsets = np.concatenate(([0], np.cumsum(counts)))
         return cls(columns, offsets, user_field, item_field, time_field)
+
+    def in_parts(self) -> Iterator[tuple[slice, EventLog]]:
+        """Yield the places and the log of some users after others, so that memory for a part is
+        enough where something is counted user by user."""
+        low = np.flatnonzero(np.diff(self.offsets[:-1] // PART_EVENTS, prepend=-1))
+        for first, end in itertools.pairwise([*low.tolist(), len(self.offsets) - 1]):
+            offsets = self.offsets[first : end + 1]
+            place = slice(int(offsets[0]), int(offsets[-1]))
+            fields = {name: column[place] for name, column in self.fields.items()}
+            yield place, replace(self, fields=fields, offsets=offsets - offsets[0])
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([events] bool) is true."""
@@ -134,6 +154,39 @@ class EventLog:
     def ranks(self) -> np.ndarray:
         """[events] int64 0 for the oldest event of a user, 1 for the next, ..."""
         return np.arange(len(self)) - self.starts
+
+
+def _sort_on_disk(
+    fields: dict[str, Tensor], users: int, user_field: str, time_field: str, scratch: Scratch
+) -> np.ndarray:
+    """Sort columns as ``EventLog.build`` does: first into ranges of users, of as many events as may
+    be in memory, then each of them. Return the offsets of users."""
+    columns = {name: column.numpy() for name, column in fields.items()}
+    user, counts = columns[user_field], np.zeros(users, dtype=np.int64)
+    for rows in scratch.blocks(len(user)):
+        counts += np.bincount(user[rows], minlength=users)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    _, first, part = np.unique(offsets[:-1] // scratch.rows, return_index=True, return_inverse=True)
+    ends = np.append(offsets[first], len(user))
+    free = ends[:-1].copy()  # where the next event of each range goes
+    made = {name: scratch.empty(column.shape, column.dtype) for name, column in columns.items()}
+    for rows in scratch.blocks(len(user)):
+        into = part[user[rows]]
+        order = np.argsort(into, kind="stable")
+        many = np.bincount(into, minlength=len(free))
+        place = np.arange(len(order)) + np.repeat(free - (np.cumsum(many) - many), many)
+        free += many
+        for name, column in columns.items():
+            made[name][place] = column[rows][order]
+    for begin, end in itertools.pairwise(ends.tolist()):
+        range_ = {name: column[begin:end] for name, column in made.items()}
+        keys = [range_[name] for name in (time_field, PART, user_field) if name in range_]
+        order = np.lexsort(keys)  # stable: the order of the file breaks ties
+        for column in range_.values():
+            column[:] = column[order]
+        scratch.release()
+    fields.update({name: torch.from_numpy(column) for name, column in made.items()})
+    return offsets
 
 
 def read_only(column: np.ndarray) -> Tensor:

@@ -34,7 +34,9 @@ class FilteredTables(AtomicTables):
         """Keep the lines of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
         if not mask.all():
             feat = getattr(self, f"{table}_feat")
-            setattr(self, f"{table}_feat", feat.take(np.flatnonzero(mask)))
+            on_disk = self.scratch if table == "inter" else None
+            kept = on_disk.keep(feat, mask) if on_disk else feat.take(np.flatnonzero(mask))
+            setattr(self, f"{table}_feat", kept)
 
     def _filter_nan_user_or_item(self) -> None:
         for field, table in ((self.uid_field, "user"), (self.iid_field, "item")):

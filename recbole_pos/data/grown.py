@@ -89,7 +89,7 @@ def extended(dataset: Any, later: HeldOut, new_users: bool) -> Any:
     """Return a copy of the known data, after ``build``, whose log goes on with later interactions.
 
     They are history: nothing is trained on them. Attributes of new users and of later interactions,
-    other than names that were known, are missing. ``new_users``: whether to take theirs, too.
+    other than names that were known, are missing. ``new_users``: whether to add these, too.
     """
     other = copy.copy(dataset)
     other.identity = dataset.identity  # weights learned from the known data fit

@@ -6,6 +6,7 @@ of it: of each known user as many interactions as there were, the oldest ones. T
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,17 @@ class Known:
         loaded = {field for feat in tables if feat is not None for field in feat}
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         return cls(tokens, dataset.events_of_users, dataset.popularity)
+
+    @property
+    def digest(self) -> str:
+        """Of names and counts in the order of ids, by which a checkpoint knows its own."""
+        digest = hashlib.blake2b(digest_size=16)
+        for field, names in sorted(self.tokens.items()):
+            if len(names) > 1:  # a table has no row of others
+                digest.update("\0".join([field, *names[1:]]).encode())
+        for count in (self.events, self.popularity):
+            digest.update(b"" if count is None else count.astype(np.int64).tobytes())
+        return digest.hexdigest()
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return a row a name, in the order of ids; ``events`` for users and items only."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from recbole_pos.data.batch import BatchRequirements, SequenceBatch, sent
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.gathering import WindowGatherer, lies_on, one_ahead
-from recbole_pos.data.shapes import Grid, filled, fixed_shapes
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
@@ -38,7 +37,6 @@ class WindowLoader:
         pool: batches sorted together; 1 for none.
         seed: seed of the order.
         requirements: requirements of the model.
-        fill_to: most events of a window, if batches are to be of few shapes (``shapes.py``).
         most_events: input events of a batch; one that has more is cut into batches with about equal
             numbers of events. One window (of ``linked`` ones, all of a user's) is never cut.
     """
@@ -54,7 +52,6 @@ class WindowLoader:
         seed: int,
         shuffle: bool,
         requirements: BatchRequirements,
-        fill_to: int | None = None,
         most_events: int | None = None,
     ) -> None:
         self.dataset = self._dataset = dataset  # RecBole's names for it
@@ -62,7 +59,7 @@ class WindowLoader:
         self.windows, self.features = dataset.training_windows(), dataset.features()
         self.batch_size, self.pool, self.seed = batch_size, pool, seed
         self.shuffle, self.requirements = shuffle, requirements
-        self.fill_to, self.most_events = fill_to, most_events
+        self.most_events = most_events
         self.members, self.sizes = self._groups(requirements.linked)
         self.epoch = 0
         self.shard = Shard()
@@ -140,20 +137,14 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         targets = self.windows.counts
-        batches, grid = self._batches(), self._grid()
+        batches = self._batches()
         index: Iterator[Tensor | None] = itertools.repeat(None)
         if self._gatherer.device.type != "cpu":  # the whole epoch's at once
             own = batches if self.shard.alone else [self.shard.part(batch) for batch in batches]
             order = torch.from_numpy(np.concatenate(own)).to(self._gatherer.device)
             index = iter(order.split([len(batch) for batch in own]))
         for batch, there in zip(batches, index, strict=False):
-            made = self._gatherer.gather(self.shard.of(batch, targets[batch]), there)
-            yield made if grid is None else filled(made, grid)
-
-    def _grid(self) -> Grid | None:
-        """Return the sizes of this process's parts of batches, where these are to be few."""
-        parts = len(self.windows.start) / self.batch_size * self.shard.size
-        return None if self.fill_to is None else Grid.of(self.windows, parts, self.fill_to)
+            yield self._gatherer.gather(self.shard.of(batch, targets[batch]), there)
 
     def batches_on(self, device: torch.device, wanted: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch where the model is.
@@ -228,7 +219,7 @@ class RowLoader(TrainDataLoader):
 class TargetLoader(FullSortEvalDataLoader):
     """One row for each held-out interaction, for RecBole's general models too.
 
-    RecBole ranks once per user for them; here what is left out is said by ``mask_history``.
+    RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
     def __init__(self, config: Options, dataset: PosDataset, sampler: None, shuffle: bool) -> None:
@@ -279,7 +270,6 @@ def training_loader(
         seed=config["seed"],
         shuffle=config["shuffle"],
         requirements=requirements,
-        fill_to=config["MAX_ITEM_LIST_LENGTH"] if fixed_shapes(config) else None,
         most_events=config["train_batch_events"],
     )
 

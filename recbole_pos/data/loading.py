@@ -1,4 +1,4 @@
-"""Reading a dataset's atomic files into RecBole's tables, with errors that say what to do."""
+"""Reading a dataset's atomic files into RecBole's tables, with errors that advise."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import atomic_file, interaction_files, require_dataset
 from recbole_pos.data.naming import spelled_out, stacked
+from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.data.tables import Table, open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown, suggest
 
-# Options that name fields, and what their types must have in their names.
-NAMING_FIELDS = {
-    "numerical_features": "float",
-    "normalize_field": "float",
-    "discretization": "float",
-    "seq_len": "seq",
-    "alias_of_user_id": "token",
-    "alias_of_item_id": "token",
-    "val_interval": "",
-    "threshold": "",
-    "unused_col": "",
-    "preload_weight": "",
+# Options that name fields, and of which type these must be; of any if empty.
+NAMING_FIELDS: dict[str, tuple[str, ...]] = {
+    "numerical_features": ("float",),
+    "normalize_field": ("float", "float_seq"),
+    "discretization": ("float",),
+    "seq_len": ("token_seq", "float_seq"),
+    **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
+    **dict.fromkeys(("val_interval", "threshold", "unused_col", "preload_weight"), ()),
 }
 
 
@@ -38,6 +35,7 @@ class AtomicTables(Dataset):
     """RecBole's Dataset, reading files in its own way."""
 
     given: np.ndarray | None = None  # [interactions] int8 part of each, of given parts
+    scratch: Scratch | None = None  # where interactions are kept that do not fit into memory
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     field2seqlen: dict[str, int]
 
@@ -118,14 +116,16 @@ class AtomicTables(Dataset):
                         f"loaded{suggest(name, self.field2type)}; "
                         f"loaded are {listed(self.field2type)}; see load_col"
                     )
-                if needed not in kind.value:
+                if needed and kind.value not in needed:
                     raise UsageError(
-                        f"{option}: field {shown(name)} is of type {kind.value}; {needed} is needed"
+                        f"{option}: field {shown(name)} is of type {kind.value}; "
+                        f"{' or '.join(needed)} is needed"
                     )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         tables: list[pd.DataFrame] = []
         lengths: list[dict[str, int]] = []
+        self.scratch = Scratch.where_needed(self.config, self._interaction_files())
         for file in self._interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
             assert table is not None  # ids are required
@@ -195,7 +195,7 @@ class AtomicTables(Dataset):
         if not wanted:
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
-        table = file.read(wanted)
+        table = file.read(wanted, self.scratch if source == FeatureSource.INTERACTION else None)
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
             table = spelled_out(table)
         ids = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
@@ -217,7 +217,7 @@ class AtomicTables(Dataset):
         return table
 
     def _require_one_line_each(self, file: Table, table: pd.DataFrame, key: str) -> None:
-        """RecBole keeps the first line of a user or item, whatever the others say."""
+        """RecBole keeps the first line of a user or item, whatever the others hold."""
         twice = table[table[key].duplicated(keep=False)]
         for name, lines in twice.groupby(key, sort=False, observed=True):
             for field in table.columns:

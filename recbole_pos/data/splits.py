@@ -79,7 +79,10 @@ def split_events(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, 
         return global_time(log.times.numpy(), value)
     if kind == "ST":
         return session_time(log, value)
-    return (leave_one_out if kind == "LS" else ratio)(*log.count_targets(), value), []
+    rule, part = leave_one_out if kind == "LS" else ratio, np.empty(len(log), dtype=np.int8)
+    for place, some in log.in_parts():
+        part[place] = rule(*some.count_targets(), value)
+    return part, []
 
 
 def leave_one_out(targets: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:

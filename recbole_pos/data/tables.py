@@ -24,6 +24,7 @@ from pyarrow import csv as arrow
 
 from recbole_pos.data.kinds import KINDS, MISSING
 from recbole_pos.data.location import PARQUET
+from recbole_pos.data.scratch import ColumnWriter, Scratch, as_categories
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
@@ -67,8 +68,12 @@ class Table:
         if self.inner == "":
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
-    def read(self, names: Iterable[str]) -> pd.DataFrame:
+    def read(self, names: Iterable[str], scratch: Scratch | None = None) -> pd.DataFrame:
         """Read the named columns of every row; once, since it goes through the file.
+
+        Args:
+            names: of the columns.
+            scratch: where numbers and codes of names are kept; in memory if None.
 
         Returns:
             one row a line: categories of str (token, nan if missing), float64 (float, nan if
@@ -80,14 +85,18 @@ class Table:
         """
         kinds = {name: self.columns[name] for name in names}
         parts: dict[str, list[Any]] = {name: [] for name in kinds}
+        on_disk = [name for name, kind in kinds.items() if scratch and not kind.endswith("seq")]
+        writers = {name: ColumnWriter(scratch) for name in on_disk if scratch}
+        rows = 0
         for block in self._blocks(kinds):
+            rows += len(next(iter(block.values())))
             for name, column in block.items():
-                parts[name].append(column)
-        if not any(len(column) for column in next(iter(parts.values()))):
+                (writers[name].add if name in writers else parts[name].append)(column)
+        if not rows:
             raise UsageError(
                 f"{self.path} {self.empty}; fill it; a .user or .item file may also be removed"
             )
-        columns = {name: self._join(name, parts.pop(name)) for name in kinds}
+        columns = {name: self._join(name, parts.pop(name), writers.get(name)) for name in kinds}
         pa.default_memory_pool().release_unused()  # of a large file, hundreds of megabytes
         return pd.DataFrame(columns, copy=False)
 
@@ -95,13 +104,19 @@ class Table:
         """Yield columns of some rows: arrays of numbers, dictionaries of names, lists of arrays."""
         raise NotImplementedError
 
-    def _join(self, name: str, parts: list[Any]) -> Any:
-        if isinstance(parts[0], list):
+    def _join(self, name: str, parts: list[Any], writer: ColumnWriter | None) -> Any:
+        if parts and isinstance(parts[0], list):
             return pd.Series([value for part in parts for value in part], dtype=object)
-        if isinstance(parts[0], np.ndarray):
+        if parts and isinstance(parts[0], np.ndarray):
             return np.concatenate(parts)
-        tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
-        names = tokens.dictionary.to_pylist()
+        if writer:
+            codes, names = writer.close(), list(writer.names)
+            if codes.dtype == np.float64:
+                return codes
+        else:
+            tokens = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
+            codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            names = tokens.dictionary.to_pylist()
         longest = max(names, key=len, default="")
         if 4 * len(longest) * len(names) > _TOKENS_LIMIT:
             raise UsageError(
@@ -109,9 +124,7 @@ class Table:
                 f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
                 "are kept at the length of the longest. Shorten it, or leave the column out"
             )
-        codes = tokens.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        kinds = pd.CategoricalDtype(pd.Index(names, dtype=object))
-        return pd.Categorical.from_codes(codes, dtype=kinds, validate=False)
+        return as_categories(codes, pd.CategoricalDtype(pd.Index(names, dtype=object)))
 
     def _list(self, cell: Any, kind: str) -> np.ndarray:
         """Return a cell of a sequence as an array.
@@ -383,7 +396,7 @@ class ParquetTable(Table):
             if not name or kind not in KINDS:
                 raise UsageError(
                     f"{self.path}: column {shown(called)} has no type: call it as in "
-                    f"'user_id:token', or say it in column_types: {{{called}: ...}}, one of "
+                    f"'user_id:token', or name it in column_types: {{{called}: ...}}, one of "
                     f"{', '.join(KINDS)}"
                 )
             if name in self.columns:

@@ -227,6 +227,14 @@ def find_copies(log: EventLog, by_time: bool = True) -> tuple[np.ndarray, np.nda
     return place[~new], first[~new]
 
 
+def count_items(log: EventLog, mask: np.ndarray, item_num: int) -> np.ndarray:
+    """Return [items] int64 how many of the interactions in ``mask`` are of each item."""
+    counts = np.zeros(item_num, dtype=np.int64)
+    for place, some in log.in_parts():
+        counts += np.bincount(some.items.numpy()[mask[place]], minlength=item_num)
+    return counts
+
+
 def _count_leaks(
     log: EventLog, part: np.ndarray, copy: np.ndarray, original: np.ndarray
 ) -> dict[str, dict[str, int]]:
@@ -302,9 +310,13 @@ def make_split(
     sessions: dict[str, int] = {}
     if kind == "ST":
         log, part, sessions = keep_recent_sessions(log, part, train_fraction)
-    cold = np.bincount(log.items.numpy()[part == TRAIN], minlength=item_num) == 0
+    cold = count_items(log, part == TRAIN, item_num) == 0
     cut, is_copy = part, np.zeros(len(log), dtype=bool)
-    copy, original = find_copies(log, by_time=given is None)
+    found = [
+        place.start + np.stack(find_copies(some, by_time=given is None))
+        for place, some in log.in_parts()
+    ]
+    copy, original = np.concatenate(found, axis=1)
     is_copy[copy] = True
     leaks = {} if given is None else {"leaks": _count_leaks(log, part, copy, original)}
     if cold_mode == "drop":
@@ -440,8 +452,7 @@ def _sessions(count: int) -> str:
 
 
 def _per_phase(part: np.ndarray) -> dict[str, int]:
-    counts = np.bincount(part, minlength=len(PHASES))
-    return dict(zip(PHASES, counts.tolist(), strict=True))
+    return {name: int(np.count_nonzero(part == i)) for i, name in enumerate(PHASES)}
 
 
 def _subtract(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:

@@ -120,7 +120,7 @@ class PrefixRows(Interaction):
 
     Args:
         log: the interactions.
-        targets: [rows] int64 which of them each row predicts.
+        is_target: [interactions] bool which of them have a row that predicts them.
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
@@ -130,7 +130,7 @@ class PrefixRows(Interaction):
     def __init__(
         self,
         log: EventLog,
-        targets: np.ndarray,
+        is_target: np.ndarray,
         max_length: int,
         suffix: str,
         length_field: str,
@@ -140,8 +140,12 @@ class PrefixRows(Interaction):
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
         self.features = features or Features()
-        self.target = torch.from_numpy(targets)
-        self.length = len(targets)
+        self.is_target, self.length = is_target, int(np.count_nonzero(is_target))
+
+    @cached_property
+    def target(self) -> Tensor:
+        """[rows] int64 the interaction of each row."""
+        return torch.from_numpy(np.flatnonzero(self.is_target))
 
     @property
     def columns(self) -> list[str]:

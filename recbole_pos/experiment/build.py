@@ -1,4 +1,4 @@
-"""From a configuration to an experiment; what does not fit together is said before it fails."""
+"""From a configuration to an experiment; what does not fit together is refused first."""
 
 from __future__ import annotations
 

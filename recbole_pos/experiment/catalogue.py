@@ -44,7 +44,7 @@ class Catalogue:
 
     Args:
         config: configuration of the run.
-        known: what its folder says of it.
+        known: the facts in its folder.
 
     Attributes:
         popularity: [items] int64 training events of each item, by id.

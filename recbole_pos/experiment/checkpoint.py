@@ -34,7 +34,7 @@ class Progress:
     """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
 
     next_epoch: int = 0
-    stopped: bool = False  # early stopping said so
+    stopped: bool = False  # by early stopping
     steps_without_gain: int = 0
     best_epoch: int | None = None
     best_score: float | None = None
@@ -161,6 +161,7 @@ _EPOCH = {
 SCHEMA: dict[str, Any] = {
     "data": (None, str),
     "fields": (None, {str: str}),
+    "known": (None, str),
     "config": {str: _is_plain},
     "progress": {
         "next_epoch": is_count,
@@ -183,7 +184,13 @@ SCHEMA: dict[str, Any] = {
     "steps": is_count,
     "average": (None, {str: is_tensor}),
 }
-_SINCE = ("data", "fields", "steps", "average")  # parts that earlier versions did not write
+_SINCE = (
+    "data",
+    "fields",
+    "known",
+    "steps",
+    "average",
+)  # parts that earlier versions did not write
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

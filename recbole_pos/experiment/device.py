@@ -152,7 +152,7 @@ def check_precision(config: Options) -> None:
     """Before a run starts: what its device cannot do is an error, what slows it a warning.
 
     Raises:
-        UsageError: if float16 is asked of a CPU, or RecBole's switches say something else than
+        UsageError: if float16 is asked of a CPU, or RecBole's switches differ from
             ``precision``.
     """
     made, name = Precision.of(config), config["precision"]

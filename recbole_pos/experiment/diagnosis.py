@@ -1,4 +1,4 @@
-"""What may go wrong in training, told before it starts, and why it stopped making sense."""
+"""Warnings before training, and why a loss stopped being finite."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ STARTERS = (
 
 
 def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
-    """The programs that say they have started several processes: rank of this one, and how many.
+    """The launchers that have started several processes: rank of this one, and how many.
 
     Args:
         environ: ``os.environ``.

@@ -161,7 +161,7 @@ class RunFolder:
         ``PosConfig``.
 
         Raises:
-            UsageError: if it cannot be read, or does not say what was trained.
+            UsageError: if it cannot be read, or lacks what was trained.
         """
         kept = read_yaml(self.config)
         for key in ("model", "dataset"):
@@ -249,7 +249,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """Return the most memory this process ever held, in MB; None where the system does not say."""
+    """Return the most memory this process ever held, in MB; None where it is unknown."""
     try:
         import resource
     except ImportError:  # Windows

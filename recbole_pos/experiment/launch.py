@@ -143,7 +143,7 @@ def run_in_parallel(
         run_dir: where a new one writes.
 
     Raises:
-        UsageError, TrainingError: what the first process to fail said, or that one was lost too
+        UsageError, TrainingError: the error of the first process to fail, or that one was lost too
             often.
         KeyboardInterrupt: at Ctrl-C, when all have ended.
     """

@@ -6,7 +6,6 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import psutil
 from torch import nn
 
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.scratch import free_memory, memory
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, is_whole
@@ -22,29 +22,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
 # Numbers kept for each weight: itself, its gradient, and what the optimiser keeps.
 _COPIES = {"adam": 4, "adamw": 4, "rmsprop": 3, "adagrad": 3, "sgd": 2}
-
-
-def memory() -> int:
-    """Return the bytes that this process may have: of the machine, its container, its own limit."""
-    limits = [psutil.virtual_memory().total]
-    for file in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (Path("/sys/fs/cgroup") / file).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        limits += [int(text)] if text.isdigit() else []
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return min(limits)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min(limits if limit == resource.RLIM_INFINITY else [*limits, limit])
-
-
-def free_memory() -> int:
-    """Return the bytes that this process may still take, about."""
-    used = psutil.Process().memory_info().rss
-    return max(min(psutil.virtual_memory().available, memory() - used), 0)
 
 
 @contextmanager

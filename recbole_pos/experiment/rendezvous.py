@@ -65,13 +65,13 @@ class Rendezvous:
                     raise UsageError(
                         f"process 0 is missing: no one answered at {self.address} within "
                         f"{self.timeout:g} s ({error}). Is it started there, by hand with "
-                        "--group_offset 0, and do --ip and --port say where? --join_timeout waits "
+                        "--group_offset 0, and are --ip and --port right? --join_timeout waits "
                         "longer"
                     ) from error
             time.sleep(_POLL)
 
     def begin(self, name: str) -> None:
-        """Leave what was said of an earlier run of the same processes."""
+        """Leave the messages of an earlier run of the same processes."""
         self.store = dist.PrefixStore(f"recbole_pos/{name}", self.root)
 
     @contextmanager

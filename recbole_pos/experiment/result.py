@@ -92,7 +92,7 @@ def _damaged(folder: RunFolder, wrong: str) -> UsageError:
 def unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
-    What a search keeps of its best trial, and what earlier versions wrote, does not say so.
+    What a search keeps of its best trial, and what earlier versions wrote, lacks it.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False

@@ -91,7 +91,7 @@ def run(
         if model or dataset or config_file_list or run_dir or changed:
             raise UsageError(
                 "--resume takes everything from its run folder; only --epochs may change, and "
-                "--data_path and --plugins say where its data and modules are"
+                "--data_path and --plugins name its data and modules"
             )
         folder = RunFolder(resume)
         config = load_config(folder if folder.only_begun else folder.require(), config_dict)
@@ -190,7 +190,7 @@ def load_without_data(path: str | Path) -> Experiment:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
     catalogue: Any = Catalogue(config, known)
     model = build_model(config, catalogue, catalogue)
-    load_best(model, file)
+    load_best(model, file, known=known)
     model.eval()
     warn_of_unfinished(folder)
     return Experiment(config, catalogue, {}, model, None, 0.0)

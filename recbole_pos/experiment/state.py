@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recbole_pos.config.posconfig import PosConfig, fitted, to_plain_options
 from recbole_pos.data.identity import changed_fields
+from recbole_pos.data.known import Known
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import Progress, difference, is_any
@@ -47,6 +48,7 @@ def capture(trainer: Any) -> dict[str, Any]:
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
+        "known": trainer.known,
         "progress": vars(trainer.progress),
         "weights": extract_weights(trainer.model),
         "best_weights": trainer.best_weights,
@@ -123,7 +125,7 @@ def config_in(state: dict[str, Any], file: str | Path) -> PosConfig:
     """Return the configuration that a checkpoint has kept, on this machine.
 
     Raises:
-        CheckpointError: if it does not say what was trained.
+        CheckpointError: if it lacks what was trained.
         UsageError: if this package does not take it.
     """
     plain = state["config"]
@@ -140,6 +142,7 @@ def load_best(
     file: str | Path,
     identity: dict[str, Any] | None = None,
     changeable: bool = False,
+    known: Known | None = None,
 ) -> list[str]:
     """Load the best weights of a checkpoint, or the newest where none was validated yet.
 
@@ -148,6 +151,7 @@ def load_best(
         file: the checkpoint.
         identity: identity of the data at hand, which must be those it was trained on; any if None.
         changeable: whether their fields may have other values now.
+        known: names and counts that are read in place of data.
 
     Returns:
         the fields that have.
@@ -156,11 +160,25 @@ def load_best(
         CheckpointError: if the file, its data or its weights are not as they must be.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
+    require_known(state, known, file)
     if identity is not None:
         same = {**identity, "fields": {}} if changeable else identity
         checkpoint.require_same_data(state, same, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
     return [] if identity is None else changed_fields(state, identity)
+
+
+def require_known(state: dict[str, Any], known: Known | None, file: str | Path) -> None:
+    """Refuse names that are not those, or not in the order, that weights were learned with.
+
+    Raises:
+        CheckpointError: if they are not; earlier versions kept nothing that tells.
+    """
+    if known is not None and state.get("known") not in (None, known.digest):
+        raise CheckpointError(
+            f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
+            "names or counts differ, so weights would be of other items; copy the run again"
+        )
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:

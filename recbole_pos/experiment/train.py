@@ -111,7 +111,9 @@ def _train_and_test(
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     folder.write_config(config.plain)  # on resume too: epochs may have changed
     dataset = experiment.dataset
-    folder.write_vocabulary(Known.of(dataset), dataset.uid_field, dataset.iid_field)
+    known = Known.of(dataset)
+    trainer.known = known.digest
+    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)

@@ -86,6 +86,7 @@ class PosTrainer(EvaluatingTrainer):
         self.callbacks: Sequence[Callback] = ()
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
+        self.known: str | None = None  # digest of the names and counts that are kept beside it
         other = ("init_from", "train_only", "update_from")
         if not hasattr(config, "plain") and any(config[key] for key in other):
             raise UsageError(f"{', '.join(other)}: start by recbole_pos.run, attach or update")

@@ -19,7 +19,7 @@ from recbole_pos.experiment.warm_start import updated_run
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import shown
 
-EPOCHS = 5  # at most, unless told otherwise
+EPOCHS = 5  # at most, by default
 
 
 def update(
@@ -45,7 +45,7 @@ def update(
     Args:
         trained: run folder of a plugin model.
         config_dict: options of training that differ from those of the run; at most
-            ``epochs: 5`` are trained unless they say otherwise, the best by validation is kept.
+            ``epochs: 5`` are trained by default, the best by validation is kept.
         run_dir: where to write.
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
             those that share it. With a fresh vector if None.

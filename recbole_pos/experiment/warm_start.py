@@ -28,6 +28,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import difference
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import unfinished
+from recbole_pos.experiment.state import require_known
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -37,7 +38,7 @@ from recbole_pos.values import Options, shown
 def start_from(
     model: nn.Module, config: Options, data: dict[str, Any], weights: bool = True
 ) -> None:
-    """Do what the options ``init_from`` and ``train_only`` of a configuration say, if anything.
+    """Apply the options ``init_from`` and ``train_only`` of a configuration, if given.
 
     Args:
         model: a fresh model.
@@ -150,7 +151,7 @@ def updated_run(path: str | Path) -> RunFolder:
     """Return the folder of ``update_from``.
 
     Raises:
-        UsageError: if it holds no run, an unfinished one, or one that does not say what it knew.
+        UsageError: if it holds no run, an unfinished one, or one without its vocabulary.
     """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
@@ -183,6 +184,8 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         )
     require_same_function(earlier, config, source.path, "update_from")
     state = checkpoint.load(source.checkpoint, ("best_weights",))
+    fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    require_known(state, source.read_vocabulary(*fields), source.checkpoint)
     if state["best_weights"] is None:
         raise UsageError(f"update_from: {source.path} has no trained epoch yet")
     weights, own = state["best_weights"]["state_dict"], model.state_dict()

@@ -108,7 +108,7 @@ def draw_maps(
     Args:
         panels: title and [n, n] matrix of each; numbered so that 0 is the newest event.
         titles: lines of the title.
-        axes: what columns and rows are; only outer panels say so.
+        axes: what columns and rows are; only outer panels are labelled.
         label: what the colours are.
         file: to write.
         columns: panels in a row.

@@ -71,7 +71,7 @@ class AttrFormer(PosSASRec):
     prepares = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
-        "target_events": "its posterior targets are the next interactions, of every kind",
+        "target_events": "in training it relates interactions that have a target only",
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
@@ -246,7 +246,7 @@ class AttrFormer(PosSASRec):
     def _target_events(self, interaction: Interaction) -> np.ndarray:
         if TARGET_EVENT not in interaction:
             raise UsageError(
-                f"AttrFormer looks relations up by event: rows must say {shown(TARGET_EVENT)}, the "
+                f"AttrFormer looks relations up by event: rows need {shown(TARGET_EVENT)}, the "
                 "place of their target in the log, as those of the plugin's datasets do"
             )
         return interaction[TARGET_EVENT].cpu().numpy()

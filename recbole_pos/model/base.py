@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -75,23 +74,6 @@ def loss_of_several(
     state, which = weights.nonzero(as_tuple=True)
     mean = loss(hidden[state], weight, targets[state, which])
     return mean * (weights.sum() / len(weights)).to(mean.dtype)
-
-
-def real_loss(
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
-    real: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-) -> Tensor:
-    """Mean cross-entropy of the ``real`` ([m] bool) targets only, of m in a batch of fixed shape.
-
-    All other states become zero. Their loss is then that of a choice at random, which is taken off,
-    and neither states nor items get a gradient of it: the loss need not know, at no further cost.
-    """
-    mean = loss(hidden.where(real[:, None], 0), weight, targets)
-    scale = len(real) / real.sum(dtype=torch.float64)
-    return (mean * scale - (scale - 1) * math.log(len(weight) - 1)).to(mean.dtype)
 
 
 class PosRecommender(SequentialRecommender):
@@ -265,16 +247,13 @@ class PosRecommender(SequentialRecommender):
             self._seconds(batch.at),
             batch.features,
         )
-        loss = (
-            self.loss if batch.real is None else functools.partial(real_loss, self.loss, batch.real)
-        )
         with self.shared_items() as vectors:
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
             if self.later is None or batch.events is None:
-                return loss(hidden, vectors, batch.targets)
+                return self.loss(hidden, vectors, batch.targets)
             events = batch.events if batch.positions is None else batch.events[batch.positions]
-            return loss_of_several(loss, hidden, vectors, *self.later.after(events + 1))
+            return loss_of_several(self.loss, hidden, vectors, *self.later.after(events + 1))
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""

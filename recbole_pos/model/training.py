@@ -11,7 +11,6 @@ from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import BatchRequirements, SequenceBatch
-from recbole_pos.data.shapes import fixed_shapes
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.item_table import ItemTable
@@ -35,12 +34,6 @@ class RecBoleAdapter:
             raise UsageError(
                 f"compile: {config['model']} has no graph of fixed form; causal models of the "
                 "plugin's own have, with augmentation: all_positions and loss_type: CE"
-            )
-        if config["batch_shapes"] == "fixed" and not self.compiles():
-            raise UsageError(
-                f"batch_shapes: fixed is for what compile can have a graph of, and not for "
-                f"{config['model']}: causal models of the plugin's own, with augmentation: "
-                "all_positions and loss_type: CE. Take auto or exact"
             )
 
     def compiles(self) -> bool:
@@ -106,21 +99,9 @@ class NativeAdapter(RecBoleAdapter):
 
     @functools.cached_property
     def _window_loss(self) -> Callable[[Any], Tensor]:
-        """Compiled for all sizes of batches at once, as a function of them; on a GPU, if they are
-        few, recorded once for each and replayed."""
+        """Compiled, if asked for, for all sizes of batches at once."""
         loss = self.model.window_loss
-        if not self.config["compile"]:
-            return loss
-        if self.config["device"].type != "cuda" or not fixed_shapes(self.config):
-            return torch.compile(loss, dynamic=True)
-        compiled = torch.compile(loss, dynamic=True, mode="reduce-overhead")
-
-        def replayed(batch: SequenceBatch) -> Tensor:
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step gave may be overwritten
-            value: Tensor = compiled(batch)
-            return value
-
-        return replayed
+        return torch.compile(loss, dynamic=True) if self.config["compile"] else loss
 
 
 class EveryPosition(RecBoleAdapter):

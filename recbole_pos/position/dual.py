@@ -155,7 +155,7 @@ class SPE2D(FixedEncoding):
 class LPE2D(LearnedEncoding):
     """Half learned by the position, half by the length (Qiu et al., PosRec, section 5.3).
 
-    The paper does not say what it learns. These are the halves of equation 24 with as many
+    The paper leaves open what it learns. These are the halves of equation 24 with as many
     parameters as LPE; a vector for every pair of position and length would be n / 2 times as many.
     """
 

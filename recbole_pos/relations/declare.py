@@ -133,7 +133,7 @@ def _kind(field: str, table: str, dataset: Dataset, where: str) -> tuple[str, st
         )
     require_values(field, dataset, "relations: ")
     kind, other = ("numerical", "token") if ftype == "float" else ("categorical", "float")
-    first = f"the first line of {dataset.dataset_name}.{table} would say {field}:{other} otherwise"
+    first = f"the first line of {dataset.dataset_name}.{table} would be {field}:{other} otherwise"
     return kind, f" by its type {ftype} ({first})"
 
 

@@ -1,12 +1,12 @@
 """Relations of a batch: who may read whom, what is related, and with which weight.
 
 No leakage is a matter of one order. Every batch has a clock (``cross_sequence``), an event reads
-other users' events only if the clock put them strictly before it, and its own user's only if they
-are older. Whatever is read, through any number of layers, lies before the reader, so nothing comes
-back to a user from the user's own future: not values, not which relations are kept, not how many.
-The degrees that normalise a relation count what its two ends themselves read, for the same reason.
-(Where a window of training begins does depend on how many training events follow: windows are
-counted from the newest, for every model.)
+other users' events only if they are strictly before it on that clock, and its own user's only if
+they are older. Whatever is read, through any number of layers, lies before the reader, so nothing
+comes back to a user from the user's own future: not values, not which relations are kept, not how
+many. The degrees that normalise a relation count what its two ends themselves read, for the same
+reason. (Where a window of training begins does depend on how many training events follow: windows
+are counted from the newest, for every model.)
 
 The paper aggregates over the whole batch. That gives an event its own target by way of another user
 within two layers, so to mask the user's own future would not be enough. The order costs half of the
@@ -282,7 +282,7 @@ class RelationLookup:
         else:
             asked, key = rows.last[row], np.empty(len(events))
             key[~asked] = self._random_clock(events[~asked], rng)
-            # the clock's mean, not a draw: no row that is predicted moves the clock of another
+            # the mean of clocks, not a sample: no predicted row moves another's
             key[asked] = self.ranks[events[asked]] + 1
         return EventOrder(
             user=self.users[events],

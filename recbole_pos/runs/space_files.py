@@ -26,7 +26,7 @@ def space_file(given: str | Path | None, model: str) -> Path:
     """The file as given, one of that name under ``properties/tune/``, or the model's own there.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if nothing is there.
     """
     shipped = ROOT / "tune"
     there_are = ", ".join(sorted(file.name for file in shipped.glob("*.yaml")))

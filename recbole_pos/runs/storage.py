@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyarrow import fs
@@ -14,6 +14,7 @@ from pyarrow import fs
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import is_old_best_file, old_best_files
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.reporter import repeat
 from recbole_pos.values import shown
 
 _UNFINISHED = ".part"  # end of the name of a file that is being written
@@ -122,18 +123,6 @@ class Mirror:
         Raises:
             OSError: if the end cannot be copied. What fails before is tried again.
         """
-        over = threading.Event()
-
-        def follow() -> None:
-            while not over.wait(self.every):
-                with suppress(OSError):
-                    self.keep()
-
-        follower = threading.Thread(target=follow, daemon=True)
-        follower.start()
-        try:
+        with repeat(self.every, self.keep):
             yield
-        finally:
-            over.set()
-            follower.join()
         self.keep()

@@ -235,8 +235,8 @@ class ExplainingModel(FittedModel):
     ) -> pd.DataFrame:
         """Return how score and rank of items change without each of the past interactions.
 
-        Each interaction is left out in turn, with its time; the others keep theirs, and the time of
-        the request stays. Items are ranked among the same candidates as before.
+        Each interaction is left out in turn, with its time; the others and the time of
+        the request stay. Items are ranked among the same candidates as before.
         :func:`recbole_pos.inspect.explanation.draw_explanation` draws it.
 
         Args:

@@ -161,7 +161,7 @@ def _list(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """A program must say what the model does, of histories whose size it was not made with.
+    """A program must agree with the model, of histories whose size it was not made with.
 
     Raises:
         UsageError: if it does not.

@@ -70,7 +70,7 @@ Needs `{needs}`. Run it in this folder.
 {about}\
 - `allowed` is boolean [1, {items:,}] for all or [B, {items:,}] for each history, true where an item
   may be recommended{optional}. Where fewer than {k} may, the rest is item 0 with the score -inf.
-  Items of the past are left out only if you say so here.
+  Items of the past are left out only if you exclude them here.
 
 ## An approximate index
 

@@ -48,7 +48,7 @@ def fit(
         3
 
     Args:
-        model: a name (``recbole-pos models`` lists them), or a class of one's own.
+        model: a name (``recbole-pos models`` lists them), or a custom class.
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
         valid: a frame of interactions to validate with, in place of the split; needs ``test``.
@@ -103,7 +103,7 @@ def load(
         histories_only: whether the users of the data will not be asked for; see there.
 
     Raises:
-        UsageError: if it is none, or needs a dataset that is not there.
+        UsageError: if it is not one, or needs a dataset that is not there.
         CheckpointError: if the data the model was trained on are not there any more.
     """
     return Recommender.load(run_dir, data_path, histories_only)

@@ -151,7 +151,7 @@ class FittedModel:
         return f"<div><b>{html.escape(': '.join(head))}</b>{''.join(text)}{body}</div>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What there is to say, by its name."""
+        """The facts to show, by name."""
         facts, result = self.about(), self.result
         counts = ", ".join(f"{facts[n]:,} {n}" for n in ("users", "items", "interactions"))
         lines = [(f"{facts['model']} on {facts['dataset']}", counts)]

@@ -183,7 +183,7 @@ class Histories:
     def without(self, steps_back: np.ndarray) -> Histories:
         """Leave out one interaction of each, counted back from 1, the newest; 0 leaves none out.
 
-        Its time goes with it; the others keep theirs.
+        Its time goes with it; the others keep their times.
         """
         age = np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
         keep = age != np.repeat(steps_back, self.lengths)

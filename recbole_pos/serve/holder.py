@@ -115,7 +115,7 @@ class ModelHolders:
         """Return the model of a name.
 
         Raises:
-            UsageError: if there is none.
+            UsageError: if nothing is there.
         """
         if name not in self.by_name:
             known = ", ".join(self.by_name)
@@ -175,7 +175,7 @@ def _load(run_dir: str, data_path: str | None, item_vectors: str | None) -> Load
         folder = RunFolder(run_dir).require()
         written = folder.checkpoint.stat().st_mtime
         trained = Recommender.load(run_dir, data_path, item_vectors=item_vectors)
-    except (OSError, ValueError) as error:  # a name too long, say, or no permission to read
+    except (OSError, ValueError) as error:  # such as a name too long, or no permission to read
         if isinstance(error, PosError):
             raise
         why = getattr(error, "strerror", None) or error

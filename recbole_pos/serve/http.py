@@ -318,7 +318,7 @@ def serve(
     """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
 
     Args:
-        run_dir: the folder of a run; of several models, theirs by name.
+        run_dir: the folder of a run; of several models, folders by name.
         settings: address and limits.
 
     Raises:

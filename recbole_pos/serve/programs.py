@@ -135,7 +135,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
             raise UsageError(
                 f"AttrFormer cannot be exported with inference_relations: {reads}: it reads events "
                 "of other users but not the user's own among them, and an exported model is not "
-                "told whose history it reads; give --inference_relations own or none"
+                "a choice of histories; give --inference_relations own or none"
             )
         relations = HistoryRelations(model.lookup, model.declared) if reads == "own" else None
         return Encoder(model, relations)
@@ -147,7 +147,7 @@ def make_encoder(model: Any, reads: str | None = None) -> Encoder:
     ]
     if own:
         raise UsageError(
-            f"{name} cannot be exported: it defines {', '.join(own)}, which could say anything; "
+            f"{name} cannot be exported: it defines {', '.join(own)}, whose meaning is unknown; "
             "define encode or states alone"
         )
     return Encoder(model)

@@ -90,7 +90,7 @@ class BulkRequest:
         data_path: the folder that holds the folder of the dataset.
         at: times of the requests, see :meth:`Recommender.recommend`; ``now`` as text, too.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
-        because: how many past interactions that carried an item are told of it.
+        because: how many past interactions that carried an item are named.
     """
 
     run_dir: str | Path
@@ -261,7 +261,7 @@ def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
-    """Say how many names of ``--items`` and ``--exclude`` are of no item."""
+    """Print how many names of ``--items`` and ``--exclude`` are of no item."""
     for option, given in names.items():
         if unknown := [name for name in given or () if name not in trained.ids]:
             reporter.line(

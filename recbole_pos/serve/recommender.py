@@ -231,9 +231,9 @@ class Recommender(ExplainingModel):
             excluded: names of items to leave out.
             boosts: of items by name what is added to their scores; to halve or double odds, minus
                 or plus 0.69 (the scores of models trained by cross-entropy are log-odds).
-            at: when they are asked for, for those whose history does not say so: a time as in
+            at: when they are asked for, for those whose history has no time: a time as in
                 ``times``; now if None. For models with ``request_time: target``.
-            because: how many of the past interactions that carried an item are told of it; see
+            because: how many of the past interactions that carried an item are named; see
                 :meth:`explain`.
 
         Warns:
@@ -276,7 +276,7 @@ class Recommender(ExplainingModel):
 
     @cached_property
     def _fields(self) -> dict[str, dict[str, Field]]:
-        """What histories may say of interactions and users, beside items and times."""
+        """The fields that histories may give of interactions and users, beside items and times."""
         names = self.dataset.field2id_token
 
         def describe(name: str, embed: Any) -> Field:
@@ -295,7 +295,7 @@ class Recommender(ExplainingModel):
 
         Args:
             asked: the histories.
-            at: for those that say nothing themselves; now if None.
+            at: for those without a time; now if None.
 
         Warns:
             RunWarning: once, where now is taken.

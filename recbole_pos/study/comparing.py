@@ -106,7 +106,7 @@ def compare(
     settings: CompareArguments | None = None,
     **given: Any,
 ) -> Compared | None:
-    """Compare models: train what is missing, the same way for all, and say what can be said.
+    """Compare models: train what is missing, the same way for all, and report.
 
     Examples:
         >>> given = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
@@ -198,7 +198,7 @@ def _finish(
     reporter: Reporter,
     scheduler: Scheduler | None = None,
 ) -> Compared:
-    """Tables, the report, what else there is to say and, if asked for, the study in one file."""
+    """Write tables, the report and, if wanted, the study in one file."""
     shown = _show(collect_results(plan, folder), reporter, folder.path)
     if scheduler is not None:
         for name, reason in scheduler.unmade():
@@ -342,7 +342,7 @@ class StudyProgress:
 
 
 def collect_facts(scheduler: Scheduler) -> dict[str, Any]:
-    """Return what reports say about the data, of the order of equal times, of versions and
+    """Return the facts of reports: data, the order of equal times, of versions and
     searches."""
     facts: dict[str, Any] = {"versions": versions()}
     if scheduler.datasets.kept:

@@ -25,17 +25,19 @@ NUMERICS = 1  # raised when the same options would give other numbers
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
+    "memory_limit",
 )
 # Options that runs named before do not have, with what they did.
 _SINCE_1 = {
     **dict.fromkeys(("update_from", "new_items", "column_types", "train_batch_events")),
     "benchmark_filename": None,
-    **{"precision": "auto", "compile": False, "batch_shapes": "auto"},
+    **{"precision": "auto", "compile": False},
     **{"rm_copies": False, "request_time": "none"},
     **dict.fromkeys((*SIDE_FEATURES, "target_events")),
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
     **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
+    **{"target_window": 1, "lr_scheduler": "none", "warmup_steps": 0, "ema_decay": 0.0},
 }
 _PROCESS = uuid.uuid4().hex  # of what nothing can be read of
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))

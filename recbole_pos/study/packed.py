@@ -42,7 +42,7 @@ _FIT, _CONFIG, _METRICS, _RANKS = "fit.json", "config.yaml", "metrics.jsonl", "r
 _MEMBER = re.compile(
     r"searches\.json|runs/(\w{1,64})/(?:fit\.json|config\.yaml|metrics\.jsonl|ranks\.npy)"
 )
-# What is said of a run that others may read: no paths, no names of machines, no times of the split.
+# Facts of a run that others may read: no paths, no names of machines, no times of the split.
 _KEPT = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched", "digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
@@ -93,7 +93,7 @@ class PackedStudy:
         return (search.get("drawn") or {}).get(str(trial))
 
     def fit(self, digest: str) -> dict[str, Any]:
-        """Return what was said of a run, as :meth:`StudyFolder.fit`."""
+        """Return the facts of a run, as :meth:`StudyFolder.fit`."""
         return {**self.fits[digest], KNOWN_FROM: self.path.name}
 
     def ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
@@ -140,7 +140,7 @@ class PackedStudy:
         return summary + others * (len(self.used) < len(self.fits))
 
     def _fit(self, digest: str) -> dict[str, Any]:
-        """Return what is said of a run, after everything of it was validated."""
+        """Return the facts of a run, after all of it was validated."""
         name, metrics, ranks = (f"runs/{digest}/{file}" for file in (_FIT, _METRICS, _RANKS))
         for needed in (name, metrics):
             if needed not in self.files:
@@ -229,7 +229,7 @@ def _bytes(content: Any) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     """Return the files in an archive, by name; nothing is written anywhere.
 
-    Not by ``tarfile``, which believes what extended headers say about their own length.
+    Not by ``tarfile``, which believes extended headers about their own length.
     """
     name = f"--known: {short(str(path))}"
     try:

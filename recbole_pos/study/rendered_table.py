@@ -25,7 +25,7 @@ class Cell:
 
     Attributes:
         text: short.
-        detail: what is said of it in smaller letters.
+        detail: an addition in smaller letters.
         bold: whether it is the best of its column.
     """
 

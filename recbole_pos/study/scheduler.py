@@ -104,7 +104,7 @@ class Scheduler:
                 self.end(one, DONE, known=known)
                 continue
             if reason := self._weightless(one):
-                del self.digests[one.name]  # it has no run that could say so in the tables
+                del self.digests[one.name]  # no run of it could show it in the tables
                 self.end(one, FAILED, reason)
                 continue
             return job
@@ -117,7 +117,7 @@ class Scheduler:
         self.tried = False
 
     def unmade(self) -> list[tuple[str, str]]:
-        """Fits that failed before there was a run to say so, with their reasons."""
+        """Runs that failed before they had a folder, with their reasons."""
         if not self.tried:
             return []
         return [(name, why) for name, why in self.reasons.items() if name not in self.digests]
@@ -169,7 +169,7 @@ class Scheduler:
         self.configs[job.digest] = job.config
 
     def _find_finished(self, job: Job, take: bool) -> dict[str, Any]:
-        """Return what is said of a run in the study's folder, or in a packed study.
+        """Return the facts of a run in the study's folder, or in a packed study.
 
         Args:
             take: whether it is brought from there into the folder.

@@ -162,7 +162,7 @@ class RowSearch:
         return {**self.fixed, **drawn}
 
     def known(self, trial: int) -> bool:
-        """Return whether the options of a trial are known before it is asked for."""
+        """Return whether the options of a trial are known before it is sampled."""
         return self.searcher is None or trial in self.kept
 
     def tell(self, trial: int, score: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a study say: means over seeds, differences to a reference, what can be seen.
+"""Statistics of a study: means over seeds, differences, minimum detectable differences.
 
 Runs with several seeds on the same units (users, sessions) are a two-way layout with crossed random
 effects. The value of seed s and unit u is ``mean + a[s] + b[u] + e[s, u]``, and the grand mean over

@@ -200,7 +200,7 @@ class Recorder(tune.Callback):
         """Ray's hook: a trial ended by itself, or was stopped."""
         self._meet(trials)
         known = self.known[trial.trial_id]
-        if known.state == "interrupted":  # has not said that it failed
+        if known.state == "interrupted":  # has not reported a failure
             self._end(trial, "finished" if known.ended else "stopped")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -1,4 +1,4 @@
-"""Writes two logs whose answer is in the clock and not in the order, ``weekly`` and ``bursts``.
+"""Writes two logs that timestamps predict and order does not, ``weekly`` and ``bursts``.
 
     python studies/to_rope/make_rhythm.py FOLDER
 

@@ -1,0 +1,153 @@
+"""Reading and sorting in less memory than interactions need: the same, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from recbole_pos.cli.main import main
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.prepared import capture
+from recbole_pos.data.scratch import Scratch
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+
+EVENTS = 12_000
+COLUMNS = ["user_id", "item_id", "timestamp", "stars", "channel", "note"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many ties and copies, one user with a third of all, cells that are missing; text, parquet."""
+    rng = np.random.default_rng(0)
+    user = np.where(rng.random(EVENTS) < 0.3, 7, rng.integers(0, 400, EVENTS))
+    table = pd.DataFrame(
+        {
+            "user_id:token": [f"u{u}" for u in user],
+            "item_id:token": [f"i{i}" for i in rng.integers(0, 300, EVENTS)],
+            "timestamp:float": rng.integers(0, 3000, EVENTS) / 4,
+            "stars:float": np.where(rng.random(EVENTS) < 0.1, np.nan, rng.integers(1, 6, EVENTS)),
+            "channel:token": np.where(rng.random(EVENTS) < 0.1, None, "web"),
+            "note:token_seq": np.where(rng.random(EVENTS) < 0.5, "a b", "c"),
+        }
+    )
+    table.loc[::500, "user_id:token"] = None
+    copied = rng.integers(0, EVENTS, 1500)
+    table = table.iloc[np.sort(np.append(np.arange(EVENTS), copied))].reset_index(drop=True)
+    folder = tmp_path_factory.mktemp("logs")
+    for name in ("text", "columns", "parts"):
+        (folder / name).mkdir()
+    table.to_csv(folder / "text" / "text.inter", sep="\t", index=False)
+    table.to_parquet(folder / "columns" / "columns.inter.parquet", index=False)
+    for part, rows in (("train", slice(0, 9000)), ("test", slice(9000, None))):
+        file = folder / "parts" / f"parts.{part}.inter"
+        table[rows].to_csv(file, sep="\t", index=False)
+    return folder
+
+
+def read(folder: Path, name: str, model: str = "PosSASRec", **options: Any) -> Any:
+    given = {"data_path": str(folder), "load_col": {"inter": COLUMNS}, "cache": False, **options}
+    dataset = read_dataset(PosConfig(model, name, None, given))
+    dataset.build()
+    return dataset
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("text", {}),
+    ("columns", {"item_inter_num_interval": "[30,inf)", "rm_copies": True}),
+    ("text", {"eval_args": {"split": {"RS": [8, 1, 1]}, "cold_items": "drop"}}),
+    ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
+    ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
+    ("parts", {"benchmark_filename": ["train", "test"], "rm_copies": True}),
+    ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),
+    ("text", {"model": "BPR", "rm_dup_inter": "first", "session_filter": {"session": 3}}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_the_same_to_the_bit(
+    folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, empty = [], Scratch.empty
+
+    def counted(self: Scratch, shape: Any, dtype: Any) -> np.ndarray:
+        sizes.append(self.rows)
+        return empty(self, shape, dtype)
+
+    monkeypatch.setattr(Scratch, "empty", counted)
+    plain, before = read(folder, name, memory_limit="4GB", **options), set(folder.rglob("*"))
+    assert not sizes
+    monkeypatch.setattr("recbole_pos.data.events.PART_EVENTS", 500)
+    small = read(folder, name, memory_limit="100KB", **options)
+    assert set(sizes) == {1024} and set(folder.rglob("*")) == before
+    (arrays, state), (others, other) = capture(plain), capture(small)
+    assert state == other and arrays.keys() == others.keys()
+    for key, array in arrays.items():
+        assert array.dtype == others[key].dtype, key
+        np.testing.assert_array_equal(array, others[key], err_msg=key)
+
+
+def test_splits_go_through_users_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are whole users, end to end, and small where no user is large."""
+    log = read(folder, "text", memory_limit="4GB").log
+    monkeypatch.setattr("recbole_pos.data.events.PART_EVENTS", 1000)
+    parts = list(log.in_parts())
+    assert [place.start for place, _ in parts[1:]] == [place.stop for place, _ in parts[:-1]]
+    assert torch.equal(torch.cat([some.items for _, some in parts]), log.items)
+    assert sum(len(some.lengths) for _, some in parts) == len(log.lengths) and len(parts) > 5
+    for _, some in parts:
+        assert len(some) == some.offsets[-1] and (len(some) < 2000 or some.lengths.max() > 1000)
+
+
+def test_auto_is_half_of_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [folder / "text" / "text.inter"]
+    config = PosConfig("PosSASRec", "text", None, {"data_path": str(folder)})
+    needed = 3 * files[0].stat().st_size
+    for free, fits in ((2 * needed, True), (2 * needed - 2, False)):
+        monkeypatch.setattr("recbole_pos.data.scratch.free_memory", lambda free=free: free)
+        assert (Scratch.where_needed(config, files) is None) == fits
+    for wrong in (0, "4 horses", -1, True, "GB"):
+        with pytest.raises(UsageError, match="memory_limit"):
+            PosConfig("PosSASRec", "text", None, {"memory_limit": wrong})
+
+
+@pytest.mark.parametrize("when", ["read", "sorted"])
+def test_a_full_disk_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, when: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if when == "read":
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "r+b"))
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    words = f"run -m PosSASRec -d text --memory_limit 100KB --data_path {folder} --quiet"
+    before = set(folder.rglob("*"))
+    assert main([*words.split(), "--run_dir", str(folder / "run")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "raise memory_limit" in error
+    assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("when", ["numpy.lexsort", "recbole_pos.data.scratch.ColumnWriter.close"])
+def test_a_killed_process_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    before = set(folder.rglob("*"))
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(when, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        read(folder, "text", memory_limit="100KB")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert set(folder.rglob("*")) == before
