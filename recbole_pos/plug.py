@@ -73,7 +73,7 @@ def _add_models(module: ModuleType) -> None:
 def _add_defaults(configurator: ModuleType) -> None:
     def around(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
         from recbole_pos.config import checks, defaults
-        from recbole_pos.config.presets import positions
+        from recbole_pos.config.presets import list_positions
 
         load(self, model, model_class, dataset)
         own = self.internal_config_dict
@@ -86,15 +86,13 @@ def _add_defaults(configurator: ModuleType) -> None:
         if type(self) is configurator.Config:  # PosConfig merges and checks more
             if isinstance(given.get("eval_args"), dict):  # RecBole would replace all of it
                 given["eval_args"] = {**added["eval_args"], **given["eval_args"]}
-            free = defaults.free_options(model, positions(given.get("position"), model))
+            free = defaults.free_options(model, list_positions(given.get("position"), model))
             for key in given.keys() & added.keys():
                 check = checks.check_own if key in free else checks.check_value
                 check("configuration", key, given[key], added[key])
             both = {**added, **given}
             checks.check_sizes({key: both[key] for key in both if key not in free}, model)
-        own["load_col"] = defaults.with_time_field(
-            {**own, **given, "load_col": own.get("load_col")}
-        )
+        own["load_col"] = defaults.add_time_field({**own, **given, "load_col": own.get("load_col")})
 
     wrap(configurator.Config, "_load_internal_config_dict", around)
 

@@ -258,21 +258,21 @@ def import_path(cls: type) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
-def origin(frame: FrameType) -> str | None:
+def find_importing_module(frame: FrameType) -> str | None:
     """Return the module whose import runs a line again; None in functions, scripts, notebooks."""
     name = frame.f_globals.get("__name__")
     at_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
     return name if at_import and name not in SCRIPTS else None
 
 
-def home(cls: type) -> str | None:
+def find_home_module(cls: type) -> str | None:
     """Return the module in which another process finds a class by its name, or None."""
     module = sys.modules.get(cls.__module__)
     found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
     return cls.__module__ if found and getattr(module, "__spec__", None) is not None else None
 
 
-def gather(
+def gather_defaults(
     cls: type,
     given: Defaults | None,
     shipped: Callable[[type], dict[str, Any]],

@@ -97,7 +97,7 @@ def short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
-def no_formula(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """Return a cell of a csv file for people: text that a spreadsheet would take for a formula gets
     a ``'`` before it; numbers stay."""
     if not (isinstance(value, str) and value[:1] in tuple("=+-@\t\r")):
@@ -112,7 +112,7 @@ def listed(names: Iterable[Any]) -> str:
     return ", ".join(short) + (f", ... ({len(names):,} in all)" if len(names) > _FEW else "")
 
 
-def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
+def find_similar(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known words that differ from a word by a slip, or that it is a part of; nearest first."""
     lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()
@@ -124,12 +124,12 @@ def near(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; nearest known: a, b``, or where none is near all that are known, if they are few."""
     known = list(known)
-    if close := near(word, known):
+    if close := find_similar(word, known):
         return f"; nearest known: {', '.join(close)}"
     return f"; known are {', '.join(map(str, known))}" if len(known) <= _FEW else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean a or b?)`` with the known words nearest to a misspelt one, or nothing."""
-    close = near(word, known)
+    close = find_similar(word, known)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

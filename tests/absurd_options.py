@@ -18,7 +18,7 @@ import shop
 import torch
 
 from recbole_pos.config.option import DATA
-from recbole_pos.config.options import of_role
+from recbole_pos.config.options import list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, EXTRA_KEYS, PosConfig
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
@@ -182,7 +182,7 @@ def _train(model: str, options: dict[str, Any], changed: str, datasets: dict[Any
     if changed == "data_path":
         options["data_path"] = options.pop("given_path")
     config, dataset = PosConfig(model, "shop", None, options), None
-    about_data = (*of_role(DATA), "numerical_features", "discretization", "worker")
+    about_data = (*list_by_role(DATA), "numerical_features", "discretization", "worker")
     if changed not in about_data:
         kind = config["MODEL_TYPE"], str(config["load_col"])
         if kind not in datasets:

@@ -15,7 +15,7 @@ from elsewhere import ELSEWHERE, Far, elsewhere, no_reads
 from shop import RELATIONS, shop_options, tables, write
 
 from recbole_pos import distributed
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import training_loader
 from recbole_pos.distributed import Shard
@@ -51,7 +51,11 @@ MANY: list[tuple[str, dict[str, Any]]] = [
     *((model, {}) for model in [*MODELS, *BASELINES]),
     *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
     *(("PosRec", {"position": [scheme]}) for scheme in ("nope", "spe", "aspe")),
-    *(("TORoPE", {"fusion": fusion}) for fusion in rule("fusion").choices if fusion != "effective"),
+    *(
+        ("TORoPE", {"fusion": fusion})
+        for fusion in find_option("fusion").choices
+        if fusion != "effective"
+    ),
     *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
     ("AttrFormer", {"relations": ["time", "position"]}),
     ("KernelAttention", {"kernel_u": "identity", "kernel_l": "full"}),

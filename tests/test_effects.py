@@ -14,7 +14,7 @@ import yaml
 from recbole.utils import ModelType
 
 from recbole_pos.config.option import IGNORED
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UnknownKey, UsageError
@@ -142,7 +142,7 @@ def another(key: str, default: Any, config: PosConfig) -> Any:
     """A value that is not the default; None where the default says nothing of others."""
     if key in VALUES:
         return VALUES[key]
-    if choices := [choice for choice in rule(key).choices if choice != default]:
+    if choices := [choice for choice in find_option(key).choices if choice != default]:
         return [choices[0]] if isinstance(default, list) else choices[0]
     if isinstance(default, bool):
         return not default
@@ -156,7 +156,7 @@ def another(key: str, default: Any, config: PosConfig) -> Any:
         return default / 2 or 0.3
     if isinstance(default, list) and all(isinstance(number, float) for number in default):
         return [0.7 * number for number in default]
-    return f"{default}x" if isinstance(default, str) and key.isupper() else rule(key).example
+    return f"{default}x" if isinstance(default, str) and key.isupper() else find_option(key).example
 
 
 def options_of(config: PosConfig) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def options_of(config: PosConfig) -> dict[str, Any]:
         found |= {f"{key}.{name}": value for name, value in (found[key] or {}).items()}
     names = {"eval_args", "clip_grad_norm.norm_type", *DERIVED_KEYS, *ELSEWHERE}
     names |= {f"eval_args.{name}" for name in ("split", "order", "group_by", "mode")}
-    return {k: v for k, v in found.items() if k not in names and rule(k).role != IGNORED}
+    return {k: v for k, v in found.items() if k not in names and find_option(k).role != IGNORED}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, distances, neighbourhoods
 
@@ -104,7 +104,7 @@ def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
 @given(
     sessions,
     st.booleans(),
-    st.sampled_from(rule("anchor_overlap").choices),
+    st.sampled_from(find_option("anchor_overlap").choices),
     st.sampled_from([0.0, 0.5]),
     st.booleans(),
 )

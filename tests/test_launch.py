@@ -451,7 +451,7 @@ def test_fewer_targets_than_processes(tiny: Path, monkeypatch) -> None:
 )
 def test_a_plan_that_does_not_fit(given: dict, option: str) -> None:
     with pytest.raises(UsageError, match=f"^{option}: "):
-        Plan.of(RunArguments(**given))
+        Plan.from_arguments(RunArguments(**given))
 
 
 def test_gpus_of_processes(monkeypatch) -> None:

@@ -13,7 +13,7 @@ from recbole.config import Config
 
 from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.option import IGNORED, check_kind
-from recbole_pos.config.options import OPTIONS, cores, of_role, rule
+from recbole_pos.config.options import OPTIONS, cores, find_option, list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
@@ -41,15 +41,17 @@ def test_every_option_is_in_the_table() -> None:
     assert OPTIONS.keys() - every - named <= of_graphs
     examples: dict[str, list[Any]] = {}
     for options in (*other, *ours, inner):
-        for key in options.keys() - DERIVED_KEYS - of_role(IGNORED):
-            if (row := rule(key)).inner is None and row.check is None and key != "threshold":
+        for key in options.keys() - DERIVED_KEYS - list_by_role(IGNORED):
+            if (row := find_option(key)).inner is None and row.check is None and key != "threshold":
                 example = options[key] if row.example is None else row.example
                 examples.setdefault(key, []).append(example)
     for key, found in examples.items():
         typed = any(example not in (None, []) for example in found)
-        assert typed or rule(key).example or key.startswith("eval_args."), f"{key}: what type?"
+        assert typed or find_option(key).example or key.startswith("eval_args."), (
+            f"{key}: what type?"
+        )
         if any(type(leaf) in (int, float) for leaf in leaves(found)):
-            assert rule(key).high is not None, f"{key} has no bounds"
+            assert find_option(key).high is not None, f"{key} has no bounds"
 
 
 def leaves(example: Any) -> list[Any]:
@@ -205,8 +207,8 @@ def test_only_what_is_near_is_suggested() -> None:
 
 
 def test_names_of_choices_are_those_of_the_code() -> None:
-    assert rule("hidden_act").choices == tuple(ACTIVATIONS)
-    assert rule("block").choices == tuple(BLOCKS)
+    assert find_option("hidden_act").choices == tuple(ACTIVATIONS)
+    assert find_option("block").choices == tuple(BLOCKS)
 
 
 def test_recboles_own_config_checks_options_of_the_plugin() -> None:

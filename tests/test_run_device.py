@@ -11,7 +11,7 @@ from conftest import SMALL
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import (
@@ -70,7 +70,7 @@ def test_a_run_of_another_machine_can_be_used_here(tiny: Path, tmp_path: Path, n
         assert here in text
         text = text.replace(here, there)
     (run / "config.yaml").write_text(text)
-    assert recbole_pos.load(run).config["worker"] == rule("worker").high
+    assert recbole_pos.load(run).config["worker"] == find_option("worker").high
     recbole_pos.run(resume=run, verbose=False)
 
 
@@ -97,7 +97,7 @@ def test_the_headline_and_the_result_name_it(tiny: Path, tmp_path: Path, capsys,
 )
 def test_precision_of_a_gpu(tiny: Path, no_gpu, monkeypatch, options, found) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    made = Precision.of(config(tiny, **options))
+    made = Precision.from_config(config(tiny, **options))
     assert (made.name, made.device) == (found, "cuda")
     before = torch.get_float32_matmul_precision()
     with made.steps():
@@ -118,7 +118,7 @@ def test_half_precision_leaves_cudnn_attention_out() -> None:
 
 def test_precision_of_a_cpu(tiny: Path, no_gpu, monkeypatch, caplog) -> None:
     for options, found in (({}, "fp32"), ({"precision": "tf32"}, "fp32")):
-        assert Precision.of(config(tiny, **options)).name == found
+        assert Precision.from_config(config(tiny, **options)).name == found
     half = config(tiny, enable_amp=True)
     assert describe_device(half)["precision"] == "float32 with bfloat16 products"
     for amx, warnings in ((True, 0), (False, 1)):

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import SequentialDataset
 
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.data.events import EventLog
 from recbole_pos.data.splits import (
     PHASES,
@@ -178,8 +178,10 @@ splits = st.one_of(
     several[0].map(lambda v: {"GT": v}),
     st.one_of(st.integers(1, 7), shares, *several).map(lambda v: {"ST": v}),
 )
-targets = st.sampled_from([mode for mode in rule("eval_args.target").choices if mode != "random"])
-colds = st.sampled_from(rule("eval_args.cold_items").choices)
+targets = st.sampled_from(
+    [mode for mode in find_option("eval_args.target").choices if mode != "random"]
+)
+colds = st.sampled_from(find_option("eval_args.cold_items").choices)
 fractions = st.sampled_from([None, None, "1/2", "1/3", "2/3", "1"])
 
 

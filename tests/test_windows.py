@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import gather_index, training_windows
 from recbole_pos.distributed import Shard
@@ -18,7 +18,7 @@ from recbole_pos.errors import UsageError
 window_case = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.integers(1, 9),
-    st.sampled_from(rule("train_windows").choices),
+    st.sampled_from(find_option("train_windows").choices),
 )
 
 

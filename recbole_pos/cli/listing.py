@@ -65,7 +65,7 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: for an unknown model or scheme.
     """
-    from recbole_pos.config.options import IGNORED, rule
+    from recbole_pos.config.options import IGNORED, find_option
     from recbole_pos.config.plugins import import_named, require_spelling, take_model
 
     take_model(model, import_named(given.get("plugins")))
@@ -75,7 +75,7 @@ def list_options(model: str, given: Mapping[str, Any]) -> None:
     seen: set[str] = set()
     for title, options, files in _option_sources(model, given.get("position")):
         texts = {key: text for file in files for key, text in _sentences(file).items()}
-        new = [key for key in options if key not in seen and rule(key).role != IGNORED]
+        new = [key for key in options if key not in seen and find_option(key).role != IGNORED]
         seen.update(new)
         if new:
             print(f"\n{title}")
@@ -201,9 +201,9 @@ def _plain(default: Any) -> str:
 
 def allowed(name: str) -> str:
     """Return what an option may be, in a few characters."""
-    from recbole_pos.config.options import rule
+    from recbole_pos.config.options import find_option
 
-    option = rule(name)
+    option = find_option(name)
     if option.choices:
         return ", ".join(option.choices)
     if option.low is None or option.high is None:

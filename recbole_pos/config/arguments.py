@@ -13,14 +13,24 @@ from typing import Any, TypeVar
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, is_whole, shown
 
-_SMALLEST = 1e-4  # part of a CPU or a GPU that Ray can count
+_SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
 
 
-def _flag(default: Any, text: str, kind: Any = str, metavar: str | None = None, **more: Any) -> Any:
-    """Return a field with its sentence in ``--help``, the type of its value there (bool for a
-    flag), and what stands for the value; ``flag`` is its name there where that differs, ``group``
-    has flags of which one can be given."""
-    return field(default=default, metadata={"text": text, "kind": kind, "metavar": metavar, **more})
+def _flag(
+    default: Any, text: str, kind: Any = str, metavar: str | None = None, **extra: Any
+) -> Any:
+    """Return a dataclass field that also describes its command-line option.
+
+    Args:
+        default: value of the field where none is given.
+        text: sentence of the option in ``--help``.
+        kind: type of the option's value; bool for a flag, list for several values.
+        metavar: placeholder of the value in ``--help``.
+        extra: ``flag``, the name of the option where it is not that of the field; ``group``, a set
+            of options of which one can be given.
+    """
+    metadata = {"text": text, "kind": kind, "metavar": metavar, **extra}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,11 @@ class ClusterArguments:
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
-    """What the machines are asked for can be given.
+    """Refuse numbers of trainings, CPUs or GPUs that Ray cannot provide.
+
+    Args:
+        max_concurrent: trainings side by side; None for as many as fit.
+        cpus, gpus: cores and GPUs of one training; fractions share one.
 
     Raises:
         UsageError: naming the argument.
@@ -223,29 +237,35 @@ Settings = TypeVar(
 )
 
 
-def arguments(default: Settings, given: dict[str, Any]) -> Settings:
-    """Return a settings object with some fields given by name, as keywords of a call.
+def fill_settings(default: Settings, keywords: dict[str, Any]) -> Settings:
+    """Return a settings object with the fields replaced that the keywords of a call give.
 
     Raises:
-        TypeError: for another name, as Python raises it of a call.
+        TypeError: for a keyword that is no field, as Python raises it for a call.
     """
-    known = {one.name for one in fields(default)}
-    for name in given:
-        if name not in known:
+    names = {field.name for field in fields(default)}
+    for name in keywords:
+        if name not in names:
             raise TypeError(
-                f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(known))}"
+                f"unexpected argument {shown(name)}; arguments are {', '.join(sorted(names))}"
             )
-    return replace(default, **given)
+    return replace(default, **keywords)
 
 
-def divide(default: Settings, given: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """A settings object with the fields that are given by name; what is no field is an option."""
-    known = {one.name for one in fields(default)}
-    options = {name: value for name, value in given.items() if name not in known}
-    return arguments(default, {k: v for k, v in given.items() if k in known}), options
+def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """Split the keywords of a call into settings and options of the configuration.
+
+    Returns:
+        The settings object with the fields that were given, and the keywords that are no field.
+    """
+    names = {field.name for field in fields(default)}
+    options = {name: value for name, value in keywords.items() if name not in names}
+    own = {name: value for name, value in keywords.items() if name in names}
+    return fill_settings(default, own), options
 
 
-def changed(given: Any) -> dict[str, Any]:
-    """Return the fields of a settings object that are not as by default."""
-    values = {one.name: getattr(given, one.name) for one in fields(given)}
-    return {one.name: values[one.name] for one in fields(given) if values[one.name] != one.default}
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """Return the fields of a settings object that differ from their defaults."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    defaults = {field.name: field.default for field in fields(settings)}
+    return {name: value for name, value in values.items() if value != defaults[name]}

@@ -12,7 +12,7 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
 from recbole_pos.config.option import Option, check_kind, check_plain
-from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, rule
+from recbole_pos.config.options import AT_MOST, DIVIDES, HEADS_OF_FULL_SIZE, LEAST, find_option
 from recbole_pos.data.targets import check_given, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.model.models import LOSSES
@@ -20,12 +20,18 @@ from recbole_pos.values import is_whole, nearest, shown
 
 
 def check_value(where: str, key: str, value: Any, default: Any) -> None:
-    """Check one option: type, range, choices, inner keys.
+    """Check the type, range, choices and inner keys of an option's value.
+
+    Args:
+        where: file, or "configuration", that gave the value; for messages.
+        key: name of the option.
+        value: value to check.
+        default: default of the option, an example of its type.
 
     Raises:
         UsageError: naming file, key, what was expected and what was found.
     """
-    option, name = rule(key), f"{where}: {key}"
+    option, name = find_option(key), f"{where}: {key}"
     check_plain(name, value)
     if value is None and (default is None or option.empty) and not option.filled:
         return
@@ -41,56 +47,65 @@ def check_value(where: str, key: str, value: Any, default: Any) -> None:
             hint = nearest(inner, option.inner)
             raise UsageError(f"{where}: unknown key {shown(inner)} in {key}{hint}")
         if option.inner[inner] is not None:
-            row = rule(f"{key}.{inner}")
-            check_kind(f"{name}.{inner}", row, value[inner], option.inner[inner])
+            inner_option = find_option(f"{key}.{inner}")
+            check_kind(f"{name}.{inner}", inner_option, value[inner], option.inner[inner])
     if key == "clip_grad_norm" and "max_norm" not in value:
         raise UsageError(f"{name} needs max_norm, as in {{max_norm: 1.0}}")
 
 
 def check_own(where: str, key: str, value: Any, default: Any) -> None:
-    """Check an option of a model or scheme that is not the plugin's: it has its default's type."""
+    """Check that an option of a custom model or scheme has the type of its default.
+
+    Raises:
+        UsageError: naming file, key, what was expected and what was found.
+    """
     check_plain(f"{where}: {key}", value)
     if default is not None and value != default:
         check_kind(f"{where}: {key}", Option(""), value, default)
 
 
 def check_read(where: str, key: str, value: Any, default: Any, config: Mapping[str, Any]) -> None:
-    """Check that an option is read, by the conditions of the table.
+    """Refuse an option that changes nothing, by the conditions of the option table.
 
     Args:
-        where: it was given.
-        key: its name.
-        value: its value.
-        default: which may be given where it is not read.
+        where: file, or "configuration", that gave the option; for messages.
+        key: name of the option.
+        value: value of the option.
+        default: default of the option, which may be given even where nothing reads it.
         config: all options of the run.
 
     Raises:
         UnknownKey: naming the option, and the condition that is not met.
     """
-    usual = rule(key).inner
-    if usual is not None and isinstance(value, Mapping):
-        usual = {**usual, **(default or {})}
-        value, default = {**usual, **value}, default and usual
+    inner_defaults = find_option(key).inner
+    if inner_defaults is not None and isinstance(value, Mapping):
+        inner_defaults = {**inner_defaults, **(default or {})}
+        value, default = {**inner_defaults, **value}, default and inner_defaults
     if value is None or value == default:
         return
-    for condition in rule(key).only:
+    for condition in find_option(key).only:
         if wrong := condition(config, value):
             advice = "leave it out"
             if where != "configuration":
                 advice += ", or put it under `for` with the models that read it"
             raise UnknownKey(f"{where}: {key} {wrong}; {advice}", key.partition(".")[0])
-    for name, usually in (usual or {}).items():
-        check_read(where, f"{key}.{name}", value[name], usually, config)
+    for name, inner_default in (inner_defaults or {}).items():
+        check_read(where, f"{key}.{name}", value[name], inner_default, config)
 
 
 def check_together(
     config: dict[str, Any], model: str, plugin_model: bool, losses: tuple[str, ...]
 ) -> None:
-    """Check what several options must agree on: metrics, evaluation, and those ``losses`` there
-    are.
+    """Check what several options must agree on: metrics, sizes, evaluation, starting weights.
+
+    Args:
+        config: options of the run, without those of custom models and schemes.
+        model: name of the model.
+        plugin_model: whether the model can start with the weights of another run.
+        losses: values of ``loss_type`` that the model takes.
 
     Raises:
-        UsageError: if they do not.
+        UsageError: naming the options that contradict each other.
     """
     _check_metrics(config)
     check_sizes(config, model)
@@ -134,10 +149,10 @@ def check_together(
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
-    """Check what must divide another option, or not be more than it.
+    """Check sizes that must divide another size, stay below it, or have a minimum.
 
     Raises:
-        UsageError: naming both, and what they are.
+        UsageError: naming the options and their values.
     """
     for part, whole in () if model in HEADS_OF_FULL_SIZE else DIVIDES:
         if config.get(part) and config.get(whole) and config[whole] % config[part]:
@@ -150,30 +165,39 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
             raise UsageError(
                 f"{part}: {config[part]} is more than {whole}, which is {config[whole]}"
             )
-    # what RecBole rounds down to a number of things must leave one
-    n = config.get("MAX_ITEM_LIST_LENGTH", 1)
-    if model == "BERT4Rec" and config["mask_ratio"] * n < 1:
+    # RecBole rounds these counts down: at least one event or delay must be left
+    length = config.get("MAX_ITEM_LIST_LENGTH", 1)
+    if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
         raise UsageError(
-            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {n} is not one event to "
-            "mask; raise one of them"
+            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one event "
+            "to mask; raise one of them"
         )
-    if model == "FEARec" and config["dual_domain"] and n % 2:
+    if model == "FEARec" and config["dual_domain"] and length % 2:
         raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
-    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(n)) <= n:
+    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(length)) <= length:
         raise UsageError(
             f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 to "
-            f"{n}; found {config['topk_factor']} * log({n})"
+            f"{length}; found {config['topk_factor']} * log({length})"
         )
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
-    """Check that a pairwise loss has negatives (after RecBole has derived the input type)."""
-    without = config["train_neg_sample_args"]["distribution"] == "none"
-    loss, pairwise = config.get("loss_type"), config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    if loss in LOSSES[1:] and not without:  # RecBole says it of CE
+    """Check that a pairwise loss has negatives, and that a sampled loss is not given any.
+
+    Args:
+        config: options of the run, after RecBole has derived ``MODEL_INPUT_TYPE``.
+        model: name of the model, for the message.
+
+    Raises:
+        UsageError: naming ``train_neg_sample_args``.
+    """
+    has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
+    loss = config.get("loss_type")
+    is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
+    if loss in LOSSES[1:] and has_negatives:  # for CE, the first, RecBole raises the error
         how = "; negatives says how many" if "negatives" in config else ""
         raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
-    if pairwise and without and loss not in LOSSES:
+    if is_pairwise and not has_negatives and loss not in LOSSES:
         raise UsageError(
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"
@@ -181,6 +205,11 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
+    """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed.
+
+    Raises:
+        UsageError: naming ``metrics``, ``topk`` or ``valid_metric``.
+    """
     metrics, topk = _as_list(config["metrics"]), _as_list(config["topk"])
     if not metrics:
         raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")

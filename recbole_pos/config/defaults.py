@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from recbole_pos.config.option import MODEL
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.yaml_files import ROOT, overall_defaults, read_yaml
 
 
 def own_defaults(model: str) -> dict[str, Any]:
-    """Those of a model itself: its yaml or what it was registered with; ``{}`` for RecBole's."""
+    """Return the defaults of a model's own yaml, or of its registration; ``{}`` for RecBole's."""
     table = next((table for table in TABLES if model in table), None)
     return table.defaults(model) if table is not None else {}
 
@@ -21,51 +21,52 @@ def own_defaults(model: str) -> dict[str, Any]:
 def plugin_defaults(
     model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
 ) -> dict[str, Any]:
-    """Defaults of a model, without RecBole's: overall, its position schemes and loss, then its own.
+    """Return the plugin's defaults for a model, without RecBole's.
 
-    A model that has no ``position`` among its own takes no schemes.
+    Later sources win: overall options, position schemes, the loss, the model. A model without a
+    default of ``position`` takes no schemes.
 
     Args:
-        model: its name.
-        position: scheme names that replace the model's own, or None.
-        loss_type: replaces the model's own, or None.
+        model: name of the model.
+        position: scheme names in place of the model's default; None for the default.
+        loss_type: loss in place of the model's default; None for the default.
     """
     own = own_defaults(model)
     schemes: dict[str, Any] = {}
     if "position" in own:
         for name in scheme_names(own["position"] if position is None else position):
             schemes.update(SCHEMES.defaults(name))
-    kind = loss_type or own.get("loss_type")
-    sampled = kind in LOSSES and kind != "CE" and on_our_base(model)
-    loss = read_yaml(ROOT / "loss" / f"{kind}.yaml") if sampled else {}
-    return {**overall_defaults(), **schemes, **loss, **own}
+    loss = loss_type or own.get("loss_type")
+    has_options = loss in LOSSES and loss != "CE" and on_our_base(model)
+    of_loss = read_yaml(ROOT / "loss" / f"{loss}.yaml") if has_options else {}
+    return {**overall_defaults(), **schemes, **of_loss, **own}
 
 
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start with the weights of a run with fewer schemes
     (``init_from``)."""
-    schemes = model in ADDED and on_our_base(model) and "position" in own_defaults(model)
-    return model in MODELS or schemes
+    has_schemes = model in ADDED and on_our_base(model) and "position" in own_defaults(model)
+    return model in MODELS or has_schemes
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return options of a model and schemes that are not the plugin's, which may have any value.
+    """Return the options that only a custom model or custom schemes have; any value is allowed.
 
-    What they share with the plugin or RecBole means the same, and is checked in the same way.
+    An option that the plugin or RecBole has too means the same there, and is checked as theirs.
     """
     schemes = [name for name in schemes if name in SCHEMES]
     free = set(ADDED.own_options(model)) if model in ADDED else set()
     free = free.union(*(SCHEMES.own_options(name) for name in schemes))
     ours = (SCHEMES.defaults(name) for name in schemes if name in SCHEMES.places)
     shared = {"position"}.union(*ours)
-    shared |= {key for key in free if rule(key).role != MODEL}
+    shared |= {key for key in free if find_option(key).role != MODEL}
     if model in ADDED and not on_our_base(model) and hasattr(ADDED[model], "input_type"):
-        shared.discard("loss_type")  # RecBole does not ask it what a batch holds
+        shared.discard("loss_type")  # input_type, not the loss, says what a batch of it holds
     return free - shared
 
 
-def with_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """``load_col``, or where it is RecBole's default (user and item), also with the time field."""
+def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ``load_col``, with the time field added to RecBole's default (user and item)."""
     load_col = config.get("load_col")
     if load_col != {"inter": ["user_id", "item_id"]}:
         return load_col

@@ -1,7 +1,9 @@
 """Under which conditions an option is read: a value that changes nothing is an error.
 
-The table in ``options.py`` gives an option its conditions. Models of other packages may read any
-option about the data, so conditions that name readers do not count for them.
+The table in ``options.py`` gives an option its conditions. A condition gets the configuration and
+the option's value; it returns None where the option is read, and otherwise the predicate of a
+message ("is only read with ..."). Models of other packages may read any option about the data, so
+conditions that name readers do not count for them.
 """
 
 from __future__ import annotations
@@ -20,37 +22,37 @@ from recbole_pos.values import Options, listed, nearest, shown
 if TYPE_CHECKING:
     from recbole_pos.data.protocols import Fields
 
-_UNTRAINED = ("SPop", "SessionKNN")  # beside RecBole's traditional models
+_UNTRAINED = ("SPop", "SessionKNN")  # models that count, as RecBole's traditional ones do
 _LAST_ITEM = ("FPMC", "SessionFPMC", "SessionKNN")  # models that read nothing else of a history
 
 
-def under(key: str, *values: Any, without: bool = False) -> Condition:
-    """Read where another option has one of some values.
+def if_option(key: str, *values: Any, without: bool = False) -> Condition:
+    """Make the condition of an option that is read where another option has certain values.
 
     Args:
-        key: the other option, within a mapping by a dot. One that the model does not have is no
-            reason.
-        values: of it; any that is not empty, 0 or False when there are none.
+        key: name of the other option; within a mapping written with a dot. Where the model does
+            not have it, the condition holds.
+        values: values of the other option; if none are given, any but empty, 0 and False.
         without: whether the option is read where the other one is empty instead.
     """
 
     def condition(config: Options, value: Any) -> str | None:
-        found = inner(config, key)
-        if found is _ABSENT or (found in values if values else bool(found) != without):
+        other = read_option(config, key)
+        if other is _ABSENT or (other in values if values else bool(other) != without):
             return None
         wanted = " or ".join(_yaml(value) for value in values)
         need = f"under {key}: {wanted}" if values else f"{'without' if without else 'with'} {key}"
-        return f"is only read {need}, not {_yaml(found)}"
+        return f"is only read {need}, not {_yaml(other)}"
 
     return condition
 
 
-def either(*conditions: Condition) -> Condition:
-    """Read where one of the conditions holds; the message is that of the last."""
+def if_any(*conditions: Condition) -> Condition:
+    """Make a condition that holds where one of several does; its message is that of the last."""
 
     def condition(config: Options, value: Any) -> str | None:
-        wrong = [one(config, value) for one in conditions]
-        return None if None in wrong else wrong[-1]
+        problems = [check(config, value) for check in conditions]
+        return None if None in problems else problems[-1]
 
     return condition
 
@@ -58,8 +60,8 @@ def either(*conditions: Condition) -> Condition:
 _ABSENT = object()
 
 
-def inner(config: Options, key: str) -> Any:
-    """The value of an option, of one within a mapping by a dot; ``_ABSENT`` where none exists."""
+def read_option(config: Options, key: str) -> Any:
+    """Return the value of an option, or of ``mapping.key``; ``_ABSENT`` where none exists."""
     name, _, part = key.partition(".")
     if name not in config:
         return _ABSENT
@@ -67,44 +69,49 @@ def inner(config: Options, key: str) -> Any:
 
 
 def _yaml(value: Any) -> str:
-    plain = {None: "empty", True: "true", False: "false"}
-    return plain[value] if value is None or isinstance(value, bool) else str(value)
+    """Return a value as yaml writes it, and None as "empty"."""
+    words = {None: "empty", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def sequential(config: Options, value: Any) -> str | None:
-    """Read by models of histories."""
+def if_model_is_sequential(config: Options, value: Any) -> str | None:
+    """Read by models that take a history of items."""
     if config["MODEL_TYPE"].name == "SEQUENTIAL" or config["model"] in ADDED:
         return None
     return f"is only read by models of histories, and {config['model']} knows users by their ids"
 
 
-def histories(config: Options, value: Any) -> str | None:
-    """Read by models of more than the last item."""
+def if_model_reads_histories(config: Options, value: Any) -> str | None:
+    """Read by models that take more of a history than its last item."""
     if config["model"] in _LAST_ITEM:
         return f"is not read by {config['model']}, which knows the last item of a history only"
-    return sequential(config, value)
+    return if_model_is_sequential(config, value)
 
 
-def trained(config: Options, value: Any) -> str | None:
+def if_model_is_trained(config: Options, value: Any) -> str | None:
     """Read by models that learn by gradients."""
     if config["MODEL_TYPE"].name == "TRADITIONAL" or config["model"] in _UNTRAINED:
         return f"is only read in training by gradients, and {config['model']} counts"
     return None
 
 
-def repeated(config: Options, value: Any) -> str | None:
-    """As above; a model that counts does so in one epoch, with or without validation."""
-    return None if value <= 1 else trained(config, value)
+def if_epochs_repeat(config: Options, value: Any) -> str | None:
+    """Read by trained models; others count in one epoch, for which any number up to 1 is fine."""
+    return None if value <= 1 else if_model_is_trained(config, value)
 
 
-def unused_by(model: str) -> Condition:
-    """Read by all models but one of RecBole's, whose code asks for it and does nothing with it."""
-    wrong = f"is an option of RecBole's {model} that its computation does not use"
-    return lambda config, value: wrong if config["model"] == model else None
+def if_model_is_not(model: str) -> Condition:
+    """Make the condition of an option that one of RecBole's models takes but never uses."""
+    problem = f"is an option of RecBole's {model} that its computation does not use"
+    return lambda config, value: problem if config["model"] == model else None
 
 
-def custom(instead: str = "") -> Condition:
-    """Read by models of other packages only; ``instead`` is what has the effect looked for."""
+def if_model_is_custom(instead: str = "") -> Condition:
+    """Make the condition of an option that only models of other packages read.
+
+    Args:
+        instead: advice that the message ends with: what has the intended effect here.
+    """
 
     def condition(config: Options, value: Any) -> str | None:
         text = f"is not read by {config['model']}, nor by any model of RecBole's that runs here"
@@ -114,46 +121,46 @@ def custom(instead: str = "") -> Condition:
     return condition
 
 
-def preloaded(config: Options, value: Any) -> str | None:
+def if_model_takes_vectors(config: Options, value: Any) -> str | None:
     """Read by the plugin's models, whose items may have content vectors."""
-    from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
+    from recbole_pos.model.models import on_our_base  # late: --help imports nothing heavy
 
     instead = "give numbers as float fields of the item table, or take a model of the plugin"
     if not on_our_base(config["model"]):
-        return custom(instead)(config, value)
+        return if_model_is_custom(instead)(config, value)
     return None
 
 
-def of_wandb(config: Options, value: Any) -> str | None:
+def if_wandb_is_used(config: Options, value: Any) -> str | None:
     """Read where a run is reported to Weights & Biases."""
-    given = config["logger"] if "logger" in config else None
-    named = [given] if isinstance(given, str) else given or ()
-    if "wandb" in named or config["log_wandb"]:
+    logger = config["logger"] if "logger" in config else None
+    loggers = [logger] if isinstance(logger, str) else logger or ()
+    if "wandb" in loggers or config["log_wandb"]:
         return None
     return "is only read with logger: wandb"
 
 
-def labelled(config: Options, value: Any) -> str | None:
-    """As above, of what makes labels of a field; its own values decide."""
+def if_labels_are_read(config: Options, value: Any) -> str | None:
+    """Read by custom models only, as here no label is made of a field; advise ``val_interval``."""
     kept = {field: f"[{least},inf)" for field, least in value.items()}
     what = "items are ranked, and no label is read; val_interval: "
-    return custom(f"{what}{kept} keeps only what is rated so")(config, value)
+    return if_model_is_custom(f"{what}{kept} keeps only what is rated so")(config, value)
 
 
 def never(why: str) -> Condition:
-    """Never read."""
+    """Make the condition of an option that nothing reads, for the reason ``why``."""
     return lambda config, value: why
 
 
-def decays(config: Options, value: Any) -> str | None:
-    """Read where it says when the learning rate falls."""
+def if_rate_decays(config: Options, value: Any) -> str | None:
+    """Read where ``lr_scheduler`` has what it needs to lower the learning rate."""
     if value == "step" and not config["lr_decay_step"]:
         return "step is only read with lr_decay_step, the epochs between two steps"
     return None
 
 
-def next_targets(config: Options, value: Any) -> str | None:
-    """Read by the plugin's models, but for the one that has weights of its own for next items."""
+def if_model_takes_target_window(config: Options, value: Any) -> str | None:
+    """Read by the plugin's models but AttrFormer, whose ``future_weights`` replace the option."""
     if config["model"] == "AttrFormer":
         return f"is not read by AttrFormer: future_weights has the next items, {[1.0] * value}"
     if on_our_base(config["model"]):
@@ -161,9 +168,9 @@ def next_targets(config: Options, value: Any) -> str | None:
     return f"is read by the plugin's models only; {config['model']} predicts the next item"
 
 
-def corrects_logits(config: Options, value: Any) -> str | None:
-    """Read where negatives do not come from all items alike."""
-    if value != "standard" or inner(config, "negative_sampler") != "uniform":
+def if_logits_are_corrected(config: Options, value: Any) -> str | None:
+    """Read where negatives are not sampled uniformly, so that their logits need a correction."""
+    if value != "standard" or read_option(config, "negative_sampler") != "uniform":
         return None
     return (
         "standard changes nothing under negative_sampler: uniform, where all logits are lowered by "
@@ -171,8 +178,8 @@ def corrects_logits(config: Options, value: Any) -> str | None:
     )
 
 
-def embedding(config: Options, value: Any) -> str | None:
-    """Read by models of the plugin that put fields beside the vectors of items."""
+def if_model_takes_side_fields(config: Options, value: Any) -> str | None:
+    """Read by models of the plugin that embed side fields beside the vectors of items."""
     if not value or on_our_base(config["model"]):
         return None
     return (
@@ -181,44 +188,46 @@ def embedding(config: Options, value: Any) -> str | None:
     )
 
 
-def accepted(option: str) -> Condition:
-    """Read by all models but those whose class gives a reason in ``refuses``."""
+def if_not_refused(option: str) -> Condition:
+    """Make the condition of an option that a model's class may refuse (``refuses``: reasons)."""
+    of_recbole = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
-        refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
         model = config["model"]
-        of_class = getattr(OURS[model], "refuses", {}) if model in OURS else refuses.get(model, {})
-        return (
-            f"is not read by {model}: {of_class[option]}" if value and option in of_class else None
-        )
+        ours = model in OURS
+        reasons = getattr(OURS[model], "refuses", {}) if ours else of_recbole.get(model, {})
+        return f"is not read by {model}: {reasons[option]}" if value and option in reasons else None
 
     return condition
 
 
-def several_targets(config: Options, value: Any) -> str | None:
+def if_users_have_several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
-    from recbole_pos.data.splits import split_kind  # not for --help, which imports nothing heavy
+    from recbole_pos.data.splits import split_kind  # late: --help imports nothing heavy
 
     kind, _ = split_kind(config["eval_args"])
     return "chooses among one event a phase under split: LS" if kind == "LS" else None
 
 
-def files(parquet: bool) -> Condition:
-    """Read of parquet files, or of text."""
+def if_data_files_are(kind: str) -> Condition:
+    """Make the condition of an option that is read of one kind of atomic files only.
+
+    Args:
+        kind: ``parquet`` or ``text``. Where no file of the dataset exists, the condition holds.
+    """
 
     def condition(config: Options, value: Any) -> str | None:
         folder, name = Path(str(config["data_path"])) / config["dataset"], config["dataset"]
-        found = [atomic_file(folder, name, table) for table in ("inter", "user", "item")]
-        found = [file for file in found if file.is_file()]
-        if not found or any((file.suffix == ".parquet") == parquet for file in found):
+        files = [atomic_file(folder, name, table) for table in ("inter", "user", "item")]
+        kinds = {"parquet" if f.suffix == ".parquet" else "text" for f in files if f.is_file()}
+        if not kinds or kind in kinds:
             return None
-        kind, other = ("parquet", "text") if parquet else ("text", "parquet")
-        return f"is only read of {kind} files, and those of {name} are {other}"
+        return f"is only read of {kind} files, and those of {name} are {kinds.pop()}"
 
     return condition
 
 
-def tables(config: Options, value: Any) -> str | None:
+def if_tables_are_loaded(config: Options, value: Any) -> str | None:
     """Read where attributes of users or items are loaded."""
     load_col = config["load_col"]
     if load_col is None or load_col.keys() & {"user", "item"}:
@@ -226,52 +235,55 @@ def tables(config: Options, value: Any) -> str | None:
     return "is about the tables of users and items, of which load_col names none"
 
 
-def of_tables(config: Options, value: Any) -> str | None:
-    """Read of the tables that are loaded."""
-    more = config["additional_feat_suffix"] or []
-    known = ["inter", "user", "item", *([more] if isinstance(more, str) else more)]
-    loaded = config["load_col"] or known
+def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
+    """Read where all the tables that the option names are loaded."""
+    added = config["additional_feat_suffix"] or []
+    tables = ["inter", "user", "item", *([added] if isinstance(added, str) else added)]
+    loaded = config["load_col"] or tables
     for table in value:
-        if table not in known:
-            return f"names a table that is not read, {shown(table)}{nearest(table, known)}"
+        if table not in tables:
+            return f"names a table that is not read, {shown(table)}{nearest(table, tables)}"
         if table not in loaded:
             return f"names {table}, of which load_col loads no field"
     return None
 
 
-def fields_read(config: Options) -> set[str]:
-    """Return fields that a model of the plugin's or RecBole's reads, beside ids and times."""
+def list_fields_read(config: Options) -> set[str]:
+    """Return the fields that a model of the plugin or of RecBole reads, beside ids and times."""
     names: set[str] = set()
     for key in ("selected_features", "difsr_fields", "relations", "new_items", *SIDE_FEATURES):
-        given = config[key] if key in config else None
-        for entry in [given] if isinstance(given, str) else given or ():
-            both = (entry.get("field"), entry.get("within")) if isinstance(entry, dict) else [entry]
-            names.update(name for name in both if isinstance(name, str))
+        value = config[key] if key in config else None
+        for entry in [value] if isinstance(value, str) else value or ():
+            if isinstance(entry, dict):  # a relation
+                fields = (entry.get("field"), entry.get("within"))
+            else:
+                fields = (entry,)
+            names.update(name for name in fields if isinstance(name, str))
     for pair in (config["preload_weight"] or {}).items():
         names.update(map(str, pair))
     return names - {config[f"{key}_FIELD"] for key in ("USER_ID", "ITEM_ID", "TIME")}
 
 
-def of_fields(config: Options, value: Any) -> str | None:
-    """Read where the model reads the fields that the option names."""
-    read = fields_read(config)
-    given = value if isinstance(value, (list, tuple, Mapping)) else [value]
-    unread = [name for name in given if name not in read]
+def if_fields_are_read(config: Options, value: Any) -> str | None:
+    """Read where the model reads all the fields that the option names."""
+    read = list_fields_read(config)
+    fields = value if isinstance(value, (list, tuple, Mapping)) else [value]
+    unread = [name for name in fields if name not in read]
     if config["model"] in ADDED or not unread:
         return None
     what = f"reads {', '.join(sorted(read))}" if read else "reads ids and times alone"
     return f"names {shown(unread[0])}, which {config['model']} does not read: it {what}"
 
 
-def of_numbers(config: Options, value: Any) -> str | None:
-    """As above, of whatever fields are numbers; files decide the types of fields."""
-    if not value or config["model"] in ADDED or fields_read(config):
+def if_numbers_are_read(config: Options, value: Any) -> str | None:
+    """Read where the model reads any field; which are numbers, files say (``check_types``)."""
+    if not value or config["model"] in ADDED or list_fields_read(config):
         return None
     return f"changes numbers of attributes, and {config['model']} reads ids and times alone"
 
 
-def embedded(config: Options, value: Any) -> str | None:
-    """Read of fields that RecBole's models embed."""
+def if_fields_are_embedded(config: Options, value: Any) -> str | None:
+    """Read where the option names only fields that a model of RecBole embeds."""
     if config["model"] in ADDED:
         return None
     chosen = config["selected_features"] if "selected_features" in config else None
@@ -290,8 +302,8 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
 
     Args:
         config: configuration of the run.
-        default: values that may be given where they are not read.
-        dataset: after ``build``.
+        default: defaults, which may be given where they are not read.
+        dataset: the dataset, after ``build``.
 
     Raises:
         UsageError: naming the option.
@@ -300,7 +312,7 @@ def check_types(config: Options, default: Options, dataset: Fields) -> None:
         return
     from recbole_pos.data.attributes import find_table
 
-    names = [name for name in fields_read(config) if name in dataset.field2type]
+    names = [name for name in list_fields_read(config) if name in dataset.field2type]
     types = {dataset.field2type[name].value for name in names}
     users = any(find_table(name, dataset) == "user" for name in names)
     needs = {

@@ -17,8 +17,8 @@ SCHEDULE = "schedule"  # how long a run trains, and where; in a search the sched
 DATA = "data"  # events, split and metrics: the same in all trials of a search
 IGNORED = "ignored"  # nothing here; ``why`` says why
 
-Condition = Callable[[Options, Any], str | None]  # of all options, and the value of this one
-Check = Callable[[str, Any], None]  # of where a value stands, and the value
+Condition = Callable[[Options, Any], str | None]  # (configuration, value) -> problem, None if read
+Check = Callable[[str, Any], None]  # (place, value), where the place is for messages; raises
 
 _DEEPEST = 8  # mappings and lists within each other
 _LONGEST = 4096  # characters, as of a path
@@ -28,7 +28,7 @@ _TINIEST = 2.0**-126  # the smallest number that float32 holds with all its digi
 
 @dataclass(frozen=True)
 class Option:
-    """One row.
+    """One row of the option table: what values an option may have, and where it is read.
 
     Attributes:
         name: name of the option.
@@ -36,18 +36,18 @@ class Option:
             the machine, see ``experiment/memory.py``.
         choices: the names it may have.
         unit: what its number counts, where the name does not tell.
-        example: of what is expected, where the default is empty or of another kind.
+        example: a valid value, where the default is empty or of another kind.
         inner: an example of each value of a mapping whose keys are known.
         role: what changing it changes.
-        alone: whether a list may be given as the one thing in it.
+        alone: whether a single value may stand for a list of one.
         empty: whether it may be empty although its default is not.
         filled: whether it must not be empty.
         pair: whether a list of it has two numbers.
         only: conditions under which it is read, see ``effects.py``: each returns what is wrong, as
             it follows the name of the option in a message, and None if the option is read.
         why: reason of an option without effect, or of a bound.
-        check: raises for a wrong value, instead of all that the row says otherwise.
-        each: the same of each value in a mapping.
+        check: raises for a wrong value, in place of all other checks of the row.
+        each: raises for a wrong value within a mapping or list.
     """
 
     name: str
@@ -71,10 +71,15 @@ class Option:
 def check_plain(where: str, value: Any, depth: int = 0) -> None:
     """Check that a value could stand in a yaml file, with numbers that float32 and int64 can hold.
 
+    Args:
+        where: place of the value, for messages.
+        value: value to check, with all that lists and mappings in it hold.
+        depth: number of lists and mappings around the value.
+
     Raises:
-        UsageError: naming what cannot.
+        UsageError: naming the value that cannot.
     """
-    if hasattr(value, "item"):  # numpy's
+    if hasattr(value, "item"):  # a number of numpy or torch
         value = value.item() if getattr(value, "size", 1) == 1 else value
     wrong = ""
     if depth > _DEEPEST:
@@ -112,10 +117,10 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
     """Check a value by an example of its kind, and by the choices and bounds of an option.
 
     Args:
-        where: it stands, with its name.
-        option: with bounds for every number, and choices for every text, in the value.
-        value: to check.
-        example: of what is expected.
+        where: place and name of the value, for messages.
+        option: row with bounds for every number, and choices for every text, in the value.
+        value: value to check.
+        example: a valid value.
 
     Raises:
         UsageError: naming what was expected, and what was found.
@@ -143,6 +148,11 @@ def check_kind(where: str, option: Option, value: Any, example: Any) -> None:
 
 
 def _check_type(where: str, value: Any, example: Any) -> None:
+    """Check that a value has the type of an example; an example of another type allows any.
+
+    Raises:
+        UsageError: naming the place, the type that was expected and the value.
+    """
     kinds: tuple[tuple[type, bool, str], ...] = (
         (bool, isinstance(value, bool), "true or false"),
         (int, is_whole(value), "a whole number"),
@@ -162,13 +172,18 @@ def _check_type(where: str, value: Any, example: Any) -> None:
 
 
 def _check_range(where: str, option: Option, value: float) -> None:
-    for limit, beyond, open_, closed in (
+    """Check that a number is within the bounds of an option.
+
+    Raises:
+        UsageError: naming the bound. One that is the float next to a whole number is open.
+    """
+    for limit, is_beyond, open_word, closed_word in (
         (option.low, lambda low: value < low, "above", "at least"),
         (option.high, lambda high: value > high, "below", "at most"),
     ):
-        if limit is not None and beyond(limit):
+        if limit is not None and is_beyond(limit):
             is_open = limit != round(limit) and math.isclose(limit, round(limit), abs_tol=1e-300)
-            bound = f"{open_} {round(limit)}" if is_open else f"{closed} {_plain(limit)}"
+            bound = f"{open_word} {round(limit)}" if is_open else f"{closed_word} {_plain(limit)}"
             why = f" ({option.why})" if option.why else ""
             raise UsageError(f"{where} must be {bound}{why}, found {shown(value)}")
 
@@ -181,13 +196,17 @@ def _plain(value: float) -> str:
 
 
 def check_interval(where: str, value: str) -> None:
-    """Check a text such as "[0,1);[3,inf)"; RecBole leaves out what it cannot read of one."""
+    """Check a text such as "[0,1);[3,inf)", of which RecBole silently skips what it cannot read.
+
+    Raises:
+        UsageError: naming the place and the text.
+    """
     for part in value.split(";"):
         ends = part.strip()[1:-1].split(",")
         try:
             low, high = map(float, ends)
         except ValueError:
-            low, high = 1, 0
+            low, high = 1, 0  # no interval: refused below
         if not (low <= high and part.strip()[0] in "[(" and part.strip()[-1] in "])"):
             raise UsageError(
                 f"{where}: expected an interval such as '[3,inf)', found {shown(value)}"
@@ -195,11 +214,15 @@ def check_interval(where: str, value: str) -> None:
 
 
 def check_discretization(where: str, value: Any) -> None:
-    """Check a mapping of fields to how their numbers become buckets."""
+    """Check a mapping of fields to how their numbers become buckets.
+
+    Raises:
+        UsageError: naming the field.
+    """
     _check_type(where, value, {"price": {"method": "LD"}})
     for field, how in value.items():
-        known = isinstance(how, dict) and set(how) <= {"method", "bucket"}
-        if not known or how.get("method") not in ("ED", "LD"):
+        is_known = isinstance(how, dict) and set(how) <= {"method", "bucket"}
+        if not is_known or how.get("method") not in ("ED", "LD"):
             raise UsageError(
                 f"{where}.{field}: expected {{method: ED, bucket: 10}} (equal distances) or "
                 f"{{method: LD}} (logarithms), found {shown(how)}"
@@ -210,12 +233,16 @@ def check_discretization(where: str, value: Any) -> None:
 
 
 def check_columns(where: str, value: Any) -> None:
-    """Check a mapping of tables to fields; RecBole takes the letters of a text for names."""
+    """Check a mapping of tables to lists of fields; RecBole would read a text as its letters.
+
+    Raises:
+        UsageError: naming the table.
+    """
     _check_type(where, value, {"inter": ["rating"]})
     for table, fields in value.items():
-        every = fields == "*" and where.endswith(": load_col")
-        named = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
-        if not (every or named):
+        is_all = fields == "*" and where.endswith(": load_col")
+        is_list = isinstance(fields, (list, tuple)) and all(isinstance(f, str) for f in fields)
+        if not (is_all or is_list):
             raise UsageError(
                 f"{where}: {table}: expected a list of fields (or, of load_col, '*' for all), "
                 f"found {shown(fields)}"
@@ -223,47 +250,50 @@ def check_columns(where: str, value: Any) -> None:
 
 
 def check_target_events(where: str, value: Any) -> None:
-    """Check a mapping of fields of interactions to the values that targets have."""
+    """Check a mapping of interaction fields to the values that targets have.
+
+    Raises:
+        UsageError: naming the field.
+    """
     _check_type(where, value, {"event_type": ["buy"]})
-    for field, given in value.items():
-        values = given if isinstance(given, (list, tuple)) else [given]
-        known = all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in values)
-        if not (values and known):
+    for field, entry in value.items():
+        values = entry if isinstance(entry, (list, tuple)) else [entry]
+        plain = [isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in values]
+        if not (values and all(plain)):
             raise UsageError(
-                f"{where}.{field}: expected values of targets such as [buy], found {shown(given)}"
+                f"{where}.{field}: expected values of targets such as [buy], found {shown(entry)}"
             )
 
 
 def check_fraction(where: str, value: Any) -> None:
-    """Check a part of the training sessions."""
-    from recbole_pos.data.splits import read_fraction  # not for --help: it imports pandas
+    """Check a fraction of the training sessions, such as "1/4"."""
+    from recbole_pos.data.splits import read_fraction  # late: --help does without pandas
 
     read_fraction(value)
 
 
 def check_session_filter(where: str, value: Any) -> None:
-    """Check least numbers of events."""
+    """Check minimum numbers of events of users and items."""
     from recbole_pos.data.splits import read_session_filter
 
     read_session_filter(value)
 
 
 def check_memory_limit(where: str, value: Any) -> None:
-    """Check auto, or a size."""
+    """Check a limit of memory: auto, or a size."""
     from recbole_pos.data.scratch import read_limit
 
     read_limit(value)
 
 
 def check_gpus(where: str, value: Any) -> None:
-    """Check numbers of GPUs: a text, or one number."""
+    """Check the numbers of GPUs: a text such as "0,1", or one whole number."""
     if not (isinstance(value, str) or is_whole(value)):
         raise UsageError(f"{where}: expected numbers of GPUs such as '0,1', found {shown(value)}")
 
 
 def check_schemes(where: str, value: Any) -> None:
-    """Check that ``position`` names something; which schemes there are, is checked where they are
-    built."""
+    """Check that ``position`` names something; unknown schemes are refused where they are built."""
     if value in (None, []):
         raise UsageError(f"{where} is empty; [nope] stands for no position")
     value = value if isinstance(value, (list, tuple, dict)) else [value]
@@ -271,7 +301,7 @@ def check_schemes(where: str, value: Any) -> None:
 
 
 def check_vectors(where: str, value: Any) -> None:
-    """Check files of vectors: one, or several by name."""
+    """Check the files of content vectors: one path, or a mapping of names to paths."""
     for name, path in value.items() if isinstance(value, dict) else [("", value)]:
         _check_type(f"{where}.{name}" if name else where, path, "vectors.parquet")
     if value == {}:

@@ -26,74 +26,78 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import import_path, without_working_directory
-from recbole_pos.values import near, short, shown
+from recbole_pos.values import find_similar, short, shown
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _allowed: set[str] = set()
 
 
-def allow(given: Any) -> None:
+def allow(plugins: Any) -> None:
     """Let modules be imported from the working directory: the user's command or code names them.
 
     Args:
-        given: the value of the option ``plugins`` there, which is checked when it is imported.
+        plugins: value of the option ``plugins``, which is checked when the modules are imported.
     """
-    names = [given] if isinstance(given, str) else given or ()
+    names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
         _allowed.update(name for name in names if isinstance(name, str))
 
 
-def import_named(given: Any) -> list[str]:
-    """Import the modules of ``--plugins``, which may be those of the working directory.
+def import_named(plugins: Any) -> list[str]:
+    """Import the modules of ``--plugins``, also from the working directory; return their names.
 
     Raises:
-        UsageError: as of :func:`import_plugins`.
+        UsageError: if a module is missing, or its import fails.
     """
-    allow(given)
-    return import_plugins(given, "--plugins")
+    allow(plugins)
+    return import_plugins(plugins, "--plugins")
 
 
-def import_plugins(given: Any, where: str, known: Callable[[], bool] = lambda: False) -> list[str]:
+def import_plugins(
+    plugins: Any, where: str, may_miss: Callable[[], bool] = lambda: False
+) -> list[str]:
     """Import the modules that the option ``plugins`` names.
 
     Args:
-        given: the value of the option: a module, several, or None.
-        where: it stands, for messages.
-        known: whether everything that is needed is known already, so that a module may be missing.
+        plugins: value of the option: a module, several, or None.
+        where: file or argument that gave the option, for messages.
+        may_miss: whether a module may be missing, as what it would register is registered already.
 
     Returns:
-        Their names.
+        The names of the modules.
 
     Raises:
-        UsageError: if one is not there, or fails.
+        UsageError: if a module is missing, or its import fails.
     """
-    names = [given] if isinstance(given, str) else given or []
+    names = [plugins] if isinstance(plugins, str) else plugins or []
     if not isinstance(names, (list, tuple)) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
         for name in names
     ):
-        module = given[:-3] if isinstance(given, str) and given.endswith(".py") else ""
+        is_file = isinstance(plugins, str) and plugins.endswith(".py")
+        module = plugins.removesuffix(".py") if is_file else ""
         hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
-            f"{where}: plugins: found {shown(given)}, expected modules such as [my_models], as "
+            f"{where}: plugins: found {shown(plugins)}, expected modules such as [my_models], as "
             f"`import` names them{hint}"
         )
     for name in names:
         try:
             _import(name)
         except Exception as error:  # whatever code of others does
-            missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-            if not (missing and f"{name}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+            is_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+            # the module itself or a package of it, and not one that the module imports
+            if not (is_missing and f"{name}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
                 message = f"cannot be imported: {type(error).__name__}: {error}"
                 message = str(error) if isinstance(error, UsageError) else message
                 raise UsageError(f"{where}: plugins: {short(name)}: {message}") from error
-            if not known():
+            if not may_miss():
                 raise UsageError(f"{where}: plugins: {_explain_missing(name)}") from error
     return list(names)
 
 
 def _import(name: str) -> None:
-    """Import a module; of the working directory, too, if the user names it."""
+    """Import a module, also from the working directory if the user allows it."""
     if name not in _allowed:
         with without_working_directory():
             importlib.import_module(name)
@@ -101,11 +105,12 @@ def _import(name: str) -> None:
     here, top = os.getcwd(), name.partition(".")[0]
     importlib.invalidate_caches()
     if importlib.util.find_spec(top) is None and PathFinder.find_spec(top, [here]):
-        sys.path.append(here)  # it stays: processes that this one starts look there too
+        sys.path.append(here)  # for good: processes that this one starts inherit it
     importlib.import_module(name)
 
 
 def _explain_missing(name: str) -> str:
+    """Return the message about a missing module, by whether the user or a file named it."""
     register = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
@@ -119,62 +124,69 @@ def _explain_missing(name: str) -> str:
     )
 
 
-def require_spelling(given: Iterable[Any], where: str) -> None:
-    """Refuse a key that is ``plugins`` but for a slip: what it names is missing then.
+def require_spelling(keys: Iterable[Any], where: str) -> None:
+    """Refuse a misspelt ``plugins``, which would otherwise be reported as an unknown model.
+
+    Args:
+        keys: keys of a config file or call.
+        where: the file, for the message.
 
     Raises:
-        UsageError: naming it.
+        UsageError: naming the key.
     """
-    for key in given:
-        if key != "plugins" and near(str(key), ["plugins"]):
+    for key in keys:
+        if key != "plugins" and find_similar(str(key), ["plugins"]):
             raise UsageError(f"{where}: unknown key {shown(key)} (did you mean plugins?)")
 
 
 def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register the class of that name in one of the modules, which need not do so themselves."""
+    """Register the class named like the model, if one of the modules has it unregistered."""
     for module in modules:
         if name not in ADDED and module in sys.modules:
             ADDED.take(sys.modules[module], name)
 
 
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
-    """Return the modules without which another process would not know a model and schemes."""
+    """Return the modules that another process must import to know a model and its schemes."""
     modules = [ADDED.find_module(model), *(SCHEMES.find_module(name) for name in schemes)]
     return list(dict.fromkeys(module for module in modules if module))
 
 
 def pack(model: str) -> bytes:
-    """Pack what only this process knows of a model and of any schemes, for processes that it
-    starts: of modules, the names that the user allows.
+    """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
-    Classes of a script or a notebook go as they are (cloudpickle), since nothing can import them.
+    Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
+    import them; of modules only the names go, those that the user allows.
+
+    Returns:
+        The pickle that :func:`unpack` reads; empty where there is nothing to send.
 
     Raises:
-        UsageError: if one of them cannot be sent.
+        UsageError: if a class cannot be pickled.
     """
-    models = {name: added for name, added in ADDED.made_here().items() if name == model}
-    made = {"model": models, "scheme": SCHEMES.made_here()}
-    if not any(made.values()):
+    models = {name: entry for name, entry in ADDED.made_here().items() if name == model}
+    registrations = {"model": models, "scheme": SCHEMES.made_here()}
+    if not any(registrations.values()):
         return pickle.dumps((_allowed, {})) if _allowed else b""
     import cloudpickle
 
-    for kind, classes in made.items():
-        for name, added in classes.items():
+    for kind, entries in registrations.items():
+        for name, entry in entries.items():
             try:
-                cloudpickle.dumps(added)
+                cloudpickle.dumps(entry)
             except Exception as error:  # whatever its module holds
                 raise UsageError(
-                    f"{kind} {shown(name)} ({import_path(added.cls)}) cannot be sent to other "
+                    f"{kind} {shown(name)} ({import_path(entry.cls)}) cannot be sent to other "
                     f"processes: {error}; put it into a module of its own and import it from there"
                 ) from error
-    return cloudpickle.dumps((_allowed, made))
+    return cloudpickle.dumps((_allowed, registrations))
 
 
 def unpack(packed: bytes) -> None:
-    """Know what another process has packed."""
+    """Register the classes, and allow the modules, that another process has packed."""
     if packed:
-        names, made = pickle.loads(packed)
+        names, registrations = pickle.loads(packed)
         _allowed.update(names)
-        for kind, classes in made.items():
-            for name, added in classes.items():
-                (ADDED if kind == "model" else SCHEMES).add(name, added)
+        for kind, entries in registrations.items():
+            for name, entry in entries.items():
+                (ADDED if kind == "model" else SCHEMES).add(name, entry)

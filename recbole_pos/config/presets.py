@@ -29,10 +29,10 @@ OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def preset_or_file(name: str | Path) -> Path:
-    """A config file as given or, if none exists, the preset of that name (fparec/ml-1m.yaml).
+    """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
 
     Raises:
-        UsageError: if there is neither, but a preset of almost that name.
+        UsageError: if there is neither, but a preset of a similar name.
     """
     presets = ROOT / "presets"
     if Path(name).exists():
@@ -48,47 +48,53 @@ def preset_or_file(name: str | Path) -> Path:
 def parts_for(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return what of a config file a run takes, and where it stands: the shared part, then its own.
+    """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
 
     Args:
         content: content of the file.
         names: the model that runs, and its position schemes.
-        file: for messages.
+        file: name of the file, for messages.
+
+    Returns:
+        (place, options) of each part; the place is for messages.
 
     Raises:
         UsageError: for a name under ``for`` that is neither a model nor a scheme, anything but
-            options under it, or an option that two of its parts give.
+            options under it, or an option that two parts of the run give.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
-    under = content.get(FOR)
-    if not isinstance(under, (dict, type(None))):
+    by_title = content.get(FOR)
+    if not isinstance(by_title, (dict, type(None))):
         raise UsageError(
             f"{file}: {FOR}: expected options under names of models or schemes, found "
-            f"{shown(under)}"
+            f"{shown(by_title)}"
         )
-    taken: dict[str, str] = {}
-    for title, options in (under or {}).items():
+    title_of_key: dict[str, str] = {}
+    for title, options in (by_title or {}).items():
         where = f"{file}, for {title}"
-        listed = _names(title, where)
+        title_names = _split_title(title, where)
         if not isinstance(options, (dict, type(None))):
             raise UsageError(f"{where}: expected options, found {shown(options)}")
         options = options or {}
-        outside = OUTSIDE if set(listed) <= set(runnable()) else {*OUTSIDE, "position"}
-        if wrong := outside & set(options):
-            raise UsageError(f"{where}: {', '.join(sorted(wrong))} cannot stand here")
-        if not set(listed) & set(names):
+        only_models = set(title_names) <= set(runnable())
+        forbidden = OUTSIDE if only_models else {*OUTSIDE, "position"}
+        if misplaced := forbidden & set(options):
+            raise UsageError(f"{where}: {', '.join(sorted(misplaced))} cannot stand here")
+        if not set(title_names) & set(names):
             continue
         for key in options:
-            if key in taken:
-                raise UsageError(f"{where}: {key} is also given for {taken[key]}")
-            taken[key] = title
+            if key in title_of_key:
+                raise UsageError(f"{where}: {key} is also given for {title_of_key[key]}")
+            title_of_key[key] = title
         parts.append((where, options))
     return parts
 
 
-def parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Where options of a config file stand that a model takes with some schemes alone."""
-    titles = {title: _names(title, f"{file}, for {title}") for title in content.get(FOR) or {}}
+def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
+    """Return the places in a config file whose options a model takes only with certain schemes."""
+    titles = {
+        title: _split_title(title, f"{file}, for {title}") for title in content.get(FOR) or {}
+    }
     return [
         f"{file}, for {title}"
         for title, names in titles.items()
@@ -96,16 +102,20 @@ def parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> li
     ]
 
 
-def positions(given: Any, model: str | None) -> list[str]:
-    """The schemes that ``position`` names; those of the model's own yaml where it is not given."""
-    if given is None and model is not None:
-        given = own_defaults(model).get("position")
-    given = [given] if isinstance(given, str) else given
-    return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+def list_positions(position: Any, model: str | None) -> list[str]:
+    """Return the schemes that ``position`` names; where it is None, those of the model's yaml."""
+    if position is None and model is not None:
+        position = own_defaults(model).get("position")
+    names = [position] if isinstance(position, str) else position
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _names(title: Any, where: str) -> list[str]:
-    """``A, B`` as names."""
+def _split_title(title: Any, where: str) -> list[str]:
+    """Return the names of models and schemes in a title such as ``A, B``.
+
+    Raises:
+        UsageError: for an unknown name.
+    """
     names = [name.strip() for name in str(title).split(",")]
     known = [*SCHEMES, *runnable()]
     for name in names:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recbole_pos.config.arguments import ConvertArguments, arguments
+from recbole_pos.config.arguments import ConvertArguments, fill_settings
 from recbole_pos.conversion.build import TABLES, Builder, ColumnOverrides, field_name
 from recbole_pos.conversion.cells import Cells
 from recbole_pos.conversion.events import count_copied_targets, find_copies, read_events
@@ -86,7 +86,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
-    asked = arguments(settings or ConvertArguments(), given)
+    asked = fill_settings(settings or ConvertArguments(), given)
     with _refusing(str(events) if isinstance(events, (str, os.PathLike)) else _FRAME):
         return make_dataset(events, asked)
 

@@ -1,9 +1,9 @@
 """Files of ``torch.save``, read by Python's own readers of zip files and pickles.
 
-Nothing that a file names is called: an unpickler with ``find_class`` of its own makes plain values
-and tensors, and who reads other files says what becomes of their classes. A tensor has the bytes
-that are in its member, none else. The work is bounded by the size of the file: its members are not
-compressed, and its values are counted.
+Nothing that a file names is called: an unpickler with its own ``find_class`` makes plain values and
+tensors, and the caller says what becomes of other classes. A tensor has the bytes of its member of
+the archive only. The work is bounded by the size of the file: its members are not compressed, and
+its values are counted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from torch import Tensor
 
 from recbole_pos.errors import CheckpointError
 
-# Bytes of the list of members; lists and the like in a pickle; seconds to look through it, where
-# RecBole's ItemKNN on MovieLens-1M takes half as many.
-_DIRECTORY, _LISTS, _SECONDS = 4 * 2**20, 2_000_000, 90
-_DEPTH = 150  # of values within values
+# Limits: bytes of the list of members; containers in a pickle; seconds to scan it (RecBole's
+# ItemKNN on MovieLens-1M takes half as many); depth of nested values.
+_DIRECTORY, _LISTS, _SECONDS, _DEPTH = 4 * 2**20, 2_000_000, 90, 150
 _DAMAGED = "is truncated or damaged"
 _TOO_MUCH = "holds more than any checkpoint does, and was not read"
 _STORAGES = {
@@ -50,16 +49,19 @@ _STORAGES = {
 
 
 class Refused(Exception):
-    """What is wrong with a file."""
+    """A file is refused; the message says why, as it follows the file's name."""
 
 
 def read(path: str | Path, other: Callable[[str], Any]) -> Any:
-    """Return the values of a file, on the CPU; its tensors have memory of their own.
+    """Read a file of ``torch.save``, onto the CPU, without running anything that it names.
 
     Args:
         path: the file.
-        other: what stands for a class that is not one of tensors, given its name. It raises
+        other: returns a stand-in for a class that is not torch's, given ``module.name``; it raises
             :class:`Refused` for one that must not be there.
+
+    Returns:
+        The values of the file; tensors do not share memory with it.
 
     Raises:
         CheckpointError: if the file is missing, no archive, damaged, or was refused.
@@ -77,7 +79,7 @@ def read(path: str | Path, other: Callable[[str], Any]) -> Any:
                 )
             _require_directory(file)
             with zipfile.ZipFile(file) as archive:
-                folder = _folder(archive, size)
+                folder = _find_folder(archive, size)
                 pickled = archive.read(f"{folder}/data.pkl")
                 _require_bounded(pickled)
                 value = _Unpickler(pickled, archive, folder, other).load()
@@ -86,17 +88,24 @@ def read(path: str | Path, other: Callable[[str], Any]) -> Any:
     except (Refused, CheckpointError) as error:
         raise CheckpointError(f"{path} {error}") from None
     except Exception as error:  # damaged bytes make readers stumble anywhere
-        raise damaged(path, error) from error
+        raise describe_damage(path, error) from error
 
 
-def damaged(path: str | Path, error: Exception) -> CheckpointError:
-    """For whatever a reader raises."""
+def describe_damage(path: str | Path, error: Exception) -> CheckpointError:
+    """Return the error to raise for a file that a reader stumbled over: its name, the reason."""
     reason = (str(error).splitlines() or [""])[0] or type(error).__name__
     return CheckpointError(f"{path} {_DAMAGED}: {reason[:200]}")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Whatever a file names is made for it, so that it changes nothing that others use."""
+    """An unpickler that makes every class of a file anew, so that a file cannot change shared ones.
+
+    Args:
+        pickled: content of the archive's ``data.pkl``.
+        archive: the open archive, which has the tensors' storages.
+        folder: the folder within the archive that all members are in.
+        other: see :func:`read`.
+    """
 
     def __init__(
         self, pickled: bytes, archive: zipfile.ZipFile, folder: str, other: Callable[[str], Any]
@@ -106,18 +115,19 @@ class _Unpickler(pickle.Unpickler):
         self.storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        named = f"{module}.{name}"
-        if named == "torch._utils._rebuild_tensor_v2":
-            return lambda *parts: _tensor(*parts)
-        if named == "collections.OrderedDict":
+        """Return what makes tensors, mappings and storages; for any other class, a stand-in."""
+        path = f"{module}.{name}"
+        if path == "torch._utils._rebuild_tensor_v2":
+            return lambda *parts: _make_tensor(*parts)
+        if path == "collections.OrderedDict":
             return lambda: OrderedDict()
-        if named in _STORAGES:
-            return type("_Storage", (), {"dtype": _STORAGES[named]})
-        return self.other(named)
+        if path in _STORAGES:
+            return type("_Storage", (), {"dtype": _STORAGES[path]})
+        return self.other(path)
 
-    def persistent_load(self, named: Any) -> Tensor:
-        """Return the numbers of a storage."""
-        _, kind, key, *_ = named
+    def persistent_load(self, reference: Any) -> Tensor:
+        """Return the numbers [n] of a storage, read once from its member of the archive."""
+        _, kind, key, *_ = reference
         if key not in self.storages:
             raw = np.frombuffer(self.archive.read(f"{self.folder}/data/{key}"), np.uint8)
             self.storages[key] = torch.from_numpy(raw.copy())
@@ -125,30 +135,49 @@ class _Unpickler(pickle.Unpickler):
         return numbers.view(kind.dtype) if len(numbers) else torch.empty(0, dtype=kind.dtype)
 
 
-def _tensor(numbers: Tensor, offset: int, size: tuple, stride: tuple, *more: Any) -> Tensor:
-    if more[2:] or math.prod(size) > len(numbers):  # of a few numbers, a tensor without end
+def _make_tensor(numbers: Tensor, offset: int, size: tuple, stride: tuple, *rest: Any) -> Tensor:
+    """Return a tensor over the numbers of a storage, as ``torch._utils._rebuild_tensor_v2`` would.
+
+    Args:
+        numbers: [n] the storage.
+        offset, size, stride: layout of the tensor in it.
+        rest: requires_grad and backward hooks, which are ignored; more is refused.
+
+    Raises:
+        Refused: for more values than the storage has: stride 0 could make an endless tensor.
+    """
+    if rest[2:] or math.prod(size) > len(numbers):
         raise Refused(f"{_DAMAGED}: a tensor is not laid out as those of checkpoints are")
-    # torch refuses what is beyond the storage, whose memory is numpy's and cannot grow
+    # torch itself refuses a layout beyond the storage, as numpy's memory cannot grow
     return torch.empty(0, dtype=numbers.dtype).set_(
         numbers.untyped_storage(), offset, tuple(size), tuple(stride)
     )
 
 
 def _require_directory(file: IO[bytes]) -> None:
-    """The list of members is short, and at the end, where Python looks for it first."""
+    """Refuse an archive whose list of members is long or not at the end, where Python looks first.
+
+    Raises:
+        Refused: if it is.
+    """
+    # the last 98 bytes: end record of 64-bit archives (56), its locator (20), end record (22)
     file.seek(max(file.seek(0, os.SEEK_END) - 98, 0))
     tail = file.read()
     if tail[-22:-18] != b"PK\5\6":
         raise Refused(_DAMAGED)
     (size,) = struct.unpack("<L", tail[-10:-6])
-    if tail[-42:-38] == b"PK\6\7":  # sizes of 64 bits
+    if tail[-42:-38] == b"PK\6\7":  # the locator: the size is in the 64-bit record
         (size,) = struct.unpack("<Q", tail[40:48])
     if size > _DIRECTORY:
         raise Refused(_TOO_MUCH)
 
 
-def _folder(archive: zipfile.ZipFile, size: int) -> str:
-    """Return what all members are in; they are as ``torch.save`` writes them."""
+def _find_folder(archive: zipfile.ZipFile, size: int) -> str:
+    """Return the folder within an archive of ``size`` bytes that all its members are in.
+
+    Raises:
+        Refused: if the members are not as ``torch.save`` writes them.
+    """
     members = archive.infolist()
     folder = members[0].filename.partition("/")[0] if members else ""
     if f"{folder}/constants.pkl" in archive.namelist():
@@ -165,45 +194,48 @@ _NUMBERS = {
     for code in pickletools.opcodes
     if not code.stack_before and code.stack_after and code.stack_after[0].name != "mark"
     if "GET" not in code.name and not code.name.startswith("EMPTY")
-}  # and texts: what pushes one value
+}  # opcodes that push one number or text
 
 
 def _require_bounded(pickled: bytes) -> None:
-    """Refuse what takes an unpickler out of all proportion.
+    """Refuse a pickle that costs an unpickler far more time or memory than its size.
 
-    Numbers in its memo that leave others out make that as large as they are; tuples as keys are
-    hashed for ever if they share their parts.
+    Follows the opcodes without making any value. A memo number that skips others makes the memo as
+    large as the number; tuples as keys are hashed without end if they share their parts.
+
+    Raises:
+        Refused: for such a memo, such keys, too many containers, or a scan of over ``_SECONDS``.
     """
-    stack: list[bool] = []  # whether it is a tuple, of all that is on the stack
-    marks: list[int] = []
+    stack: list[bool] = []  # of each value on the unpickler's stack, whether it is a tuple
+    marks: list[int] = []  # positions in the stack
     memo: dict[int, bool] = {}
-    lists, until = 0, time.process_time() + _SECONDS
-    given: Any
-    for step, (opcode, given, _) in enumerate(pickletools.genops(pickled)):
-        name, before = opcode.name, opcode.stack_before
-        if not step % 2**20 and time.process_time() > until:
+    containers, deadline = 0, time.process_time() + _SECONDS
+    argument: Any
+    for step, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+        name, popped = opcode.name, opcode.stack_before
+        if not step % 2**20 and time.process_time() > deadline:
             raise Refused(_TOO_MUCH)
         if name in _NUMBERS:
             stack.append(False)
         elif name == "MARK":
             marks.append(len(stack))
         elif "PUT" in name or name == "MEMOIZE":
-            number = len(memo) if name == "MEMOIZE" else int(given)
+            number = len(memo) if name == "MEMOIZE" else int(argument)
             if number > len(memo):
                 raise Refused(f"{_DAMAGED}: its memo has gaps")
             memo[number] = stack[-1]
         elif "GET" in name:
-            stack.append(memo[int(given)])
+            stack.append(memo[int(argument)])
         else:
-            lists += 1
-            if lists > _LISTS:
+            containers += 1
+            if containers > _LISTS:
                 raise Refused(_TOO_MUCH)
             parts: list[bool] = []
-            if pickletools.markobject in before:
+            if pickletools.markobject in popped:
                 at = marks.pop()
-                parts, before = stack[at:], before[: before.index(pickletools.markobject)]
+                parts, popped = stack[at:], popped[: popped.index(pickletools.markobject)]
                 del stack[at:]
-            at = len(stack) - len(before)
+            at = len(stack) - len(popped)
             keys = stack[at + 1 : at + 2] if name == "SETITEM" else []
             keys += parts[::2] if name in ("SETITEMS", "DICT") else []
             keys += parts if name in ("ADDITEMS", "FROZENSET") else []
@@ -214,15 +246,22 @@ def _require_bounded(pickled: bytes) -> None:
 
 
 def _require_tree(value: Any, most: int) -> None:
-    """Lists in several places are a tree that never ends; of one in the file, a value is a byte."""
+    """Refuse values that hold themselves, or are nested too deeply.
+
+    Args:
+        value: what the unpickler made.
+        most: how many values the file can hold: each takes at least a byte.
+
+    Raises:
+        Refused: for more values, or a depth above ``_DEPTH``.
+    """
     waiting = [(value, 0)]
     while waiting:
-        found, depth = waiting.pop()
+        item, depth = waiting.pop()
         most -= 1
         if most < 0 or depth > _DEPTH:
             raise Refused("holds lists that are nested in each other without end")
-        inner = found.values() if isinstance(found, dict) else found
-        if not isinstance(found, (dict, list, tuple)):
-            # of an object that stands for another
-            inner = () if isinstance(found, type) else getattr(found, "parts", ())
+        inner = item.values() if isinstance(item, dict) else item
+        if not isinstance(item, (dict, list, tuple)):  # a stand-in has parts, other values none
+            inner = () if isinstance(item, type) else getattr(item, "parts", ())
         waiting += ((part, depth + 1) for part in inner)

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import AttachArguments, RunArguments, arguments
+from recbole_pos.config.arguments import AttachArguments, RunArguments, fill_settings
 from recbole_pos.config.plugins import allow, import_plugins
-from recbole_pos.config.presets import positions
+from recbole_pos.config.presets import list_positions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run, warn_of_unfinished
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 
-OWN_KEYS = ("position", "init_from", "train_only")  # what attach decides
+OWN_KEYS = ("position", "init_from", "train_only")  # options that attach sets
 
 
 def attach(
@@ -26,7 +26,7 @@ def attach(
     settings: AttachArguments | None = None,
     **given: Any,
 ) -> Any:
-    """Add position schemes to a trained model and fine-tune their parameters alone.
+    """Add position schemes to a trained model and fine-tune only their parameters.
 
     Examples:
         >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
@@ -43,10 +43,10 @@ def attach(
         trained: run folder of a plugin model.
         schemes: names to add, such as ``kernel``.
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
-        run_dir: where to write.
+        run_dir: folder of the new run.
         settings: the other arguments together.
-        given: or by name, as of :func:`recbole_pos.run`: ``verbose``, ``as_json``, ``log``: what is
-            printed.
+        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
+            ``as_json``, ``log``: what is printed.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -62,10 +62,10 @@ def attach(
             raise UsageError(f"{key}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config.get('model')} takes no position schemes")
-    used = positions(config["position"], None)
-    given_plugins = (config_dict or {}).get("plugins")
-    allow(given_plugins)
-    import_plugins(given_plugins, "configuration", lambda: False)
+    used = list_positions(config["position"], None)
+    plugins = (config_dict or {}).get("plugins")
+    allow(plugins)
+    import_plugins(plugins, "configuration")
     import_plugins(
         config.get("plugins"), str(source.config), lambda: all(name in SCHEMES for name in used)
     )
@@ -77,7 +77,7 @@ def attach(
         "init_from": str(source.path.resolve()),
         "train_only": added,
     }
-    args = arguments(settings or AttachArguments(), given)
+    args = fill_settings(settings or AttachArguments(), given)
     return run(
         None, None, [str(source.config)], options, run_dir, settings=RunArguments(**vars(args))
     )

@@ -23,9 +23,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import is_from_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import (
+    explain_no_room,
     is_of_memory,
     limited_memory,
-    no_room,
     require_scores,
     require_weights,
 )
@@ -38,14 +38,23 @@ from recbole_pos.values import listed, shown
 
 @dataclass(repr=False)
 class Experiment:
-    """A configured model with its data: loaders by phase, trainer, dataset before the split; of a
-    loaded one, fields whose values have changed since training."""
+    """A configured model with its data.
+
+    Attributes:
+        config: configuration of the run.
+        dataset: all interactions, before the split.
+        loaders: loaders by phase: train, valid, test.
+        model: the model, on its device.
+        trainer: its PosTrainer; None where the model was loaded without data.
+        data_seconds: seconds that reading and splitting the data took.
+        changed: of a loaded model, fields whose values have changed since training.
+    """
 
     config: PosConfig
     dataset: PosDataset | PosSequentialDataset
     loaders: dict[str, Any]
     model: Any
-    trainer: Any  # a PosTrainer; None where no dataset exists
+    trainer: Any
     data_seconds: float
     changed: list[str] = field(default_factory=list)
 
@@ -56,31 +65,21 @@ def prepare(
     fresh: bool = True,
     dataset: PosDataset | PosSequentialDataset | None = None,
 ) -> Experiment:
-    """Data, model and trainer for a configuration, seeded.
+    """Make data, model and trainer for a configuration, seeded.
 
-    ``fresh`` is false where weights come from a checkpoint anyhow, so ``init_from`` is not read.
-    ``dataset`` is one that was built before, for this configuration; read from files when None.
+    Args:
+        config: configuration of the run.
+        folder: folder of the run, if it has one already.
+        fresh: whether the run starts from the beginning. Otherwise weights come from a checkpoint,
+            and ``init_from`` and ``update_from`` are not read.
+        dataset: a dataset of this configuration; read from its files if None.
+
+    Raises:
+        UsageError: if options, data, model and memory do not fit together.
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
-    try:
-        if dataset is None:
-            dataset = read_dataset(config)
-        parts = dict(zip(PHASES, dataset.build(), strict=True))
-        if fresh and config.expected_counts:
-            require_counts(config["dataset"], config.expected_counts, dataset)
-        held_out = held_out_loaders(config, parts)
-    except UsageError:
-        raise
-    except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
-        raise UsageError(f"data: {error}") from error
-    except KeyError as error:  # alias_of_item_id and others name fields
-        field = error.args[0] if error.args else ""
-        options = [key for key, value in config.plain.items() if f"'{field}'" in str([value])]
-        raise UsageError(
-            f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
-            f"{shown(field)}"
-        ) from error
+    dataset, parts, held_out = _split_data(config, dataset, check_counts=fresh)
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
@@ -95,23 +94,55 @@ def prepare(
     start_from(model, config, dataset.identity, weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
-    kind = PosTrainer if current_shard().alone else ParallelTrainer
-    trainer = kind(config, model, folder)
+    trainer_class = PosTrainer if current_shard().alone else ParallelTrainer
+    trainer = trainer_class(config, model, folder)
     require_scores(config, dataset, trainer.part or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     loaders: dict[str, Any] = {"train": train, **held_out}
     return Experiment(config, dataset, loaders, model, trainer, data_seconds)
 
 
+def _split_data(
+    config: PosConfig, dataset: PosDataset | PosSequentialDataset | None, check_counts: bool
+) -> tuple[PosDataset | PosSequentialDataset, dict[str, Any], dict[str, Any]]:
+    """Read the dataset unless it is given, and split it.
+
+    Returns:
+        The dataset, its parts by phase, and the loaders of the held-out phases.
+
+    Raises:
+        UsageError: if an option of the data is wrong; RecBole's own errors say so of some.
+    """
+    try:
+        if dataset is None:
+            dataset = read_dataset(config)
+        parts = dict(zip(PHASES, dataset.build(), strict=True))
+        if check_counts and config.expected_counts:
+            require_counts(config["dataset"], config.expected_counts, dataset)
+        return dataset, parts, held_out_loaders(config, parts)
+    except UsageError:
+        raise
+    except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
+        raise UsageError(f"data: {error}") from error
+    except KeyError as error:  # alias_of_item_id and others name fields
+        field = error.args[0] if error.args else ""
+        options = [key for key, value in config.plain.items() if f"'{field}'" in str([value])]
+        raise UsageError(
+            f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
+            f"{shown(field)}"
+        ) from error
+
+
 def read_dataset(
     config: PosConfig, known: Known | None = None, alone: bool = False
 ) -> PosDataset | PosSequentialDataset:
-    """Return the events from their files, before ``build``.
+    """Read the interactions from their files; ``build`` is still to be called.
 
     Args:
         config: configuration of the run.
-        known: what a run knew: names keep their ids. That of ``update_from`` when None.
-        alone: whether to read those events alone, and to put later ones aside.
+        known: vocabulary of an earlier run, whose names keep their ids; if None, that of the run
+            in ``update_from``.
+        alone: whether interactions that the earlier run did not have are held out.
     """
     if known is None and config["update_from"]:
         known = load_vocabulary(updated_run(config["update_from"]), config)
@@ -120,11 +151,11 @@ def read_dataset(
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Known | None:
-    """Return what a run knew; None in the folders of earlier versions."""
+    """Return the vocabulary of a run; None in the folders of earlier versions."""
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
-# How RecBole's models refuse options they cannot work with.
+# What RecBole's models raise for options that they cannot work with.
 _REFUSALS = (
     *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError),
     *(AssertionError, AttributeError, MemoryError, KeyError),
@@ -135,7 +166,7 @@ def require_request(config: PosConfig, model: Any) -> None:
     """Refuse ``request_time: target`` for a model that would not read it.
 
     Raises:
-        UsageError: naming what does.
+        UsageError: naming models and schemes that read it.
     """
     if config["request_time"] == "target" and not getattr(model, "reads_request", False):
         raise UsageError(
@@ -146,16 +177,16 @@ def require_request(config: PosConfig, model: Any) -> None:
 
 
 def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
-    """Return the model on its device.
+    """Build the model of a configuration and put it on its device.
 
     Args:
         config: configuration of the run.
-        dataset: before the split.
-        train: its training part.
+        dataset: the dataset before the split.
+        train: the training part of the dataset.
 
     Raises:
-        UsageError: if options and data do not fit the model, or the model not the memory. What
-            custom code raises is raised as it is.
+        UsageError: if options and data do not fit the model, or its weights do not fit into memory.
+            Errors of custom code are raised unchanged.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
@@ -171,11 +202,11 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         raise
     except _REFUSALS as error:
         if is_from_custom_code(error):
-            _tell_missing(config)
+            _warn_of_missing(config)
             raise
         if is_of_memory(error):
             problem = "needs more memory than is free for its weights"
-            raise no_room(config, dataset, problem) from error
+            raise explain_no_room(config, dataset, problem) from error
         if isinstance(error, KeyError):  # a field is missing
             raise UsageError(
                 f"{config['model']} needs {error}, but the fields loaded are "
@@ -185,8 +216,8 @@ def build_model(config: PosConfig, dataset: Dataset, train: Dataset) -> Any:
         raise UsageError(f"{config['model']} cannot be built: {error}") from error
 
 
-def _tell_missing(config: PosConfig) -> None:
-    """Warn of options that a custom model or scheme reads and no one gives; they were None."""
+def _warn_of_missing(config: PosConfig) -> None:
+    """Warn of options that custom code reads although they have no value: it got None."""
     if missing := sorted(config.asked_for):
         logging.getLogger(__name__).warning(
             f"{config['model']} reads {', '.join(missing)}, and no default is given for that"

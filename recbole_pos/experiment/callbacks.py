@@ -37,5 +37,5 @@ class Callback:
 
 
 def call(callbacks: Sequence[Callback], hook: Callable[[Callback], bool | None]) -> bool:
-    """Call a hook of each; return whether one of them ends the training."""
-    return any([hook(one) for one in callbacks])
+    """Call a hook of every callback; return whether one of them ends the training."""
+    return any([hook(callback) for callback in callbacks])  # a list: all are called

@@ -1,4 +1,4 @@
-"""What a run folder knows of its dataset, in its place: enough for given histories."""
+"""The vocabulary in a run folder, in place of its dataset: enough to answer given histories."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CONTENT = {
 
 
 class NeedsDataset(UsageError):
-    """What was asked cannot be answered without the dataset.
+    """A question cannot be answered without the dataset.
 
     Args:
-        what: must be read from it, and why.
+        what: what must be read from the dataset, and why.
         config: configuration of the run.
     """
 
@@ -40,17 +40,18 @@ class NeedsDataset(UsageError):
 class Catalogue:
     """Names of users and items by id, and how often items occur in training.
 
-    A model is built with it as with a dataset, unless it reads more of that.
+    A model is built with a catalogue as with a dataset; anything else that it reads of a dataset
+    raises :class:`NeedsDataset`.
 
     Args:
         config: configuration of the run.
-        known: the facts in its folder.
+        known: vocabulary of the run, from its folder.
 
     Attributes:
         popularity: [items] int64 training events of each item, by id.
     """
 
-    has_log = False  # what a model would check before it is trained
+    has_log = False  # there are no interactions for a model to check
 
     def __init__(self, config: Options, known: Known) -> None:
         self.config, self.dataset_name = config, config["dataset"]

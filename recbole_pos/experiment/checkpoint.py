@@ -31,10 +31,10 @@ FORMAT = "recbole-pos/1"
 
 @dataclass
 class Progress:
-    """Where a training stands; with weights, optimiser and random state it is the checkpoint."""
+    """Progress of a training; epochs count from 0. Part of a checkpoint."""
 
     next_epoch: int = 0
-    stopped: bool = False  # by early stopping
+    stopped: bool = False  # by early stopping, or a callback
     steps_without_gain: int = 0
     best_epoch: int | None = None
     best_score: float | None = None
@@ -45,20 +45,20 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def difference(found: Any, schema: Any, place: str) -> str | None:
-    """Describe where a value first differs from what is expected; None if it does not.
+def find_difference(found: Any, schema: Any, place: str) -> str | None:
+    """Compare a value with a schema, and describe the first difference; None if there is none.
 
     Args:
         found: a tree of plain values and tensors.
         schema: what is expected: a mapping with these keys, or ``{str: x}`` with any keys of a
-            type; ``[x]``, a list of any length; ``(None, x)``, nothing or x; a type; a tensor of
-            this shape and type, finite if this is; a predicate, whose docstring says what it wants.
-        place: name of ``found``, such as ``optimizer.state``.
+            type; ``[x]``, a list of any length; ``(None, x)``, None or x; a type; a tensor of the
+            same shape and type, finite if it is; a predicate, whose docstring says what it wants.
+        place: name of ``found`` in the message, such as ``optimizer.state``.
     """
     inner: list[tuple[Any, Any, Any]] = []
     match schema:
         case tuple():
-            return None if found is None else difference(found, schema[1], place)
+            return None if found is None else find_difference(found, schema[1], place)
         case dict() if any(isinstance(key, type) for key in schema):
             ((kind, like),) = schema.items()
             fits = isinstance(found, dict) and all(type(key) is kind for key in found)
@@ -84,11 +84,12 @@ def difference(found: Any, schema: Any, place: str) -> str | None:
     if not fits:
         size = f"a tensor {list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else ""
         return f"{place}: expected {wanted}, found {size or ' '.join(shown(found).split())}"
-    parts = (difference(value, like, f"{place}.{_name(key)}") for key, value, like in inner)
+    parts = (find_difference(value, like, f"{place}.{_name(key)}") for key, value, like in inner)
     return next(filter(None, parts), None)
 
 
 def _name(key: Any) -> str:
+    """Return a key as a message shows it: text that is short and printable as it is."""
     return key if isinstance(key, str) and len(key) < 100 and key.isprintable() else shown(key)
 
 
@@ -130,11 +131,11 @@ def _is_random_state(found: Any) -> bool:
     try:
         _, words, used, *_ = found["numpy"]
         if not (is_tensor(words) and words.shape == (624,) and is_count(used) and used <= 624):
-            return False  # numpy would read beyond
+            return False  # numpy would read beyond its 624 words
         torch.Generator().set_state(found["torch"])
         np.random.RandomState().set_state(_numpy_state(found))
         random.Random().setstate(_python_state(found))
-        return all(is_tensor(one) and one.dtype == torch.uint8 for one in found["cuda"])
+        return all(is_tensor(state) and state.dtype == torch.uint8 for state in found["cuda"])
     except (RuntimeError, ValueError, TypeError, LookupError, OverflowError):
         return False
 
@@ -184,59 +185,69 @@ SCHEMA: dict[str, Any] = {
     "steps": is_count,
     "average": (None, {str: is_tensor}),
 }
-_SINCE = (
-    "data",
-    "fields",
-    "known",
-    "steps",
-    "average",
-)  # parts that earlier versions did not write
+# Parts that earlier versions did not write.
+_SINCE = ("data", "fields", "known", "steps", "average")
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint so that at any moment either the old file or the new one is there.
+    """Write a checkpoint so that at any moment either the old file or the new one is complete.
 
     Args:
         path: the file.
         state: tensors and plain values; numpy arrays and scipy sparse matrices are converted.
 
     Raises:
-        TypeError: for anything else, which would have to be pickled.
-        UsageError: if its folder is not there.
-        StorageError: if there is no room for it.
+        TypeError: for any other value, which would have to be pickled.
+        UsageError: if the folder of the file does not exist.
+        StorageError: if there is no room for the file.
     """
     with whole(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint, onto the CPU; nothing in it is run.
+    """Read a checkpoint onto the CPU, without running anything in it.
+
+    Args:
+        path: the file.
+        required: parts that the checkpoint must have; all that it has are returned.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, lacks one of ``required`` or has it in
-            another form than :data:`SCHEMA`, or was not written by this package.
+        CheckpointError: if the file is missing, damaged, lacks a required part or has it in another
+            form than :data:`SCHEMA`, or was not written by this package.
     """
     path = Path(path)
     state = _read(path)
-    # earlier versions kept best weights that were not the newest in a second file meanwhile
-    if (name := state.pop("best_file", None)) is not None and "best_weights" in (
-        required or ["best_weights"]
-    ):
-        file = path.with_name(Path(str(name)).name)
-        if not file.is_file():
-            raise CheckpointError(
-                f"{path} lacks its best weights, which are in {_name(file.name)} beside it: copy "
-                "the whole folder"
-            )
-        best = _read(file)
-        if best.get("token") != str(name).rpartition("-")[2]:
-            raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
-        state["best_weights"] = best.get("weights")
+    best_file = state.pop("best_file", None)  # only in checkpoints of earlier versions
+    if best_file is not None and (not required or "best_weights" in required):
+        state["best_weights"] = _read_old_best(path, str(best_file))
     if missing := [key for key in required if key not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     parts = {*required, *(key for key in _SINCE if key in state)}
     require(state, {key: like for key, like in SCHEMA.items() if key in parts}, path)
     return state
+
+
+def _read_old_best(path: Path, name: str) -> Any:
+    """Read the best weights that an earlier version kept in a second file beside a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        name: the second file's, which ends with a token that it must hold.
+
+    Raises:
+        CheckpointError: if the file is missing, or of another checkpoint.
+    """
+    file = path.with_name(Path(name).name)
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path} lacks its best weights, which are in {_name(file.name)} beside it: copy "
+            "the whole folder"
+        )
+    best = _read(file)
+    if best.get("token") != name.rpartition("-")[2]:
+        raise CheckpointError(f"{file} has best weights of another checkpoint than {path}")
+    return best.get("weights")
 
 
 def old_best_files(path: Path) -> list[Path]:
@@ -245,11 +256,12 @@ def old_best_files(path: Path) -> list[Path]:
 
 
 def is_old_best_file(name: str, path: Path) -> bool:
-    """Tell whether a file of this name is one of them."""
+    """Return whether a name is that of an old file of best weights of this checkpoint."""
     return name.startswith(f"{path.name}.best-")
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a file of this package; a CheckpointError says that it is damaged or of another."""
     state = archive.read(path, _refuse)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
@@ -265,32 +277,32 @@ def _refuse(name: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a checkpoint, as one file; what is there is replaced at once.
+    """Copy a checkpoint into one file, which replaces the target when it is complete.
 
     Raises:
-        CheckpointError: if none exists, or it is damaged.
-        StorageError: if it cannot be written.
+        CheckpointError: if the source is missing or damaged.
+        StorageError: if the target cannot be written.
     """
     if old_best_files(source):
         save(target, load(source))
         return
-    with whole(target, text=False) as file, source.open("rb") as given:
-        shutil.copyfileobj(given, file)
+    with whole(target, text=False) as file, source.open("rb") as original:
+        shutil.copyfileobj(original, file)
 
 
 def require(state: dict[str, Any], schema: dict[str, Any], path: str | Path) -> None:
-    """Refuse parts of a checkpoint that are not as expected.
+    """Refuse parts of a checkpoint that differ from a schema.
 
     Args:
-        state: state of the checkpoint.
-        schema: its parts by name, see :func:`difference`.
-        path: the checkpoint's, for the message.
+        state: content of the checkpoint.
+        schema: schemas of the parts by name, see :func:`find_difference`.
+        path: file of the checkpoint, for the message.
 
     Raises:
         CheckpointError: naming the first part that differs, such as optimizer.state.0.exp_avg.
     """
     for key, like in schema.items():
-        if wrong := difference(state[key], like, key):
+        if wrong := find_difference(state[key], like, key):
             raise CheckpointError(f"{path} cannot be used: {wrong}")
 
 
@@ -298,9 +310,9 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
     """Refuse weights that were trained on other data, or under another split.
 
     Args:
-        state: state of the checkpoint.
+        state: content of the checkpoint.
         data: ``identity`` of the dataset.
-        path: the checkpoint's, for the message.
+        path: file of the checkpoint, for the message.
 
     Raises:
         CheckpointError: if they differ in events or split, or in a field that both have loaded.
@@ -313,8 +325,8 @@ def require_same_data(state: dict[str, Any], data: dict[str, Any], path: str | P
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every random number generator training uses."""
-    numpy: Any = np.random.get_state()  # five values, or by other types a mapping
+    """Return the states of all random number generators that training uses, as plain values."""
+    numpy: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
     kind, keys, position, has_gauss, cached = numpy
     version, internal, gauss = random.getstate()
     return {
@@ -326,10 +338,10 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put all generators into the state of :func:`random_state`."""
+    """Put all random number generators into the states that :func:`random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
     np.random.set_state(_numpy_state(state))
     random.setstate(_python_state(state))
 

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a training while it goes on.
+"""Writes checkpoints in a thread while the training runs.
 
 After every epoch a copy of its state is taken, and a thread writes it beside the next epoch.
 Writing is given a twentieth of the time: an epoch that ends sooner after the last write is kept in
@@ -20,16 +20,18 @@ from torch import Tensor
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.memory import free_memory
 
-SHARE = 0.05  # of the time, in which checkpoints are written
+SHARE = 0.05  # fraction of the training time that may go into writing checkpoints
 
 
 class CheckpointWriter:
-    """Within ``with``, at the end of which the newest epoch is written.
+    """Writer of a training's checkpoints, for use in a ``with`` block.
+
+    At the end of the block the newest epoch is written, if it was not yet.
 
     Args:
         file: the checkpoint; None to write nothing.
-        capture: gives the state of the training, see ``state.capture``. No one ever changes what it
-            has as ``best_weights``.
+        capture: returns the state of the training, see ``state.capture``. Its ``best_weights`` must
+            not be changed later: they are not copied.
     """
 
     def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
@@ -46,7 +48,7 @@ class CheckpointWriter:
         try:
             self.flush()
         except BaseException:
-            if kind is None:  # else that is raised
+            if kind is None:  # otherwise the block's own error is raised
                 raise
 
     def keep(self) -> None:
@@ -64,20 +66,23 @@ class CheckpointWriter:
         if best is not None and progress["best_epoch"] == progress["next_epoch"] - 1:
             state["weights"] = best  # in memory, and in the file, once
         tensors = _tensors({**state, "best_weights": None})
-        if sum(one.nbytes for one in tensors.values()) > free_memory() // 2:
+        if sum(tensor.nbytes for tensor in tensors.values()) > free_memory() // 2:
             self._write(state)  # without a copy, before the next epoch
             self.check()
             return
-        own = {key: one for key, one in _tensors(best).items() if one.device.type == "cpu"}
+        fixed = {key: tensor for key, tensor in _tensors(best).items() if tensor.is_cpu}
         copies = {
-            k: one.detach().to("cpu", copy=True) for k, one in tensors.items() if k not in own
+            key: tensor.detach().to("cpu", copy=True)
+            for key, tensor in tensors.items()
+            if key not in fixed
         }
-        self._newest = copy.deepcopy(state, {**own, **copies})
+        # with these as its memo, deepcopy takes them for copies of the tensors
+        self._newest = copy.deepcopy(state, {**fixed, **copies})
         if time.monotonic() >= self._due:
             self._start()
 
     def check(self) -> None:
-        """Raise what went wrong in a write, so that a training does not go on without it."""
+        """Raise the error of an earlier write, so that training does not go on without it."""
         if self._error is not None:
             raise self._error
 
@@ -93,7 +98,7 @@ class CheckpointWriter:
             self._join()
 
     def _start(self) -> None:
-        """Let a thread write the copy: an interrupt does not end it half-way."""
+        """Let a thread write the newest copy; an interrupt does not stop a thread half-way."""
         self._thread = threading.Thread(target=self._write, args=(self._newest,), name="checkpoint")
         self._newest = None
         self._thread.start()
@@ -105,6 +110,7 @@ class CheckpointWriter:
         self.check()
 
     def _write(self, state: dict[str, Any]) -> None:
+        """Write a state, keep an error for :meth:`check`, and set when the next write is due."""
         assert self.file is not None
         began = time.monotonic()
         try:
@@ -117,7 +123,7 @@ class CheckpointWriter:
 
 
 def _tensors(value: Any) -> dict[int, Tensor]:
-    """Return all tensors of a tree, by identity."""
+    """Return all tensors in a tree of lists and mappings, by ``id``."""
     if isinstance(value, Tensor):
         return {id(value): value}
     inner = value.values() if isinstance(value, dict) else value

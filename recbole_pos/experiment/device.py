@@ -24,10 +24,10 @@ ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
 
 
 def require_device(config: PosConfig) -> None:
-    """A GPU that was asked for by its number must be there; without one RecBole takes the CPU.
+    """Refuse a ``gpu_id`` that torch does not see, where RecBole would silently take the CPU.
 
     Raises:
-        UsageError: if it is not, or what is given is not a number.
+        UsageError: if there is no such GPU, or ``gpu_id`` is not a list of numbers.
     """
     wanted = str(config.plain["gpu_id"]).strip()
     if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", wanted):
@@ -43,46 +43,50 @@ def require_device(config: PosConfig) -> None:
 
 
 def describe_device(config: Options) -> dict[str, Any]:
-    """``name`` (that of a GPU, or cpu), ``processor`` of a CPU, ``threads`` of this process and
-    ``precision``."""
+    """Describe what a run computes on, for its result.
+
+    Returns:
+        ``name`` (of the GPU, or cpu), ``processor`` (of a CPU), ``threads`` of this process, and
+        ``precision`` in words.
+    """
     device = config["device"]
     on_gpu = device.type == "cuda"
     return {
         "name": torch.cuda.get_device_name(device) if on_gpu else device.type,
         **({} if on_gpu else {"processor": _processor()}),
         "threads": torch.get_num_threads(),
-        "precision": Precision.of(config).words,
+        "precision": Precision.from_config(config).words,
     }
 
 
 def _processor() -> str:
-    """``AMD EPYC, AVX512``: what decides how sums are rounded.
+    """Return the model and vector instructions of the CPU: ``AMD EPYC, AVX512``.
 
-    On another kind of CPU the same run comes out the same up to rounding alone, which grows from
-    epoch to epoch.
+    They decide how sums are rounded: on another kind of CPU the same run differs by rounding, which
+    grows from epoch to epoch.
     """
     model = platform.processor()
     with suppress(OSError, UnicodeDecodeError):
-        found = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
-        model = found[1].strip() if found else model
+        line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
+        model = line[1].strip() if line else model
     return ", ".join(part for part in (model, torch.backends.cpu.get_cpu_capability()) if part)
 
 
-def device_line(described: dict[str, Any]) -> str:
-    """Return the same in words: ``cpu with 2 threads in float32``."""
-    threads = described["threads"]
+def device_line(device: dict[str, Any]) -> str:
+    """Return a description of :func:`describe_device` in words: ``cpu with 2 threads in ...``."""
+    threads = device["threads"]
     return (
-        f"{described['name']} with {threads} thread{'s' if threads > 1 else ''} in "
-        f"{described['precision']}"
+        f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
+        f"{device['precision']}"
     )
 
 
-# --- precision: in what numbers a step multiplies. Weights, sums, norms and the optimiser have
-# float32, and evaluation is in float32 whatever this says. ---
+# --- precision of the products in a training step. Weights, sums, norms and the optimiser are in
+# float32, and so is evaluation. ---
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Without cuDNN's, torch's first choice in half precision: it plans for 4 ms on the host for every
-# new shape, and nearly every batch has one: 60% of an epoch of ml-1m's sizes on an H200.
+# All but cuDNN's attention, torch's first choice in half precision: it plans for 4 ms on the host
+# for every new shape, which nearly every batch has: 60% of an epoch of ml-1m's sizes on an H200.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _WORDS = {
     "fp32": "float32",
@@ -94,7 +98,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Precision:
-    """What ``precision`` comes to on a device.
+    """The precision in which a run trains on its device.
 
     Attributes:
         name: fp32, tf32, bf16 or fp16.
@@ -105,41 +109,49 @@ class Precision:
     device: str
 
     @classmethod
-    def of(cls, config: Options) -> Precision:
-        """Resolve ``auto``: bf16 where ``enable_amp`` asks for it, else the fastest measured."""
+    def from_config(cls, config: Options) -> Precision:
+        """Return the precision of a configuration; ``auto`` is tf32, or bf16 under ``enable_amp``.
+
+        On other devices than CUDA tf32 is fp32, as their products have full precision.
+        """
         device, name = config["device"].type, config["precision"]
         if name == "auto":
             name = "bf16" if config["enable_amp"] else "tf32"
         if name == "tf32" and device != "cuda":
-            name = "fp32"  # what the products of a CPU are, too
+            name = "fp32"
         return cls(name, device)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The precision in words, for reports."""
         return _WORDS[self.name]
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around what makes a loss; its gradient follows the same types."""
-        kind = _TYPES.get(self.name)
-        if kind is None:
+        """Compute a loss in this precision, in a ``with`` block; its gradient has the same types.
+
+        Yields:
+            Nothing.
+        """
+        dtype = _TYPES.get(self.name)
+        if dtype is None:
             yield
             return
-        with torch.autocast(self.device, kind), sdpa_kernel(_ATTENTION):
+        with torch.autocast(self.device, dtype), sdpa_kernel(_ATTENTION):
             yield
 
     def steps(self) -> AbstractContextManager:
-        """Around training steps: products that stay float32 may round their factors to TF32."""
+        """Return a context for training steps, in which float32 products may round to TF32."""
         return _tf32() if self.device == "cuda" and self.name != "fp32" else nullcontext()
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Keeps small gradients of float16 from vanishing; does nothing for the others."""
+        """Return a scaler of losses, which keeps small float16 gradients; it does nothing else."""
         return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
 
 
 @contextlib.contextmanager
 def _tf32() -> Iterator[None]:
+    """Let float32 products round their factors to TF32 in a ``with`` block."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -149,33 +161,33 @@ def _tf32() -> Iterator[None]:
 
 
 def check_precision(config: Options) -> None:
-    """Before a run starts: what its device cannot do is an error, what slows it a warning.
+    """Check before a run that its device has the precision; warn of options that slow it down.
 
     Raises:
-        UsageError: if float16 is asked of a CPU, or RecBole's switches differ from
+        UsageError: if a CPU is to train in float16, or RecBole's switches contradict
             ``precision``.
     """
-    made, name = Precision.of(config), config["precision"]
+    precision, name = Precision.from_config(config), config["precision"]
     if config["enable_amp"] and name not in ("auto", "bf16"):
         raise UsageError(f"enable_amp: True is precision: bf16, found {name}; leave one out")
     if config["enable_scaler"] and name != "fp16":
         raise UsageError(
             "enable_scaler: only float16 needs a scaled loss, and precision: fp16 has one"
         )
-    if made.device != "cpu":
+    if precision.device != "cpu":
         return
-    if made.name == "fp16":
+    if precision.name == "fp16":
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
     if config["compile"]:
         logging.getLogger(__name__).warning(
             "compile: True is for GPUs: on a CPU steps are no faster for it"
         )
-    if made.name == "bf16" and not _multiplies_bfloat16():
+    if precision.name == "bf16" and not _multiplies_bfloat16():
         logging.getLogger(__name__).warning(
             "precision: bf16 is slower than fp32 on this CPU, which has no AMX to multiply with"
         )
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether this CPU has AMX; torch says it under a name that may go."""
+    """Return whether this CPU has AMX; torch's function for it is private, and may be removed."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())

@@ -19,17 +19,17 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 
-_CLEARLY = 1e-5  # of the size of states; sums in another order are below
-_SHORT = 10  # events a user; the logs on which the preset was chosen have 9
+_CLEARLY = 1e-5  # relative change of states; that of sums in another order is below
+_SHORT = 10  # events a user; the datasets on which the preset was chosen have 9
 
 
 def tell_notices(model: nn.Module, every_position: bool) -> None:
-    """Log what a model has found in its data and options (``notices``), once for a group.
+    """Log a model's ``notices`` about its data and options, in the first process only.
 
     Args:
-        model: before its first epoch.
-        every_position: whether it learns to predict what its own input has; then nothing of it may
-            look ahead, and what is not the plugin's is asked.
+        model: the model before its first epoch.
+        every_position: whether it is trained at every position of its input; then custom models and
+            schemes are tested for looking ahead.
     """
     if current_shard().rank == 0:
         ahead = _look_ahead(model) if every_position else ()
@@ -37,12 +37,12 @@ def tell_notices(model: nn.Module, every_position: bool) -> None:
             logging.getLogger(__name__).warning(notice)
 
 
-def advice(config: Any, dataset: Dataset) -> str | None:
-    """Settings to try on such a log; None where these are among them, or nothing is known of it.
+def suggest_settings(config: Any, dataset: Dataset) -> str | None:
+    """Return advice on settings for a dataset of short histories; None where there is none.
 
     Args:
         config: configuration of the run.
-        dataset: all of its events.
+        dataset: the dataset before the split.
     """
     if config["embedding_scale"] is not False:  # None where the model does not read it
         return None
@@ -56,16 +56,16 @@ def advice(config: Any, dataset: Dataset) -> str | None:
 
 
 def _look_ahead(model: Any) -> list[str]:
-    """Return a warning, if a class that is not the plugin's own makes states from later events."""
-    own = [module for module in model.modules() if isinstance(module, PositionScheme)]
-    classes = {type(module) for module in (model, *own)}
+    """Return a warning in a list, if a custom model or scheme makes states from later events."""
+    schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
+    classes = {type(module) for module in (model, *schemes)}
     names = sorted(c.__name__ for c in classes if not c.__module__.startswith("recbole_pos."))
-    causal = isinstance(model, PosRecommender) and model.causal and not model.needs_events
-    if not names or not causal:
+    is_causal = isinstance(model, PosRecommender) and model.causal and not model.needs_events
+    if not names or not is_causal:
         return []
     try:
         moved = looks_ahead(model)
-    except Exception:  # training says it better
+    except Exception:  # training raises the same error with more context
         return []
     if not moved > _CLEARLY:
         return []
@@ -79,10 +79,9 @@ def _look_ahead(model: Any) -> list[str]:
 
 
 def is_from_custom_code(error: BaseException) -> bool:
-    """Return whether an exception went through a model or scheme that is not the plugin's nor
-    RecBole's.
+    """Return whether an exception passed through code of a custom model or scheme.
 
-    Such an error is its author's to read, with its traceback, and nothing here explains it better.
+    Its author needs the traceback, so such an error is not turned into a message.
     """
     modules = ADDED.modules() | SCHEMES.modules()
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -90,41 +89,41 @@ def is_from_custom_code(error: BaseException) -> bool:
 
 
 def looks_ahead(model: Any, events: int = 12) -> float:
-    """Return how far states of a :class:`~recbole_pos.model.base.PosRecommender` move by what is
-    later.
+    """Measure how far later events move the states of a PosRecommender.
 
     Two short random histories are encoded, and again with other items at other times in their newer
     halves. Neither weights nor random states are changed.
 
     Args:
-        model: with ``encode``; read without dropout.
-        events: events of the longer history.
+        model: a :class:`~recbole_pos.model.base.PosRecommender`; read without dropout.
+        events: number of events of the longer history.
 
     Returns:
         The largest difference between states of the older halves, as a part of the largest state;
         0 of a causal model, up to rounding, and of one that draws at random without training.
     """
-    n = min(events, model.max_seq_length)
+    longest = min(events, model.max_seq_length)
     device = model.item_embedding.weight.device
-    lengths = torch.tensor([n, max(n - 3, 1)])
-    draw = torch.Generator().manual_seed(0)
-    items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=draw)
-    hours = torch.rand(len(items), generator=draw, dtype=torch.float64).cumsum(0)
+    lengths = torch.tensor([longest, max(longest - 3, 1)])
+    generator = torch.Generator().manual_seed(0)
+    items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=generator)
+    hours = torch.rand(len(items), generator=generator, dtype=torch.float64).cumsum(0)
     ctx = SequenceContext.from_lengths(lengths, model.max_seq_length)
     later = ctx.index >= (lengths // 2).clamp(min=1)[ctx.row]
 
-    def states(items: Tensor, hours: Tensor) -> Tensor:
+    def encode(items: Tensor, hours: Tensor) -> Tensor:
+        """Return states [m, d] of m events, hours counted from some day in 2017."""
         times = (1.5e9 + 3600 * hours).to(device)
-        of = (lengths.to(device), model.max_seq_length, times, items.to(device))
-        return model.encode(of[-1], SequenceContext.from_lengths(*of)).cpu()
+        packed = (lengths.to(device), model.max_seq_length, times, items.to(device))
+        return model.encode(packed[-1], SequenceContext.from_lengths(*packed)).cpu()
 
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            first, again = states(items, hours), states(items, hours)
-            others = torch.where(later, items % (model.n_items - 1) + 1, items)
-            second = states(others, hours + 30 * later)
+            first, again = encode(items, hours), encode(items, hours)
+            changed = torch.where(later, items % (model.n_items - 1) + 1, items)
+            second = encode(changed, hours + 30 * later)
     finally:
         model.train(was_training)
     if not torch.equal(first, again):
@@ -137,9 +136,9 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     """Return the likely cause of a loss that is not a number.
 
     Args:
-        batch: the one it was seen at, packed or RecBole's.
-        model: after the step before.
-        learning_rate: of that step.
+        batch: the batch that had the loss, packed or RecBole's.
+        model: the model after the step before.
+        learning_rate: learning rate of the run.
     """
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
     bad_fields = [
@@ -149,7 +148,7 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     ]
     if bad_fields:
         return f"the data: {', '.join(bad_fields)} holds values that are not finite"
-    bad_weights = [n for n, p in model.named_parameters() if not p.isfinite().all()]
+    bad_weights = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if bad_weights:
         return (
             f"an earlier step made {len(bad_weights)} weights not finite (first: "

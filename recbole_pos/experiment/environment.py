@@ -1,7 +1,8 @@
 """Which process of a run this one is, where torchrun, mpirun or srun have started several.
 
-Then they are one run: each has its rank from the environment, and no one starts more. Nothing heavy
-is imported here: the command line asks before torch is there. And how a process that serves ends.
+Such processes are one run: each has its rank from the environment, and none starts others. Nothing
+heavy is imported here, as the command line asks before it imports torch. Also, how a process that
+serves ends.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Rank:
     """One of the processes of a run.
 
     Attributes:
-        rank, size: which one, of how many.
-        local_rank, local_size: of those on this machine.
-        ip, port: where they meet.
-        attempt: how often all of them were started before.
-        has_store: whether a launcher keeps the store there, rather than process 0.
-        gpus: that processes of this machine may use.
+        rank, size: number of the process, of how many.
+        local_rank, local_size: the same among the processes of this machine.
+        ip, port: address where the processes meet.
+        attempt: how often all processes were started before.
+        has_store: whether a launcher, rather than process 0, keeps the store at the address.
+        gpus: GPUs that processes of this machine may use.
     """
 
     rank: int
@@ -47,7 +48,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts processes, and the variables by which it tells them who they are."""
+    """A program that starts processes, and the environment variables that have their ranks."""
 
     name: str
     rank: str
@@ -56,8 +57,8 @@ class Starter:
     local_size: str
 
 
-# The first that says more than one process holds. mpirun on a SLURM cluster may start its helpers
-# by srun: what it says itself stands before.
+# The first with more than one process counts. mpirun stands before srun, by which it may start its
+# helpers on a SLURM cluster.
 _OMPI = "OMPI_COMM_WORLD_"
 STARTERS = (
     Starter("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -70,14 +71,17 @@ STARTERS = (
 )
 
 
-def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
-    """The launchers that have started several processes: rank of this one, and how many.
+def find_launchers(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]:
+    """Find the launchers that have started several processes.
 
     Args:
         environ: ``os.environ``.
 
+    Yields:
+        The launcher, the rank of this process, and the number of processes.
+
     Raises:
-        UsageError: if one of them says something that is not a number.
+        UsageError: if a launcher's variable is not a number.
     """
     for starter in STARTERS:
         if starter.rank in environ and starter.size in environ:
@@ -87,17 +91,17 @@ def started_by(environ: Mapping[str, str]) -> Iterator[tuple[Starter, int, int]]
 
 
 def rank_here(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
-    """Return which process of a run this one is; None if no one but us has started any.
+    """Return which process of a run this one is; None unless another program started several.
 
     Args:
         environ: ``os.environ``.
-        args: args of the run: ``ip`` and ``port`` win over the environment. ``world_size`` with an
-            mpirun or srun that starts a launcher on each machine wins over their processes.
+        args: arguments of the run: ``ip`` and ``port`` win over the environment. ``world_size``
+            says that mpirun or srun has started only a launcher on each machine (None).
 
     Raises:
-        UsageError: if the environment makes no sense, or ``nproc`` asks for still more processes.
+        UsageError: if the environment contradicts itself, or ``nproc`` asks for more processes.
     """
-    for starter, rank, size in started_by(environ):
+    for starter, rank, size in find_launchers(environ):
         if not 0 <= rank < size:
             raise UsageError(
                 f"{starter.rank}={rank} and {starter.size}={size} in the environment: expected "
@@ -149,7 +153,7 @@ def check_port(port: object, name: str) -> int:
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what a scheduler has left visible; counted without beginning to use any."""
+    """Return the GPUs that a scheduler has left visible; counting them does not initialise CUDA."""
     import torch
 
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -159,32 +163,39 @@ def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Of ``node[03-07,11],other``: node03, which has process 0; nothing without SLURM."""
+    """Return the first host of SLURM's list, which has process 0; empty without SLURM.
+
+    Of ``node[03-07,11],other`` it is node03.
+    """
     hosts = environ.get("SLURM_STEP_NODELIST", "")
-    found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", hosts)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    match = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", hosts)
+    return "".join(part or "" for part in match.groups()) if match else ""
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the number that a value begins with: srun writes ``2(x3),1``, tasks by machine."""
+    """Return the number that a variable begins with: srun writes ``2(x3),1``, tasks by machine.
+
+    Raises:
+        UsageError: if it begins with no number.
+    """
     if default is not None and name not in environ:
         return default
-    found = re.match(r"\d+", environ[name])
-    if found is None:
+    digits = re.match(r"\d+", environ[name])
+    if digits is None:
         raise UsageError(
             f"{name} in the environment: expected a number, found {shown(environ[name])}"
         )
-    return int(found.group())
+    return int(digits.group())
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within, SIGINT and SIGTERM end the process with 0, at once: there is nothing to finish.
+    """Let SIGINT and SIGTERM end the process at once, with exit code 0, in a ``with`` block.
 
-    While requests are answered, uvicorn has handlers of its own, and raises the signal again when
-    it is done. An exception instead could come in the middle of an import, which may swallow it.
+    While requests are answered, uvicorn has its own handlers, and raises the signal again when it
+    is done. An exception instead could come in the middle of an import, which may swallow it.
     """
-    if threading.current_thread() is not threading.main_thread():  # no one else may
+    if threading.current_thread() is not threading.main_thread():  # Python allows no other
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -35,26 +35,26 @@ def evaluate(
     data_path: str | Path | None = None,
     dataset: Any = None,
 ) -> dict[str, float]:
-    """Return metrics of a trained run, of its own kind or others, without training it again.
+    """Compute metrics of a trained run, those that it was tested with or others.
 
-    They follow from the ranks that the run has kept where these suffice: metrics of the test
-    targets' ranks, up to the largest cutoff of the run, with the same items left out. Otherwise the
-    best weights are evaluated, which needs the dataset.
+    They are computed from the ranks that the run has kept where these suffice: for metrics of the
+    test targets' ranks, up to the largest cutoff of the run, with the same items left out.
+    Otherwise the best weights are evaluated, which needs the dataset.
 
     Examples:
-        >>> found = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
-        >>> list(found)
+        >>> metrics = recbole_pos.evaluate("mine", metrics=["Hit", "MRR"], topk=[1, 5])
+        >>> list(metrics)
         ['hit@1', 'hit@5', 'mrr@1', 'mrr@5']
 
     Args:
         run_dir: the folder of a run.
         metrics: names such as NDCG; those of the run if None. A function is a metric of the test
-            targets' ranks ([targets] int64, 1 for the first), named as it is.
+            targets' ranks ([targets] int64, 1 for the first), under its own name.
         topk: cutoffs; those of the run if None.
         part: test or valid.
         mask_history: whether items of a user's past are left out; as in the run if None.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        dataset: that of the run, after ``build``, which is then not read again.
+        dataset: dataset of the run, after ``build``; read from its files if None.
 
     Returns:
         Values by name, ``ndcg@10``.
@@ -62,18 +62,18 @@ def evaluate(
     Raises:
         UsageError: for an unknown metric, a wrong cutoff, a part without targets, or if the
             dataset is needed and not there.
-        CheckpointError: if what the model was trained on is not there any more.
+        CheckpointError: if the data that the model was trained on have changed.
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    functions = [one for one in _listed(metrics) if callable(one)]
-    own = _apply(functions, folder, part, mask_history) if functions else {}
-    if own and not (metrics := [one for one in _listed(metrics) if not callable(one)]):
-        return own
-    kept = load_config(folder)
+    functions = [metric for metric in _to_list(metrics) if callable(metric)]
+    custom = _apply(functions, folder, part, mask_history) if functions else {}
+    if custom and not (metrics := [name for name in _to_list(metrics) if not callable(name)]):
+        return custom
+    trained_config = load_config(folder)
     options: dict[str, Any] = {
-        "metrics": kept["metrics"] if metrics is None else _listed(metrics),
-        "topk": kept["topk"] if topk is None else _listed(topk),
+        "metrics": trained_config["metrics"] if metrics is None else _to_list(metrics),
+        "topk": trained_config["topk"] if topk is None else _to_list(topk),
     }
     if options["metrics"] and options["topk"]:  # else the configuration refuses them
         names = [str(name) for name in options["metrics"] if str(name).lower() != "gauc"]
@@ -83,39 +83,54 @@ def evaluate(
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if part == "test" and (found := _from_ranks(folder, kept, config)) is not None:
-        return found | own
-    trained = load(folder.path, options=options, dataset=dataset)
-    measured = trained.trainer.evaluate(trained.loaders[part])
-    if measured is None:
+    if part == "test":
+        from_ranks = _evaluate_ranks(folder, trained_config, config)
+        if from_ranks is not None:
+            return from_ranks | custom
+    experiment = load(folder.path, options=options, dataset=dataset)
+    from_weights = experiment.trainer.evaluate(experiment.loaders[part])
+    if from_weights is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return measured | own
+    return from_weights | custom
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+def _to_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _from_ranks(folder: RunFolder, kept: PosConfig, config: PosConfig) -> dict[str, float] | None:
-    """Metrics from the ranks of the test; None if they do not follow, or do not fit the result."""
-    of_ranks = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
-    same = masks_history(kept) == masks_history(config)
-    # beyond the largest cutoff items of equal scores have no order in the ranks
-    exact = max(config["topk"]) <= max(kept["topk"])
-    usable = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
-    if not (of_ranks and same and exact and usable):
+def _evaluate_ranks(
+    folder: RunFolder, trained: PosConfig, config: PosConfig
+) -> dict[str, float] | None:
+    """Compute metrics from the test ranks that a run has kept.
+
+    Args:
+        folder: folder of the run.
+        trained: configuration of the run.
+        config: the same with the metrics, cutoffs and ``mask_history`` that are wanted.
+
+    Returns:
+        Values by name; None if they do not follow from the ranks, or the ranks contradict
+        ``result.json``.
+    """
+    need_only_ranks = all(metric_information[name.lower()] == [TOPK] for name in config["metrics"])
+    ranks_same_items = masks_history(trained) == masks_history(config)
+    # beyond the largest cutoff of the run, items of equal scores have no order in the ranks
+    has_cutoffs = max(config["topk"]) <= max(trained["topk"])
+    is_finished = folder.ranks.is_file() and folder.result.is_file() and not unfinished(folder)
+    if not (need_only_ranks and ranks_same_items and has_cutoffs and is_finished):
         return None
     result, rank = read_result(folder), _read_ranks(folder)
-    whole = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
-    if not whole or not len(rank) or rank.min() < 0:
+    is_complete = np.issubdtype(rank.dtype, np.integer) and len(rank) == result.test_targets
+    if not is_complete or not len(rank) or rank.min() < 0:
         return None
-    own = _metrics(rank, kept)
-    if any((result.test or {}).get(name) != value for name, value in own.items()):
+    expected = _compute_metrics(rank, trained)
+    if any((result.test or {}).get(name) != value for name, value in expected.items()):
         return None
-    return _metrics(rank, config)
+    return _compute_metrics(rank, config)
 
 
 def _read_ranks(folder: RunFolder) -> np.ndarray:
+    """Read the test ranks of a run, [targets], 0 for the first; a UsageError if damaged."""
     try:
         return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
@@ -125,21 +140,28 @@ def _read_ranks(folder: RunFolder) -> np.ndarray:
 def _apply(
     functions: Sequence[RankMetric], folder: RunFolder, part: str, mask_history: bool | None
 ) -> dict[str, float]:
-    """Metrics of the user's own."""
+    """Compute metrics that are functions of the test targets' ranks, from 1; values by name.
+
+    Raises:
+        UsageError: if the run has not kept such ranks.
+    """
     if part != "test" or mask_history is not None or not folder.ranks.is_file():
         raise UsageError(
             "metrics: a function takes the ranks that a finished run keeps, of its test targets "
             "under its own mask_history; leave part and mask_history out"
         )
     rank = _read_ranks(folder) + 1
-    return {getattr(one, "__name__", type(one).__name__): float(one(rank)) for one in functions}
+    return {
+        getattr(function, "__name__", type(function).__name__): float(function(rank))
+        for function in functions
+    }
 
 
-def _metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:
-    """RecBole's metrics of ranks [targets], those that follow from them."""
+def _compute_metrics(rank: np.ndarray, config: PosConfig) -> dict[str, float]:
+    """Compute those of RecBole's metrics that follow from ranks ([targets], 0 for the first)."""
     most = max(config["topk"])
     hits = torch.zeros(len(rank), most + 1, dtype=torch.long)
-    hits[:, -1] = 1  # relevant items of each
+    hits[:, -1] = 1  # RecBole's last column: number of relevant items
     row = np.flatnonzero(rank < most)
     hits[row, rank[row]] = 1
     struct = DataStruct()

@@ -1,8 +1,8 @@
 """Evaluation: best weights, masked histories, catalogues of any size, ranks of all targets.
 
-RecBole's trainer evaluates rows of RecBole's form; only what it scores and collects is replaced. It
+RecBole's trainer evaluates rows of RecBole's form; only scoring and collecting are replaced. It
 scores, sorts and marks whole rows: 512 rows of a million items take 2 GB for the scores alone. Here
-a batch takes rows x :data:`~recbole_pos.layers.catalogue.PART`.
+the scores in memory are rows x :data:`~recbole_pos.layers.catalogue.PART`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from recbole_pos.values import SECONDS, Options
 
 TOPK, ITEMS = "rec.topk", "rec.items"  # names in RecBole's collector
 RANK, EVENT = "rec.rank", "rec.event"
-_WHOLE = ("rec.meanrank", "rec.score", "data.label")  # need every score
+_WHOLE = ("rec.meanrank", "rec.score", "data.label")  # names whose metrics need all scores of a row
 
 
 class EvaluatingTrainer(Trainer):
     """The part of a trainer that evaluates.
 
     Attributes:
-        reporter: where it is reported; one of its own if None.
-        best_weights: those evaluated with, if they are in memory.
-        loaded_from: the checkpoint that otherwise has them, of a model that was loaded.
+        reporter: reporter of the run; a new one for each evaluation if None.
+        best_weights: the weights to evaluate with, if they are in memory.
+        loaded_from: of a loaded model, the checkpoint that has them.
     """
 
     reporter: Reporter | None
     best_weights: dict[str, Any] | None
     loaded_from: Path | None = None
-    task = Task("evaluation")  # the one that runs
+    task = Task("evaluation")  # progress of the current evaluation
 
     def evaluate(
         self,
@@ -55,7 +55,17 @@ class EvaluatingTrainer(Trainer):
         model_file: str | None = None,
         show_progress: bool = False,
     ) -> dict[str, float] | None:
-        """RecBole's evaluation; the best weights come from memory or, safely, from a checkpoint."""
+        """Evaluate a phase as RecBole does, with the best weights of memory or a checkpoint.
+
+        Args:
+            eval_data: loader of the phase; empty where it has no targets.
+            load_best_model: false to evaluate the weights that the model has.
+            model_file: checkpoint in place of the weights in memory.
+            show_progress: whether to report the progress.
+
+        Returns:
+            Values by metric; None for a phase without targets.
+        """
         if not eval_data:
             return None
         if load_best_model:
@@ -77,17 +87,17 @@ class EvaluatingTrainer(Trainer):
 
     @property
     def part(self) -> int | None:
-        """How many items are scored at a time, where that is a part of the catalogue."""
-        streams = (
+        """Number of items scored at a time; None where whole rows are scored."""
+        scores_in_parts = (
             isinstance(self.model, PosRecommender)
             and self.model.scores_by_products
             and self.model.item_embedding.num_embeddings > PART
             and self.eval_collector.takes_streamed
         )
-        return PART if streams else None
+        return PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
-        """RecBole's, with past items masked as ``mask_history`` says."""
+        """Score a batch as RecBole does, with past items masked as ``mask_history`` says."""
         self.task.advance()
         interaction, history, positive_u, positive_i = batched_data
         if not masks_history(self.config):
@@ -107,9 +117,9 @@ class StreamedScores:
     """Scores of a batch whose rows have one target each.
 
     Attributes:
-        states: [b, d] what vectors of items are multiplied with.
-        vectors: [items, d], the padding item's first, which is not ranked.
-        barred: [p] rows and [p] items of pairs that are left out; None for none.
+        states: [b, d] states of the rows, whose products with item vectors are the scores.
+        vectors: [items, d] vectors of items; the first is the padding item's, which is not ranked.
+        barred: [p] rows and [p] items of pairs that are not ranked; None for none.
     """
 
     states: Tensor
@@ -117,10 +127,14 @@ class StreamedScores:
     barred: tuple[Tensor, Tensor] | None
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(ids [c], scores [b, c]) of one part of the items after the other."""
-        every = Choice(torch.arange(1, len(self.vectors), device=self.vectors.device))
+        """Score all items, a part of them at a time.
+
+        Yields:
+            Ids [c] and scores [b, c] of a part.
+        """
+        all_items = Choice(torch.arange(1, len(self.vectors), device=self.vectors.device))
         return score_parts(
-            lambda items: products(self.states, self.vectors, items), every, self.barred
+            lambda items: products(self.states, self.vectors, items), all_items, self.barred
         )
 
     def best(self, k: int) -> Tensor:
@@ -130,13 +144,15 @@ class StreamedScores:
     def higher(self, target: Tensor) -> Tensor:
         """Return [b] how many items have a higher score than the target ([b] ids).
 
-        In two passes, so that both sides of a comparison come out of the same product.
+        Scores are computed twice, so that a target's own score comes from the same product as those
+        it is compared with.
         """
-        own = self.states.new_empty(len(target))
-        for items, part in self.parts():
-            here = (target >= items[0]) & (target <= items[-1])
-            own[here] = part[here, target[here] - items[0]]
-        return torch.stack([(part > own[:, None]).sum(1) for _, part in self.parts()]).sum(0)
+        target_score = self.states.new_empty(len(target))
+        for items, scores in self.parts():
+            has_target = (target >= items[0]) & (target <= items[-1])
+            target_score[has_target] = scores[has_target, target[has_target] - items[0]]
+        counts = [(scores > target_score[:, None]).sum(1) for _, scores in self.parts()]
+        return torch.stack(counts).sum(0)
 
 
 class TargetCollector(Collector):
@@ -151,12 +167,12 @@ class TargetCollector(Collector):
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
-        self.ranking = False  # whether the rank of every target is kept, too
-        self.last: Any = None  # what the evaluator got last
+        self.ranking = False  # whether the rank of every target is collected, too
+        self.last: Any = None  # data struct of the last evaluation
 
     @property
     def takes_streamed(self) -> bool:
-        """Whether all metrics follow from the best items."""
+        """Whether all metrics follow from the best items of each row."""
         return not any(map(self.register.need, _WHOLE)) and (self.needs_topk or self.needs_items)
 
     def eval_batch_collect(
@@ -166,23 +182,30 @@ class TargetCollector(Collector):
         positive_u: Tensor,
         positive_i: Tensor,
     ) -> None:
-        """See RecBole; ``scores_tensor`` is [rows, items]."""
+        """Collect what metrics need of a batch; RecBole's arguments.
+
+        Args:
+            scores_tensor: [rows, items] scores, -inf for items that are not ranked.
+            interaction: the batch.
+            positive_u, positive_i: [targets] row and item of each target.
+        """
         rank: Tensor | None = None
         best: Tensor | None
         if isinstance(scores_tensor, StreamedScores):
-            target = in_order(positive_u, positive_i).to(scores_tensor.states.device)
+            target = sort_targets(positive_u, positive_i).to(scores_tensor.states.device)
             best = scores_tensor.best(max(self.topk))
             if self.needs_items:
                 self.data_struct.update_tensor(ITEMS, best)
             if self.ranking:
-                rank = placed(scores_tensor.higher(target), target, best)
+                rank = place_targets(scores_tensor.higher(target), target, best)
         else:
-            single = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
-            setattr(self.register, TOPK, self.needs_topk and not single)
+            is_single = len(positive_u) == len(scores_tensor) == len(positive_u.unique())
+            # hits of rows with one target each are collected below, faster than by RecBole
+            setattr(self.register, TOPK, self.needs_topk and not is_single)
             super().eval_batch_collect(scores_tensor, interaction, positive_u, positive_i)
-            if not single:
+            if not is_single:
                 return
-            target = in_order(positive_u, positive_i).to(scores_tensor.device)
+            target = sort_targets(positive_u, positive_i).to(scores_tensor.device)
             best = scores_tensor.topk(max(self.topk), dim=-1).indices if self.needs_topk else None
             if self.ranking and TARGET_EVENT in interaction:
                 rank = ranks(scores_tensor, target, best)
@@ -195,7 +218,7 @@ class TargetCollector(Collector):
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
     def get_data_struct(self) -> Any:
-        """RecBole's; what ranks there are leave with it."""
+        """Return what was collected, as RecBole does, and forget the ranks in it."""
         self.last = super().get_data_struct()
         for name in (RANK, EVENT):
             if name in self.data_struct:
@@ -203,8 +226,8 @@ class TargetCollector(Collector):
         return self.last
 
 
-def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
-    """Return [rows] the target of each row, of which each has one."""
+def sort_targets(positive_u: Tensor, positive_i: Tensor) -> Tensor:
+    """Return the targets [rows] in the order of their rows, of which each has one."""
     return positive_i[positive_u.argsort()]
 
 
@@ -212,28 +235,33 @@ def in_order(positive_u: Tensor, positive_i: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor, target: Tensor, best: Tensor | None) -> Tensor:
-    """Return [B] int64 rank of each target, 0 for the first.
+    """Return the rank of each target, [B] int64, 0 for the first.
 
     Args:
-        scores: [B, items], -inf for what is left out.
-        target: [B].
-        best: [B, K] the first items as the metrics have them, which so tell the rank of items with
-            equal scores; None where no metric has a cutoff. Beyond them only higher scores count.
+        scores: [B, items] scores, -inf for items that are not ranked.
+        target: [B] ids of the targets.
+        best: [B, K] ids of the first items as metrics count them, which decide the order of equal
+            scores; None where no metric has a cutoff. Beyond them only higher scores count.
     """
     higher = (scores > scores.gather(1, target[:, None])).sum(1)
-    return higher if best is None else placed(higher, target, best)
+    return higher if best is None else place_targets(higher, target, best)
 
 
-def placed(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
-    """[B] ranks of targets among the first items [B, K], or by how many scores are higher."""
+def place_targets(higher: Tensor, target: Tensor, best: Tensor) -> Tensor:
+    """Return ranks [B] of targets among the first items; beyond them by the higher scores.
+
+    Args:
+        higher: [B] how many items have a higher score than the target.
+        target: [B] ids of the targets.
+        best: [B, K] ids of the first items.
+    """
     hits = best == target[:, None]
     place = hits.long().argmax(1)
     return torch.where(hits.any(1), place, higher.clamp(min=best.size(1)))
 
 
 def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | None:
-    """Return what a collector kept of the last test, as :func:`rank_table`; None if it kept
-    nothing."""
+    """Return the :func:`rank_table` of a collector's last test; None if it has no ranks."""
     if collector.last is None or RANK not in collector.last:
         return None
     event, rank = (collector.last.get(name).cpu().numpy() for name in (EVENT, RANK))
@@ -241,18 +269,18 @@ def ranks_of_test(collector: Any, part: Any, time_unit: str) -> pd.DataFrame | N
 
 
 def rank_table(part: Any, event: np.ndarray, rank: np.ndarray, time_unit: str) -> pd.DataFrame:
-    """Make the content of ``test_ranks.parquet``, a line a target in the order of the log.
+    """Make the table of ``test_ranks.parquet``, a row for each target in the order of the dataset.
 
     Args:
         part: the dataset of the phase.
-        event: [targets] their places in its log.
-        rank: [targets] 0 for the first.
+        event: [targets] places of the targets in its log.
+        rank: [targets] ranks, 0 for the first.
         time_unit: unit of the time field, such as seconds.
 
     Returns:
-        Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, how many events the
-        user had before; ``age``, of the newest of them, in seconds; ``popularity``, the training
-        events of the item.
+        Columns ``user`` and ``item``, as in the files; ``rank``; ``history``, number of earlier
+        interactions of the user; ``age``, seconds since the newest of them; ``popularity``, number
+        of training interactions of the item.
     """
     order = np.argsort(event, kind="stable")
     event, rank = event[order], rank[order]

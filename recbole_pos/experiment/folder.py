@@ -34,11 +34,15 @@ from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
-SEARCH = "search.json"  # what the folder of a search has, and that of a run has not
+SEARCH = "search.json"  # a file that only the folder of a search has
 
 
 class RunFolder:
-    """The folder of one run: configuration, metrics, checkpoint, result, ranks of the test."""
+    """The folder of one run: configuration, metrics, checkpoint, result, ranks of the test.
+
+    Args:
+        path: the folder; it need not exist.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -53,7 +57,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """Return a new folder; saved/<dataset>/<model>/<time>/ when no path is given.
+        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ when no path is given.
 
         Raises:
             UsageError: if the folder holds another run already.
@@ -68,10 +72,10 @@ class RunFolder:
         return folder
 
     def require_unused(self) -> None:
-        """Nothing of a run or a search may be here.
+        """Refuse a folder that holds a run or a search.
 
         Raises:
-            UsageError: if something is.
+            UsageError: if it does; says how to continue.
         """
         if self.holds_run:
             raise UsageError(
@@ -83,36 +87,36 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run has been here, unless it was stopped before an epoch was kept."""
+        """Whether the folder holds a run of which an epoch was kept."""
         return self.checkpoint.exists() or self.metrics.exists()
 
     @property
     def is_kept(self) -> bool:
-        """Whether it outlives the model in memory."""
+        """Whether the folder outlives the model in memory: it is not a temporary one."""
         return not any(part.startswith(TEMPORARY) for part in self.path.parts)
 
     def clear(self) -> None:
-        """Remove what a run has left, so that another can begin; can be repeated if killed."""
+        """Remove the files of a run, so that another can begin; can be repeated if killed."""
         best = self.path.glob(f"{glob.escape(self.checkpoint.name)}.best-*")
         for file in (self.result, self.ranks, *best, self.checkpoint, self.metrics):
             file.unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While this process, and no other, trains here.
+        """Lock the folder for training in a ``with`` block, and remove unfinished files in it.
 
         Raises:
-            UsageError: if another process does.
+            UsageError: if another process holds the lock.
         """
         with only_writer(self.path, "trained"):
             remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
             yield
 
     def require(self, option: str = "") -> RunFolder:
-        """Return this folder, which must hold a trained run.
+        """Return this folder if it holds a trained run.
 
         Args:
-            option: that named the folder, for the message.
+            option: option that named the folder, for the message.
 
         Raises:
             UsageError: if it does not.
@@ -129,20 +133,20 @@ class RunFolder:
 
     @property
     def how_to_finish(self) -> str:
-        """The command that ends an unfinished run, in a sentence."""
+        """The end of a message about an unfinished run: the command that finishes it."""
         return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
 
     @property
     def only_begun(self) -> bool:
-        """Whether a run was stopped here before an epoch was kept."""
+        """Whether the folder holds a run that was stopped before an epoch was kept."""
         kept = (os.path.exists(file) for file in (self.checkpoint, self.result))  # no OSError
         return os.path.isfile(self.config) and not any(kept)
 
     def require_vectors(self) -> Path:
-        """The file of content vectors.
+        """Return the file of content vectors.
 
         Raises:
-            UsageError: if it, or that of their names, is not there.
+            UsageError: if the file, or the one with the names of its rows, is missing.
         """
         for file in (self.vectors, self.vectors.with_suffix(".txt")):
             if not file.is_file():
@@ -153,49 +157,49 @@ class RunFolder:
         return self.vectors
 
     def write_config(self, plain: dict[str, Any]) -> None:
-        """The complete configuration; ``--config_files config.yaml`` repeats the run."""
+        """Write the complete configuration; ``--config_files config.yaml`` repeats the run."""
         write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
-        """Return what :meth:`write_config` wrote; its options are checked by who makes a
-        ``PosConfig``.
+        """Read the configuration that :meth:`write_config` wrote; ``PosConfig`` checks its options.
 
         Raises:
-            UsageError: if it cannot be read, or lacks what was trained.
+            UsageError: if the file cannot be read, or lacks the name of the model or dataset.
         """
-        kept = read_yaml(self.config)
+        plain = read_yaml(self.config)
         for key in ("model", "dataset"):
-            if not isinstance(kept.get(key), str):
+            if not isinstance(plain.get(key), str):
                 raise UsageError(
                     f"{self.config} is damaged: {key}: expected a name, found "
-                    f"{shown(kept.get(key))}"
+                    f"{shown(plain.get(key))}"
                 )
-        return kept
+        return plain
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs (a resumed run drops what came later)."""
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
-        """Append one epoch."""
+        """Append the line of one epoch to metrics.jsonl."""
         with writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_ranks(self, ranks: Any) -> None:
-        """Where the targets of the test stood, a DataFrame."""
+        """Write the ranks of the test targets, a DataFrame of ``evaluation.rank_table``."""
         with whole(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
     def write_vocabulary(self, known: Known, user_field: str, item_field: str) -> None:
-        """Names by id, interactions of users and training interactions of items.
+        """Write names by id, interactions of users and training interactions of items.
 
-        So they are found again in data that have grown, and histories are answered without data.
+        With them names keep their ids in data that have grown, and histories are answered without
+        data.
         """
         with whole(self.known, text=False) as file:
             known.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Known | None:
-        """Return what :meth:`write_vocabulary` wrote; None in the folders of earlier versions.
+        """Read the file of :meth:`write_vocabulary`; None in the folders of earlier versions.
 
         Raises:
             CheckpointError: if the file is damaged.
@@ -209,22 +213,22 @@ class RunFolder:
             raise CheckpointError(f"{self.known} is damaged: {problem}") from error
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """The outcome, as json."""
+        """Write the result of the run as json."""
         write_json(self.result, result)
 
 
 def unused_path(dataset: str, model: str, prefix: str = "") -> Path:
-    """saved/<dataset>/<model>/<prefix><time>, with a number where that exists."""
+    """Return the path saved/<dataset>/<model>/<prefix><time>, with a number if that exists."""
     base = Path("saved") / dataset / model / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
-    return next(name for name in names if not name.exists())
+    paths = (base.with_name(f"{base.name}{f'-{i}' if i else ''}") for i in range(10**6))
+    return next(path for path in paths if not path.exists())
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and those above it, unless it is there.
+    """Create a folder and its parents, unless they exist.
 
     Raises:
-        UsageError: if that cannot be done.
+        UsageError: if the system refuses.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -233,7 +237,7 @@ def make_folder(path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return versions of what decides a result."""
+    """Return the versions of Python and of the packages that results depend on."""
     import numpy
     import pandas
     import recbole
@@ -255,4 +259,5 @@ def peak_rss_mb() -> float | None:
     except ImportError:  # Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB
+    return round(peak / unit, 1)

@@ -42,15 +42,15 @@ from recbole_pos.experiment.result import Result, read_result
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 
-MOST = 8  # processes of one run that any machine may try
+MOST = 8  # processes of one run that a machine with few cores may have
 _GRACE = 30  # seconds that a process has to write its checkpoint when it is to end
-_RENDEZVOUS: dict[tuple[str, int], Rendezvous] = {}  # until the process ends: others may still read
-_RUNS = itertools.count()  # all processes run the same script, so they count alike
+_RENDEZVOUS: dict[tuple[str, int], Rendezvous] = {}  # kept to the end, as others may still read
+_RUNS = itertools.count()  # numbers of runs: all processes run the same script and count alike
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who trains: ``nproc`` processes here, of ``world_size``, the first one being ``offset``."""
+    """Which processes train: ``nproc`` on this machine, of ``world_size``, from ``offset`` on."""
 
     nproc: int
     world_size: int
@@ -59,11 +59,11 @@ class Plan:
     offset: int
 
     @classmethod
-    def of(cls, args: RunArguments) -> Plan:
-        """RecBole's arguments, checked.
+    def from_arguments(cls, args: RunArguments) -> Plan:
+        """Make the plan of a run's arguments, which are RecBole's.
 
         Raises:
-            UsageError: if they do not fit together.
+            UsageError: if the arguments contradict each other.
         """
         nproc, offset, port = args.nproc, args.group_offset, args.port
         world_size = nproc if args.world_size in (-1, None) else args.world_size
@@ -89,17 +89,17 @@ class Plan:
 
 
 def free_port() -> int:
-    """Return a port of this machine that no one uses."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
-    """Return a GPU for every process here; empty where there are none to use.
+    """Return a GPU for every process of this machine; empty where they are to use CPUs.
 
     Raises:
-        UsageError: if there are some, but too few.
+        UsageError: if ``gpu_id`` names fewer GPUs than processes.
     """
     ids = [part.strip() for part in str(gpu_id).split(",") if part.strip()]
     if not ids or not torch.cuda.is_available():
@@ -115,16 +115,16 @@ def gpus_for(gpu_id: Any, nproc: int) -> list[str]:
 def gpu_here(gpu_id: Any, rank: Rank) -> str:
     """Return the GPU of a process that another program has started; empty for none.
 
-    Those that ``gpu_id`` names are shared out; by default those that are visible, of which a
-    scheduler may show each process its own.
+    The GPUs in ``gpu_id``, by default all visible ones, are divided among the processes. A
+    scheduler may show each process only its own.
     """
-    asked = str(gpu_id).strip() if str(gpu_id).strip() != ANY_GPU else ",".join(rank.gpus)
-    own = gpus_for(asked, 1 if len(rank.gpus) == 1 else rank.local_size)
-    return own[rank.local_rank % len(own)] if own else ""
+    ids = str(gpu_id).strip() if str(gpu_id).strip() != ANY_GPU else ",".join(rank.gpus)
+    gpus = gpus_for(ids, 1 if len(rank.gpus) == 1 else rank.local_size)
+    return gpus[rank.local_rank % len(gpus)] if gpus else ""
 
 
-def _use(gpu: str, nproc: int) -> None:
-    """Let this process see its GPU only or, without one, compute with its share of the cores."""
+def _use_device(gpu: str, nproc: int) -> None:
+    """Let this process see only its GPU or, without one, compute with its share of the cores."""
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -134,24 +134,27 @@ def _use(gpu: str, nproc: int) -> None:
 def run_in_parallel(
     args: RunArguments, plan: Plan, config: PosConfig, run_dir: str | Path | None
 ) -> Result | None:
-    """Start the processes of this machine, again when one is lost.
+    """Start the processes of this machine, and start them again when one is lost.
 
     Args:
-        args: args of the run.
-        plan: made of them.
+        args: arguments of the run.
+        plan: plan made of the arguments.
         config: configuration of the run.
-        run_dir: where a new one writes.
+        run_dir: folder of a new run.
+
+    Returns:
+        The result; None on a machine that does not run process 0.
 
     Raises:
-        UsageError, TrainingError: the error of the first process to fail, or that one was lost too
-            often.
-        KeyboardInterrupt: at Ctrl-C, when all have ended.
+        UsageError, TrainingError: the error of the first process to fail, or that processes were
+            lost too often.
+        KeyboardInterrupt: at Ctrl-C, when all processes have ended.
     """
     gpus = gpus_for(config.plain["gpu_id"], plan.nproc) if config["use_gpu"] else []
     if args.resume is None and plan.offset == 0:
         run_dir = RunFolder.create(run_dir, config["dataset"], config["model"]).path
-    given = run_dir if args.resume is None else args.resume
-    path = Path(given) if given is not None and (plan.offset == 0 or args.resume) else None
+    folder = run_dir if args.resume is None else args.resume
+    path = Path(folder) if folder is not None and (plan.offset == 0 or args.resume) else None
     reporter = {"enabled": args.verbose, "as_json": args.as_json, "log": args.log}
     arguments = config.plain, path, args.resume is not None, reporter
     try:
@@ -194,14 +197,18 @@ def run_in_parallel(
     return None if plan.offset or path is None else read_result(RunFolder(path))
 
 
-def _run_processes(plan: Plan, *given: Any) -> dict[int, int]:
-    """Let all processes of this machine end, together if one fails.
+def _run_processes(plan: Plan, *args: Any) -> dict[int, int]:
+    """Run all processes of this machine to their end; when one fails, end the others.
+
+    Args:
+        plan: plan of the run.
+        args: further arguments of :func:`_run_rank`.
 
     Returns:
-        the exit codes of those that failed, by rank.
+        The exit codes of the processes that failed, by rank.
     """
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_run_rank, args=(i, plan, *given)) for i in range(plan.nproc)]
+    processes = [spawn.Process(target=_run_rank, args=(i, plan, *args)) for i in range(plan.nproc)]
     codes: dict[int, int] = {}
     try:
         for process in processes:
@@ -210,18 +217,19 @@ def _run_processes(plan: Plan, *given: Any) -> dict[int, int]:
             multiprocessing.connection.wait([process.sentinel for process in alive])
             codes = {plan.offset + i: p.exitcode for i, p in enumerate(processes) if p.exitcode}
     finally:
-        begun = [process for process in processes if process.pid is not None]
-        for process in begun:
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
             process.terminate()
-        until = time.monotonic() + _GRACE
-        for process in begun:
-            process.join(max(until - time.monotonic(), 0.1))
+        deadline = time.monotonic() + _GRACE
+        for process in started:
+            process.join(max(deadline - time.monotonic(), 0.1))
             process.kill()
             process.join()
     return codes
 
 
 def _follow_parent() -> None:
+    """Wait in a thread for the end of the parent process, and end this one."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a process of a group
     multiprocessing.connection.wait([parent.sentinel])
@@ -237,35 +245,57 @@ def _run_rank(
     timeout: float,
     arguments: Sequence[Any],
 ) -> None:
-    """One process: it ends by SIGTERM as by Ctrl-C, which its parent hears, and with its parent."""
+    """Be process ``local_rank`` of this machine, from its start to its end.
+
+    Ctrl-C goes to the parent, which sends SIGTERM; the process also ends with its parent.
+
+    Args:
+        local_rank: number of the process on this machine.
+        plan: plan of the run.
+        packed: custom models and schemes, see ``plugins.pack``.
+        attempt: how often the processes were started before.
+        gpus: GPUs by ``local_rank``; empty for CPUs.
+        timeout: seconds to wait for missing processes.
+        arguments: further arguments of :func:`_train_in_group`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_follow_parent, daemon=True).start()
     number = plan.offset + local_rank
     rank = Rank(number, plan.world_size, local_rank, plan.nproc, plan.ip, plan.port, attempt)
     gpu = gpus[local_rank] if gpus else ""
-    _use(gpu, plan.nproc)
+    _use_device(gpu, plan.nproc)
     try:
         rendezvous = Rendezvous(plan.ip, plan.port, False, timeout)
         with rendezvous.joined(rank, bool(gpus)):
             unpack(packed)
             _train_in_group(rendezvous, rank, gpu, *arguments)
     except BaseException:
-        os._exit(1)  # at once: others may hold on to the group; what is wrong was reported
+        os._exit(1)  # at once, as leaving the group could block; the error was reported
 
 
 def run_as_rank(
     rank: Rank, args: RunArguments, config: PosConfig, run_dir: str | Path | None
 ) -> Result | None:
-    """Be one of the processes that another program has started."""
+    """Train as one of the processes that another program has started.
+
+    Args:
+        rank: this process.
+        args: arguments of the run.
+        config: configuration of the run.
+        run_dir: folder of a new run.
+
+    Returns:
+        The result in process 0; None in the others.
+    """
     gpu = gpu_here(config.plain["gpu_id"], rank) if config["use_gpu"] else ""
-    _use(gpu, rank.local_size)
-    where = run_dir if args.resume is None else args.resume
-    path = None if where is None else Path(where)
+    _use_device(gpu, rank.local_size)
+    folder = run_dir if args.resume is None else args.resume
+    path = None if folder is None else Path(folder)
     address = rank.ip, rank.port
     if address not in _RENDEZVOUS:
-        keeps = rank.rank == 0 and not rank.has_store
-        _RENDEZVOUS[address] = Rendezvous(*address, keeps, args.join_timeout)
+        keeps_store = rank.rank == 0 and not rank.has_store
+        _RENDEZVOUS[address] = Rendezvous(*address, keeps_store, args.join_timeout)
     rendezvous = _RENDEZVOUS[address]
     rendezvous.timeout = args.join_timeout
     rendezvous.begin(f"run{next(_RUNS)}")
@@ -284,19 +314,30 @@ def _train_in_group(
     resumed: bool,
     reporter: dict[str, Any],
 ) -> Result | None:
-    """Train with the others, from the last checkpoint where all were started again."""
-    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
-    config.plain["gpu_id"] = plain["gpu_id"]  # of the run, for its folder
+    """Train as one process of a joined group; after a restart, from the last checkpoint.
 
-    def begin() -> tuple[Path, bool]:
-        begun = rendezvous.folder  # by an earlier attempt
-        if begun is None:
-            begun = str(RunFolder.create(path, config["dataset"], config["model"]).path)
-            rendezvous.folder = begun
-        return Path(begun), RunFolder(begun).checkpoint.is_file()
+    Args:
+        rendezvous: where the processes meet.
+        rank: this process.
+        gpu: its GPU; empty for CPUs.
+        plain: configuration of the run.
+        path: folder of the run; None for a new one with the default name.
+        resumed: whether the user resumes the run.
+        reporter: arguments of the reporter in process 0.
+    """
+    config = PosConfig(None, None, None, {**plain, "gpu_id": gpu}, strict=False)
+    config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
+
+    def choose_folder() -> tuple[Path, bool]:
+        """Return the folder, new in the first attempt, and whether it has a checkpoint."""
+        folder = rendezvous.folder
+        if folder is None:
+            folder = str(RunFolder.create(path, config["dataset"], config["model"]).path)
+            rendezvous.folder = folder
+        return Path(folder), RunFolder(folder).checkpoint.is_file()
 
     if not resumed:
-        path, resumed = from_first(rank, begin)
+        path, resumed = from_first(rank, choose_folder)
     folder = RunFolder(path) if resumed and path else None
     try:
         return train(
@@ -309,7 +350,7 @@ def _train_in_group(
 
 
 def _remove_if_empty(path: Path | None) -> None:
-    """Wrong options leave no folder behind."""
-    with suppress(OSError):  # it holds something
+    """Remove the folder of a run that was refused, unless it holds files."""
+    with suppress(OSError):  # not empty
         if path:
             path.rmdir()

@@ -15,16 +15,17 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
+# Options that do not change a result, which the digest of the options leaves out.
 _PLACES = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "logger")
-# To write numbers of an epoch, and to end a run: whether it is finished.
+# (write, end): ``write(values, epoch)`` logs numbers, ``end(is_finished)`` closes the log of a run.
 Writer = tuple[Callable[[dict[str, float], int], Any], Callable[[bool], Any]]
 
 
 class MetricLogger(Callback):
-    """Writes what a run is, its epochs and its test into a place of the user's.
+    """A callback that logs the metrics of epochs and test to a tracker of experiments.
 
     Args:
-        begin: begins a run there, from its configuration, folder and tags.
+        begin: begins a run in the tracker, given its configuration, folder and tags.
     """
 
     def __init__(self, begin: Callable[[Any, RunFolder, dict[str, str]], Writer]) -> None:
@@ -57,7 +58,8 @@ class MetricLogger(Callback):
         self.end(result is not None)
 
 
-def _tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+    """Begin a run of TensorBoard, in the folder ``tensorboard`` of the run."""
     board = _require("torch.utils.tensorboard", "tensorboard").SummaryWriter(
         folder.path / "tensorboard"
     )
@@ -70,7 +72,8 @@ def _tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer
     return write, lambda is_finished: board.close()
 
 
-def _csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+    """Begin the file ``metrics.csv`` of the run: a row for each metric of each epoch."""
     file = open(  # noqa: SIM115 (until the end of the run)
         folder.path / "metrics.csv", "w", encoding="utf-8", newline="", buffering=1
     )
@@ -83,16 +86,17 @@ def _csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     return write, lambda is_finished: file.close()
 
 
-def _mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+    """Begin a run of MLflow, in the experiment of the dataset."""
     client, name = _require("mlflow", "mlflow-skinny").MlflowClient(), config["dataset"]
-    found = client.get_experiment_by_name(name)
-    number = found.experiment_id if found else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    number = experiment.experiment_id if experiment else client.create_experiment(name)
     run = client.create_run(number, run_name=folder.path.name, tags=tags).info.run_id
     for key, value in config.plain.items():
         client.log_param(run, key, str(value)[:500])
 
     def write(values: dict[str, float], epoch: int) -> None:
-        for name, value in values.items():  # whose names have no @ there
+        for name, value in values.items():  # MLflow allows no @ in names
             client.log_metric(run, name.replace("@", "_at_"), value, step=epoch)
 
     def end(is_finished: bool) -> None:
@@ -101,7 +105,8 @@ def _mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     return write, end
 
 
-def _wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+def _begin_wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
+    """Begin a run of Weights & Biases, in the project of ``wandb_project``."""
     place = {"project": config["wandb_project"], "name": folder.path.name, "dir": str(folder.path)}
     run = _require("wandb", "wandb").init(**place, config={**config.plain, **tags})
 
@@ -111,18 +116,24 @@ def _wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
     return write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1)
 
 
-LOGGERS = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb, "csv": _csv}
+LOGGERS = {
+    "tensorboard": _begin_tensorboard,
+    "mlflow": _begin_mlflow,
+    "wandb": _begin_wandb,
+    "csv": _begin_csv,
+}
 
 
 def make_loggers(config: Options) -> list[Callback]:
-    """Return the loggers that a configuration names."""
-    given = config["logger"] or []
-    names = [given] if isinstance(given, str) else list(given)
+    """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
+    value = config["logger"] or []
+    names = [value] if isinstance(value, str) else list(value)
     names += ["tensorboard"] if config["tensorboard"] else []
     return [MetricLogger(LOGGERS[name]) for name in dict.fromkeys(names)]
 
 
 def _require(module: str, package: str) -> Any:
+    """Import the module of a tracker; a UsageError names the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The losses of an epoch, read when they are there: no step waits for the device."""
+"""The losses of an epoch, read a few steps late, so that no step waits for the device."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LATE = 4  # steps that are on their way while an older loss is read; more keep more batches alive
+LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step whose loss is on its way.
+    """One step whose loss has not been read yet.
 
     Attributes:
         number: number of the batch in its epoch.
-        batch: what it was computed from, to explain a loss that is not a number.
-        targets: how many, the weight of the loss in the mean of the epoch.
-        loss: scalar of the CPU, or a number; valid once ``ready``.
-        ready: an event of the device behind the copy; None where there is nothing to wait for.
+        batch: the batch, to explain a loss that is not a number.
+        targets: number of targets, the weight of the loss in the mean of the epoch.
+        loss: scalar on the CPU, or a number; valid after ``ready``.
+        ready: event that follows the copy from the device; None where there is none to wait for.
     """
 
     number: int
@@ -33,20 +33,20 @@ class Step:
     ready: torch.cuda.Event | None = None
 
     def value(self) -> float:
-        """Return the loss; waits for steps up to this one, not for later ones."""
+        """Return the loss, after waiting for this step and those before it."""
         if self.ready is not None:
             self.ready.synchronize()
         return float(self.loss)
 
 
 class LossWatch:
-    """Adds up the losses of an epoch and stops it at one that is not a number.
+    """Sums up the losses of an epoch, and stops it at one that is not finite.
 
-    A loss on a device is copied without waiting and read ``LATE`` steps later, when the device is
-    long past it; one that is on the CPU is read at once.
+    A loss on a device is copied without waiting and read ``LATE`` steps later, when the copy is
+    complete; a loss on the CPU is read at once.
 
     Args:
-        refuse: called with a step and its loss where this is not finite; it raises.
+        refuse: called with a step and its loss if that is not finite; it raises.
     """
 
     def __init__(self, refuse: Callable[[Step, float], None]) -> None:
@@ -55,25 +55,25 @@ class LossWatch:
         self._waiting: deque[Step] = deque()
 
     def add(self, loss: Tensor | float, number: int, batch: Any, targets: int) -> None:
-        """The loss of a step, before its gradient is made."""
-        late, ready = 0, None
+        """Add the loss of a step, before its gradient is computed, and read older losses."""
+        unread, ready = 0, None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
-            late, on_gpu = LATE, loss.is_cuda
+            unread, is_cuda = LATE, loss.is_cuda
             loss = loss.to("cpu", non_blocking=True)  # into pinned memory
-            if on_gpu:
+            if is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
         self._waiting.append(Step(number, batch, targets, loss, ready))
-        self._read(late)
+        self._read_all_but(unread)
 
     def mean(self) -> float:
-        """Of all steps; waits for the last of them."""
-        self._read(0)
+        """Return the mean loss of a target in all steps, after waiting for the last step."""
+        self._read_all_but(0)
         return self.total / max(self.targets, 1)
 
-    def _read(self, late: int) -> None:
-        """All but the newest ``late``."""
-        while len(self._waiting) > late:
+    def _read_all_but(self, unread: int) -> None:
+        """Read and add all losses but the newest ``unread``."""
+        while len(self._waiting) > unread:
             step = self._waiting.popleft()
             value = step.value()
             if not math.isfinite(value):

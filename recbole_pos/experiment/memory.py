@@ -1,4 +1,4 @@
-"""Memory: what cannot fit is refused, and what is freed stays in the process while it trains."""
+"""Memory: refuse models that cannot fit, and keep freed memory in the process while it trains."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from recbole_pos.values import Options, is_whole
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
-# Numbers kept for each weight: itself, its gradient, and what the optimiser keeps.
+# Numbers kept for each weight: the weight, its gradient, and the optimiser's state.
 _COPIES = {"adam": 4, "adamw": 4, "rmsprop": 3, "adagrad": 3, "sgd": 2}
 
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Within, taking more than is free is an error, where Linux would end the process later."""
+    """Let allocations fail beyond the free memory, in a ``with`` block.
+
+    Linux would allow them, and end the process when it uses them. Does nothing on other systems.
+    """
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -43,32 +46,38 @@ def limited_memory() -> Iterator[None]:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed; torch has no kind of error for those of a CPU."""
+    """Return whether an error is a failed allocation; on a CPU torch has no class for them."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def require_weights(config: Options, dataset: Dataset, model: nn.Module) -> None:
-    """Refuse weights that do not fit with their gradients and what the optimiser keeps of them.
+    """Refuse a model whose weights, gradients and optimiser state exceed the memory.
 
     Raises:
-        UsageError: naming the options that make them large.
+        UsageError: naming the options that make the model large.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    wanted = sum(p.nbytes for p in trained) * _COPIES.get(config["learner"], 2)
-    if wanted > memory():
-        raise no_room(config, dataset, f"needs {_gib(wanted)} GiB or more for its weights")
+    needed = sum(p.nbytes for p in trained) * _COPIES.get(config["learner"], 2)
+    if needed > memory():
+        raise explain_no_room(config, dataset, f"needs {_gib(needed)} GiB or more for its weights")
 
 
-def no_room(config: Options, dataset: Dataset, problem: str) -> UsageError:
-    """Name the options furthest above their defaults: they made a model too large."""
+def explain_no_room(config: Options, dataset: Dataset, problem: str) -> UsageError:
+    """Return the error about a model too large, naming options far above their defaults.
+
+    Args:
+        config: configuration of the run.
+        dataset: dataset of the run, whose size is named.
+        problem: start of the message, after the model's name.
+    """
     defaults = getattr(config, "internal_config_dict", {})
-    above = {
+    excess = {
         key: config[key] / default
         for key, default in defaults.items()
         if is_whole(default) and default > 0 and is_whole(config[key])
         if config[key] > default and key != "seed"
     }
-    names = sorted(above, key=above.__getitem__, reverse=True)[:3]
+    names = sorted(excess, key=excess.__getitem__, reverse=True)[:3]
     sizes = [f"{key} {config[key]:,} (by default {defaults[key]:,})" for key in names]
     data = f"{dataset.item_num:,} items and {dataset.user_num:,} users"
     large = f"Large here are {', '.join(sizes)}; there are {data}" if sizes else f"It has {data}"
@@ -79,27 +88,33 @@ def no_room(config: Options, dataset: Dataset, problem: str) -> UsageError:
 
 
 def require_scores(config: Options, dataset: Dataset, items: int) -> None:
-    """Refuse scores of a batch of evaluation, for so many items at once, that do not fit.
+    """Refuse an evaluation whose scores of a batch exceed the memory.
+
+    Args:
+        config: configuration of the run.
+        dataset: the dataset, after ``build``.
+        items: number of items that are scored at a time.
 
     Raises:
         UsageError: naming ``eval_batch_size``.
     """
     held_out = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     rows = min(config["eval_batch_size"], held_out)
-    wanted, limit = rows * items * 4, memory()
-    if wanted > limit:
+    needed, limit = rows * items * 4, memory()  # bytes of float32
+    if needed > limit:
         raise UsageError(
             f"eval_batch_size: {rows:,} rows of scores for {items:,} items are "
-            f"{_gib(wanted)} GiB; {_gib(limit)} GiB are all there is. Give a smaller one"
+            f"{_gib(needed)} GiB; {_gib(limit)} GiB are all there is. Give a smaller one"
         )
 
 
 def _gib(size: int) -> str:
+    """Return a number of bytes in GiB, with three digits."""
     return f"{size / 2**30:,.3g}"
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc's malloc to serve blocks up to 32 MB from the heap and to keep what is freed.
+    """Let glibc's malloc serve blocks up to 32 MB from the heap, and keep the memory they free.
 
     Otherwise large blocks are mapped again from the kernel, which zeroes each page on first touch,
     step after step: 12% of an epoch at window length 200. Holds for the whole process; does nothing
@@ -123,7 +138,7 @@ def give_back() -> None:
 
 
 def _glibc(name: str) -> Any:
-    """Return a function of glibc, None with another C library."""
+    """Return a function of glibc by its name; None with another C library."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -20,7 +20,7 @@ from recbole_pos.values import Options
 
 
 class ParallelTrainer(PosTrainer):
-    """Takes this process's part of every batch; the weights stay the same in all processes.
+    """A trainer on this process's part of every batch; all processes keep the same weights.
 
     Only the first process writes. Metrics are computed from all rows in every process, so all of
     them stop in the same epoch.
@@ -47,7 +47,7 @@ class ParallelTrainer(PosTrainer):
         self.shared: distributed.SharedLoss | None = None  # from the first epoch on
 
     def training_loader(self, train_data: Any) -> Any:
-        """As in one process, but its batches are this process's part."""
+        """Return the loader of training, whose batches are this process's part."""
         loader = super().training_loader(train_data)
         loader.divide(self.shard)
         return loader
@@ -59,10 +59,10 @@ class ParallelTrainer(PosTrainer):
         loss_func: Any = None,
         show_progress: bool = False,
     ) -> dict[str, Any]:
-        """As in one process; every process draws its own dropout and negatives.
+        """Train an epoch; every process samples its own dropout and negatives.
 
-        They depend on the epoch and not on what was drawn before, so a run that goes on after a
-        loss draws what it would have drawn without it.
+        They depend on the epoch only, so a run that is resumed samples the same as it would have
+        without the interruption.
         """
         init_seed(self._seed(epoch_idx), self.config["reproducibility"])
         if self.shared is None:
@@ -75,17 +75,18 @@ class ParallelTrainer(PosTrainer):
         return line
 
     def _seed(self, epoch: int) -> int:
-        more = 7919 * self.shard.rank + 104729 * epoch
-        return (self.config["seed"] + more) % 2**32
+        """Return the seed of this process in an epoch, distinct by two primes."""
+        offset = 7919 * self.shard.rank + 104729 * epoch
+        return (self.config["seed"] + offset) % 2**32
 
     def _table(self) -> None:
-        """Gradients are sent as they are: dense."""
+        """Return no item table: its gradient is sent between processes, and dense."""
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
         return super()._loss(loss_func, batch) * self.shard.weight
 
     def _value(self, loss: Tensor) -> Tensor:
-        """Mean over the whole batch: where one process has no number, none has."""
+        """Return the mean loss of the whole batch, NaN in all processes if it is in one."""
         return distributed.total(loss)
 
     def _targets(self, batch: Any) -> int:
@@ -95,9 +96,9 @@ class ParallelTrainer(PosTrainer):
         return super()._writer(saved and self.shard.rank == 0)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
-        """Every process reads the same file."""
+        """Take up a checkpoint, which every process reads before any writes."""
         super().resume_checkpoint(resume_file, train_data)
-        torch.distributed.barrier()  # no one writes before all have read
+        torch.distributed.barrier()
 
 
 class _Gathered:
@@ -107,8 +108,9 @@ class _Gathered:
         self.evaluator = evaluator
 
     def evaluate(self, struct: Any) -> Any:
-        found = struct._data_dict
-        rows = {name: value for name, value in found.items() if name.startswith("rec.")}
+        """Compute metrics from the collected rows of all processes."""
+        collected = struct._data_dict
+        rows = {name: value for name, value in collected.items() if name.startswith("rec.")}
         for name, value in distributed.gather_rows(rows).items():
             struct.set(name, value)
         return self.evaluator.evaluate(struct)

@@ -1,10 +1,10 @@
 """Checkpoints that RecBole's own trainer wrote, read without running what is in them.
 
 RecBole pickles its ``Config`` into them, and with that the class of the model; some models put
-layers or sparse matrices beside their weights. torch 2.6 and later refuse such files, and who reads
-them freely runs whatever code they hold. Here every object of a file but its tensors becomes a
-:class:`_Record`: a name and what belongs to it, of which nothing is called. Out of the records of
-what RecBole writes, values are then made; a file with any other object is refused.
+layers or sparse matrices beside their weights. torch 2.6 and later refuse such files, and reading
+them as pickles runs whatever code they hold. Here every object of a file but its tensors becomes a
+:class:`_Record`, the name of a class with its arguments and state, of which nothing is called. From
+records of classes that RecBole writes, values are then made; a file with any other is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recbole_pos.values import shown
 
 
 class _Record:
-    """An object of a file: the name of its class, what made it and what was put into it."""
+    """An object of a file: the name of its class, the arguments it is made with, and its state."""
 
     name = ""
     args: tuple = ()
@@ -42,7 +42,7 @@ class _Record:
 
     def __new__(cls, *args: Any, **options: Any) -> _Record:
         if cls.name not in _VALUES and not cls.name.startswith(_PASSED_OVER):
-            raise Refused(_wants(f"to call {cls.name}"))
+            raise Refused(_describe_refusal(f"to call {cls.name}"))
         record = super().__new__(cls)
         record.args = args
         return record
@@ -55,20 +55,24 @@ class _Record:
 
     @property
     def parts(self) -> tuple:
-        """What may hold more records."""
+        """The values in which there may be further records."""
         return self.args, self.state
 
 
-def _wants(what: str) -> str:
+def _describe_refusal(what: str) -> str:
+    """Return the message about a file that has ``what`` RecBole's trainer does not write."""
     return (
         f"was refused, and nothing in it was run: it has {what}. Expected what RecBole's trainer "
         "writes: configuration, weights and optimiser"
     )
 
 
-def _stand_in(name: str) -> Any:
-    """Return what takes the place of a class of the file; new each time, so that nothing is
-    changed."""
+def _make_stand_in(name: str) -> Any:
+    """Return a stand-in for a class of a file, made anew so that a file cannot change a shared one.
+
+    Args:
+        name: ``module.Class``.
+    """
     if name == "torch._utils._rebuild_parameter":
         return lambda tensor, *_: tensor
     if name == "torch.device":
@@ -77,22 +81,22 @@ def _stand_in(name: str) -> Any:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint that RecBole has for a model: of its trainer, or the best of this package.
+    """Read a checkpoint of RecBole's trainer, or the best weights in one of this package.
 
     Args:
         path: the file.
 
     Returns:
-        What RecBole's trainer has saved, on the CPU, its ``config`` a Config again. Layers among
-        ``other_parameter`` are left out: their weights are in ``state_dict`` too.
+        The mapping that RecBole's trainer saves, on the CPU, its ``config`` a Config again. Layers
+        among ``other_parameter`` are left out, as their weights are in ``state_dict`` too.
 
     Raises:
         CheckpointError: if the file is missing or damaged, holds an object that RecBole's trainer
             does not write (nothing of it is run), or RecBole has other data for its model.
     """
-    state = archive.read(path, _stand_in)
+    state = archive.read(path, _make_stand_in)
     if isinstance(state, dict) and state.get("format") == checkpoint.FORMAT:
-        state = _ours(path)
+        state = _read_ours(path)
     else:
         try:
             state = _read_recbole_state(state)
@@ -101,14 +105,20 @@ def read(path: str | Path) -> dict[str, Any]:
         except CheckpointError:
             raise
         except Exception as error:
-            raise archive.damaged(path, error) from error
-    # RecBole may have cached data where the file says, and would unpickle them freely
+            raise archive.describe_damage(path, error) from error
+    # RecBole would unpickle whatever data the file says are cached: name a path below a file,
+    # where nothing can exist
     for key in ("dataset_save_path", "dataloaders_save_path"):
-        state["config"][key] = str(Path(path) / "nothing")  # below a file, where nothing can be
+        state["config"][key] = str(Path(path) / "nothing")
     return state
 
 
-def _ours(path: str | Path) -> dict[str, Any]:
+def _read_ours(path: str | Path) -> dict[str, Any]:
+    """Return a checkpoint of this package in the form of RecBole's, with the best weights.
+
+    Raises:
+        CheckpointError: if the model was trained on a split that RecBole does not make.
+    """
     state = checkpoint.load(path, ("config", "weights", "best_weights"))
     config = config_in(state, path)
     if not served(config["model"]):
@@ -125,30 +135,39 @@ def _ours(path: str | Path) -> dict[str, Any]:
 
 
 def _read_recbole_state(state: Any) -> dict[str, Any]:
+    """Make the values of a checkpoint of RecBole's trainer from its records, and check them.
+
+    Raises:
+        Refused: if a part is missing, of another form, or of a class that RecBole does not write.
+    """
     if not isinstance(state, dict) or not {"config", "state_dict"} <= state.keys():
-        raise Refused(_wants("no config with a state_dict"))
+        raise Refused(_describe_refusal("no config with a state_dict"))
     others = state.get("other_parameter") or {}
     kept = {
         name: value
         for name, value in others.items()
         if not (isinstance(value, _Record) and value.name.startswith(_LAYERS))
     }
-    config = _config(state["config"])
-    values = _value({**state, "config": None, "other_parameter": kept})
+    config = _make_config(state["config"])
+    values = _make_value({**state, "config": None, "other_parameter": kept})
     if missing := _SCHEMA.keys() - values.keys():
-        raise Refused(_wants(f"no {', '.join(sorted(missing))}"))
+        raise Refused(_describe_refusal(f"no {', '.join(sorted(missing))}"))
     for key, schema in _SCHEMA.items():
-        if wrong := checkpoint.difference(values[key], schema, key):
-            raise Refused(_wants(wrong))
+        if wrong := checkpoint.find_difference(values[key], schema, key):
+            raise Refused(_describe_refusal(wrong))
     return {**values, "config": config}
 
 
-def _config(record: Any) -> Config:
-    """RecBole's Config; its model is looked up by name, as the file alone must not name code."""
+def _make_config(record: Any) -> Config:
+    """Make RecBole's Config of its record; the model's class is looked up by name.
+
+    Raises:
+        Refused: if the record is of another class, or the model is unknown.
+    """
     if not isinstance(record, _Record) or record.name != "recbole.config.configurator.Config":
-        raise Refused(_wants("another config than RecBole's"))
+        raise Refused(_describe_refusal("another config than RecBole's"))
     classes = ("model_class", "yaml_loader")
-    state = _value({name: v for name, v in record.state.items() if name not in classes})
+    state = _make_value({name: v for name, v in record.state.items() if name not in classes})
     config = Config.__new__(Config)
     vars(config).update({name: v for name, v in state.items() if not hasattr(Config, name)})
     try:
@@ -164,43 +183,48 @@ def _config(record: Any) -> Config:
     return config
 
 
-def _value(found: Any) -> Any:
-    """Return what records stand for, recursively; mappings keep what they are."""
-    if isinstance(found, _Record) and found.name in _VALUES:
-        return _VALUES[found.name](found)
-    if isinstance(found, (_Record, type)):
-        raise Refused(_wants(f"{getattr(found, 'name', found)}"))
-    if isinstance(found, dict):
-        for key, value in found.items():
-            found[key] = _value(value)
-        return found
-    return type(found)(map(_value, found)) if isinstance(found, (list, tuple)) else found
+def _make_value(part: Any) -> Any:
+    """Make the value of records, also within lists and mappings; a mapping is changed in place.
+
+    Raises:
+        Refused: for a record of a class that is not among ``_VALUES``.
+    """
+    if isinstance(part, _Record) and part.name in _VALUES:
+        return _VALUES[part.name](part)
+    if isinstance(part, (_Record, type)):
+        raise Refused(_describe_refusal(f"{getattr(part, 'name', part)}"))
+    if isinstance(part, dict):
+        for key, value in part.items():
+            part[key] = _make_value(value)
+        return part
+    return type(part)(map(_make_value, part)) if isinstance(part, (list, tuple)) else part
 
 
-def _member(kind: EnumMeta, record: _Record) -> Any:
-    return kind(*record.args)
+def _make_member(enum: EnumMeta, record: _Record) -> Any:
+    return enum(*record.args)
 
 
-def _dtype(record: _Record) -> np.dtype:
+def _make_dtype(record: _Record) -> np.dtype:
     return np.dtype(str(record.args[0])).newbyteorder(record.state[1])
 
 
-def _scalar(record: _Record) -> Any:
-    kind, raw = record.args
-    return np.frombuffer(raw, _value(kind))[0].item()
+def _make_scalar(record: _Record) -> Any:
+    dtype, raw = record.args
+    return np.frombuffer(raw, _make_value(dtype))[0].item()
 
 
-def _array(record: _Record) -> np.ndarray:
-    _, shape, kind, by_columns, raw = record.state
+def _make_array(record: _Record) -> np.ndarray:
+    _, shape, dtype, is_by_columns, raw = record.state
     if isinstance(raw, list):
-        return np.fromiter(_value(raw), object, len(raw)).reshape(shape)
-    array = np.frombuffer(raw, _value(kind)).reshape(shape, order="F" if by_columns else "C")
+        return np.fromiter(_make_value(raw), object, len(raw)).reshape(shape)
+    numbers = np.frombuffer(raw, _make_value(dtype))
+    array = numbers.reshape(shape, order="F" if is_by_columns else "C")
     return array.copy(order="K")
 
 
-def _sparse(record: _Record) -> Any:
-    """Return a sparse matrix whose indices are within it: its readers in C do not look."""
-    state = _value(record.state)
+def _make_sparse(record: _Record) -> Any:
+    """Make a sparse matrix, checking that its indices are within it: scipy's C code does not."""
+    state = _make_value(record.state)
     kind = getattr(scipy.sparse, record.name.rpartition(".")[2])
     if kind is scipy.sparse.lil_matrix:
         rows, values = (list(itertools.chain(*state[part])) for part in ("rows", "data"))
@@ -221,10 +245,10 @@ def _is_epoch(found: Any) -> bool:
 
 def _is_score(found: Any) -> bool:
     """a number"""
-    return isinstance(found, (int, float)) and found == found
+    return isinstance(found, (int, float)) and found == found  # NaN differs from itself
 
 
-_SCHEMA: dict[str, Any] = {  # what RecBole's trainer takes up from a checkpoint
+_SCHEMA: dict[str, Any] = {  # the parts that RecBole's trainer resumes from
     "epoch": _is_epoch,
     "cur_step": is_count,
     "best_valid_score": _is_score,
@@ -232,14 +256,15 @@ _SCHEMA: dict[str, Any] = {  # what RecBole's trainer takes up from a checkpoint
     "optimizer": {"state": {int: {str: is_any}}, "param_groups": [{str: is_any}]},
 }
 _LAYERS = ("recbole.model.", "torch.nn.modules.")
-# Of these there are records within layers, which are left out, and of which no value is made.
+# Classes in layers, which are left out: their records are allowed, and no value is made of them.
 _PASSED_OVER = (*_LAYERS, "recbole.", "logging.getLogger", "torch.Size")
 _ENUMS = [kind for kind in vars(enum_type).values() if isinstance(kind, EnumMeta)]
 _VALUES: dict[str, Callable[[_Record], Any]] = {
-    **{f"{kind.__module__}.{kind.__name__}": functools.partial(_member, kind) for kind in _ENUMS},
-    "numpy.dtype": _dtype,
-    "numpy._core.multiarray.scalar": _scalar,
-    "numpy._core.multiarray._reconstruct": _array,
-    **{f"scipy.sparse.{_}{kind}.{kind}_matrix": _sparse
+    **{f"{enum.__module__}.{enum.__name__}": functools.partial(_make_member, enum)
+       for enum in _ENUMS},
+    "numpy.dtype": _make_dtype,
+    "numpy._core.multiarray.scalar": _make_scalar,
+    "numpy._core.multiarray._reconstruct": _make_array,
+    **{f"scipy.sparse.{_}{kind}.{kind}_matrix": _make_sparse
        for _ in ("", "_") for kind in ("csr", "csc", "lil")},
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Where the processes of one run meet: a store of torch's, at an address all know.
 
-torch's own start waits for half an hour and then names no one. The store outlives what is started
-again after a loss: it has the folder of the run, and the error that one process has found.
+torch's own start waits for half an hour, and then does not say which processes are missing. The
+store outlives processes that are started again after a loss: it keeps the folder of the run, and
+the first error of a process.
 """
 
 from __future__ import annotations
@@ -27,34 +28,35 @@ class PeerLost(TrainingError):
 
 
 class Rendezvous:
-    """What the processes of a run know of each other.
+    """The store through which the processes of a run meet.
 
     Args:
-        ip, port: where a process keeps the store.
-        keeps: whether this one does.
-        timeout: seconds to wait for who is missing.
+        ip, port: address of the store.
+        keeps_store: whether this process keeps the store.
+        timeout: seconds to wait for missing processes.
 
     Raises:
-        UsageError: if no one answers there, or the port cannot be had.
+        UsageError: if no process answers at the address, or the port is in use.
     """
 
-    def __init__(self, ip: str, port: int, keeps: bool, timeout: float) -> None:
+    def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
         self.address, self.timeout = f"{ip}:{port}", timeout
-        if not keeps:
+        if not keeps_store:
             self._wait_for_answer(ip, port)
-        minute = timedelta(minutes=1)  # for what is there, but slow
+        minute = timedelta(minutes=1)  # for a store that answers, but slowly
         try:
             self.root = dist.TCPStore(
-                ip, port, is_master=keeps, wait_for_workers=False, timeout=minute
+                ip, port, is_master=keeps_store, wait_for_workers=False, timeout=minute
             )
         except RuntimeError as error:
             raise UsageError(
-                f"--port: {'cannot listen' if keeps else 'no run'} at {self.address}: "
+                f"--port: {'cannot listen' if keeps_store else 'no run'} at {self.address}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         self.begin("run")
 
     def _wait_for_answer(self, ip: str, port: int) -> None:
+        """Wait until a process listens at the address; a UsageError after ``timeout`` seconds."""
         until = time.monotonic() + self.timeout
         while True:
             try:
@@ -71,20 +73,24 @@ class Rendezvous:
             time.sleep(_POLL)
 
     def begin(self, name: str) -> None:
-        """Leave the messages of an earlier run of the same processes."""
+        """Begin a run under a new name, so that keys of earlier runs in the store are not read."""
         self.store = dist.PrefixStore(f"recbole_pos/{name}", self.root)
 
     @contextmanager
     def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
-        """While this process is in torch's group, which begins once all have come.
+        """Be in torch's process group in a ``with`` block, which begins once all have come.
 
-        What goes wrong is reported to the others, unless another process is lost.
+        An error in the block is reported to the other processes, unless one of them was lost.
+
+        Args:
+            rank: this process.
+            on_gpu: whether the processes communicate by NCCL, and not by gloo.
 
         Raises:
-            UsageError: naming those who have not come.
-            PeerLost: if one of them is gone later.
+            UsageError: naming the processes that have not come.
+            PeerLost: if one of them is lost later.
         """
-        # with fewer processes than before, those that are left meet at another place
+        # the size is in the name: a later attempt may have fewer processes
         place = f"{rank.attempt}/{rank.size}"
         try:
             self.meet(place, [rank.rank], rank.size)
@@ -110,10 +116,15 @@ class Rendezvous:
                 dist.destroy_process_group()
 
     def meet(self, place: str, ranks: Iterable[int], size: int) -> None:
-        """Come to a place, for some of the processes, and wait for the others.
+        """Report that processes have come to a place, and wait for the others.
+
+        Args:
+            place: name of the place in the store.
+            ranks: processes for which this one reports.
+            size: number of processes that must come.
 
         Raises:
-            UsageError: naming those who have not come.
+            UsageError: naming the processes that have not come.
         """
         for rank in ranks:
             self.store.set(f"{place}/{rank}", "")
@@ -121,8 +132,9 @@ class Rendezvous:
         while not self.store.check(keys):
             if time.monotonic() > until:
                 missing = [rank for rank in range(size) if not self.store.check([keys[rank]])]
+                names = _describe_ranks(missing)
                 raise UsageError(
-                    f"of {size} processes, {_ranges(missing)} did not come to {self.address} "
+                    f"of {size} processes, {names} did not come to {self.address} "
                     f"within {self.timeout:g} s. Start what has them (by hand with "
                     f"--group_offset {missing[0]}); --join_timeout waits longer"
                 )
@@ -133,19 +145,23 @@ class Rendezvous:
         return self.store.check([f"met/{attempt}"])
 
     def error(self) -> PosError | None:
-        """Return the first error that a process reported, if any: it would come again."""
+        """Return the first error that a process reported, if any; a restart would repeat it.
+
+        Raises:
+            TrainingError: if the process that kept the store is gone.
+        """
         try:
             if not self.store.check(["error"]):
                 return None
             name, text = json.loads(self.store.get("error"))
         except dist.DistError as error:
             raise TrainingError(f"the process that kept {self.address} is gone") from error
-        known = {kind.__name__: kind for kind in (UsageError, CheckpointError, StorageError)}
-        return known.get(name, TrainingError)(text)
+        classes = {cls.__name__: cls for cls in (UsageError, CheckpointError, StorageError)}
+        return classes.get(name, TrainingError)(text)
 
     @property
     def folder(self) -> str | None:
-        """Where the run writes, as long as it lasts."""
+        """The folder of the run; None until process 0 has chosen it."""
         return self.store.get("folder").decode() if self.store.check(["folder"]) else None
 
     @folder.setter
@@ -154,38 +170,37 @@ class Rendezvous:
 
 
 def from_first(rank: Rank, decide: Callable[[], Any]) -> Any:
-    """Return what process 0 decides, in all of them; they raise what it raises.
+    """Call a function in process 0, and return its value, or raise its error, in all processes.
 
     Args:
         rank: this process, in its group.
         decide: a function without arguments.
     """
-    decided: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]  # value, error
     if rank.rank == 0:
         try:
-            decided[0] = decide()
+            outcome[0] = decide()
         except PosError as error:
-            decided[1] = error
-    dist.broadcast_object_list(decided)
-    if decided[1] is not None:
-        raise decided[1]
-    return decided[0]
+            outcome[1] = error
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 def _is_of_connection(error: Exception) -> bool:
-    """Return whether torch could not reach another process; of gloo it has no kind of error for
-    that."""
+    """Return whether torch could not reach another process; with gloo only the text says so."""
     return isinstance(error, (dist.DistError, PeerLost)) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     )
 
 
-def _ranges(ranks: list[int]) -> str:
-    """``1, 3 to 5``."""
-    parts: list[list[int]] = []
+def _describe_ranks(ranks: list[int]) -> str:
+    """Return sorted ranks as text: ``1, 3 to 5``."""
+    runs: list[list[int]] = []
     for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
         else:
-            parts.append([rank])
-    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+            runs.append([rank])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

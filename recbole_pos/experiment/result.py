@@ -1,4 +1,4 @@
-"""What is known of a run: before its first epoch, and when it is over."""
+"""Facts about a run: before its first epoch, and its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWS_WHEN = (
 
 @dataclass
 class Result:
-    """What a run found; also the content of ``result.json``.
+    """The result of a run; also the content of ``result.json``.
 
     ``best_valid`` and ``test`` map RecBole's metric names (``ndcg@10``) to values, both from the
     epoch ``best_epoch`` (from 0). ``seconds`` has data, training and evaluation (of validation and
@@ -61,29 +61,30 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """Return the content of ``result.json``.
+    """Read ``result.json`` of a run.
 
     Raises:
-        UsageError: if the file cannot be read, or is not as a run writes it; names the field.
+        UsageError: if the file cannot be read, or a field is not as a run writes it.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        found = TypeAdapter(Result).validate_json(folder.result.read_bytes())
+        result = TypeAdapter(Result).validate_json(folder.result.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         wrong = f"{shown(place) + ': ' if place else ''}{first['msg'][:200]}"
-        raise _damaged(folder, wrong) from error
+        raise _describe_damage(folder, wrong) from error
     except OSError as error:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
     for name in ("epochs", "parameters", "valid_targets", "test_targets"):
-        if (value := getattr(found, name)) < 0:
-            raise _damaged(folder, f"{name}: expected at least 0, found {shown(value)}")
-    return found
+        if (value := getattr(result, name)) < 0:
+            raise _describe_damage(folder, f"{name}: expected at least 0, found {shown(value)}")
+    return result
 
 
-def _damaged(folder: RunFolder, wrong: str) -> UsageError:
+def _describe_damage(folder: RunFolder, wrong: str) -> UsageError:
+    """Return the error about a damaged ``result.json``."""
     return UsageError(
         f"{folder.result}: {wrong}; `recbole-pos run --resume {folder.path}` writes the file again"
     )
@@ -92,7 +93,8 @@ def _damaged(folder: RunFolder, wrong: str) -> UsageError:
 def unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
-    What a search keeps of its best trial, and what earlier versions wrote, lacks it.
+    Best trials of searches and runs of earlier versions count as finished: they lack the files that
+    would tell.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
@@ -105,7 +107,7 @@ def unfinished(folder: RunFolder) -> bool:
 
 
 def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
-    """Return what is known before the first epoch."""
+    """Return the facts that a run reports before its first epoch: data, model, device, folder."""
     config, dataset = experiment.config, experiment.dataset
     return {
         "model": config["model"],
@@ -120,17 +122,18 @@ def start_facts(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def headline(experiment: Experiment, folder: RunFolder) -> str:
-    known = start_facts(experiment, folder)
+def make_headline(experiment: Experiment, folder: RunFolder) -> str:
+    """Return the first line of a run's report: model, dataset, their sizes, device and folder."""
+    facts = start_facts(experiment, folder)
     counts = ", ".join(
-        f"{known[key]:,} {key}" for key in ("users", "items", "events", "parameters")
+        f"{facts[key]:,} {key}" for key in ("users", "items", "events", "parameters")
     )
-    parts = [counts, device_line(known["device"]), *([known["run_dir"]] if folder.is_kept else [])]
-    return f"{known['model']} on {known['dataset']}: {', '.join(parts)}"
+    parts = [counts, device_line(facts["device"]), *([facts["run_dir"]] if folder.is_kept else [])]
+    return f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}"
 
 
 def parameters(model: Any) -> int:
-    """Return how many numbers of a model are trained."""
+    """Return the number of a model's trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -141,7 +144,16 @@ def _targets(loader: Any) -> int:
 def make_result(
     experiment: Experiment, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
+    """Make the result of a run that has been trained and tested.
+
+    Args:
+        experiment: configuration, data, model and trainer.
+        folder: folder of the run.
+        test: test metrics; None for a split without test targets.
+        test_seconds: seconds that the test took.
+    """
     config, progress = experiment.config, experiment.trainer.progress
+    training_seconds = max(progress.training_seconds, 1e-9)  # never 0, to divide by
     return Result(
         model=config["model"],
         dataset=config["dataset"],
@@ -155,9 +167,7 @@ def make_result(
             "training": round(progress.training_seconds, 3),
             "evaluation": round(progress.evaluation_seconds + test_seconds, 3),
         },
-        targets_per_second=round(
-            progress.trained_targets / max(progress.training_seconds, 1e-9), 1
-        ),
+        targets_per_second=round(progress.trained_targets / training_seconds, 1),
         parameters=parameters(experiment.model),
         candidates="items not in the user's past" if masks_history(config) else "all items",
         valid_targets=_targets(experiment.loaders["valid"]),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import RunArguments, divide
+from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.config.posconfig import PosConfig, fitted
+from recbole_pos.config.posconfig import PosConfig, limit_workers
 from recbole_pos.data.location import dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
@@ -48,13 +48,13 @@ def run(
         True
 
     Args:
-        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a class of
-            one's own, see :func:`recbole_pos.register_model`.
+        model: a plugin model or one of RecBole's (``recbole-pos models`` lists them), or a custom
+            class, see :func:`recbole_pos.register_model`.
         dataset: name of a folder with atomic files under ``data_path``, or ml-100k; or a
             :class:`recbole_pos.Dataset`.
         config_file_list: yaml files, later ones winning.
         config_dict: values that win over files.
-        run_dir: where to write; saved/<dataset>/<model>/<time>/ when None.
+        run_dir: folder of the run; saved/<dataset>/<model>/<time>/ if None.
         callbacks: follow the training, see :class:`recbole_pos.Callback`.
         settings: the other arguments together.
         given: options, as in ``config_dict``; or the other arguments by name, see
@@ -67,42 +67,35 @@ def run(
             or srun have started are one run.
 
     Returns:
-        What was found; None on a machine that does not run process 0, and in the other processes
-        that torchrun, mpirun or srun have started.
+        The result; None on a machine that does not run process 0, and in the other processes that
+        torchrun, mpirun or srun have started.
 
     Raises:
-        UsageError: if something given is wrong.
+        UsageError: if an argument, an option or a file is wrong.
         TrainingError: if the loss is no longer a number.
-        StorageError: if something cannot be written.
+        StorageError: if a file cannot be written.
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
-    args, options = divide(settings or RunArguments(), given)
+    args, options = split_keywords(settings or RunArguments(), given)
     config_dict = {**(config_dict or {}), **options}
     dataset = dataset_name(dataset)
     _require_patience(args)
     allow(config_dict.get("plugins"))
     rank = rank_here(os.environ, args)
-    if rank is not None:  # torch then asks for GPUs without beginning to use one
+    if rank is not None:  # with this, torch counts GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir, resume = run_dir or args.run_dir, args.resume
     if resume is not None:
-        changed = set(config_dict) - {"epochs", "data_path", "plugins"}
-        if model or dataset or config_file_list or run_dir or changed:
-            raise UsageError(
-                "--resume takes everything from its run folder; only --epochs may change, and "
-                "--data_path and --plugins name its data and modules"
-            )
-        folder = RunFolder(resume)
-        config = load_config(folder if folder.only_begun else folder.require(), config_dict)
-        _require_precision(config, folder)
-        _require_dataset(config)
+        if model or dataset or config_file_list or run_dir:
+            raise UsageError(_RESUME_ONLY)
+        folder, config = _open_interrupted(resume, config_dict)
     else:
         config = PosConfig(model, dataset, config_file_list, config_dict)
         require_device(config)
         check_precision(config)
         folder = None
-    plan = Plan.of(args)
+    plan = Plan.from_arguments(args)
     if callbacks and (rank is not None or plan.world_size > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if rank is not None:
@@ -113,7 +106,29 @@ def run(
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 
+_RESUME_ONLY = (
+    "--resume takes everything from its run folder; only --epochs may change, and --data_path and "
+    "--plugins name its data and modules"
+)
+
+
+def _open_interrupted(path: str | Path, config_dict: dict[str, Any]) -> tuple[RunFolder, PosConfig]:
+    """Return the folder and the configuration of a run to resume.
+
+    Raises:
+        UsageError: for options that must not change, or a run that cannot be resumed here.
+    """
+    if set(config_dict) - {"epochs", "data_path", "plugins"}:
+        raise UsageError(_RESUME_ONLY)
+    folder = RunFolder(path)
+    config = load_config(folder if folder.only_begun else folder.require(), config_dict)
+    _require_precision(config, folder)
+    _require_dataset(config)
+    return folder, config
+
+
 def _require_patience(args: RunArguments) -> None:
+    """Refuse a number of restarts or a time to wait that is not one."""
     if not (isinstance(args.max_restarts, int) and args.max_restarts >= 0):
         raise UsageError(
             f"--max_restarts: expected a whole number of at least 0, found {args.max_restarts}"
@@ -123,9 +138,9 @@ def _require_patience(args: RunArguments) -> None:
 
 
 def _require_precision(config: PosConfig, folder: RunFolder) -> None:
-    """Scaled float16 goes on where it began, or the run would be another one."""
-    made = Precision.of(config)
-    if (made.name, made.device) == ("fp16", "cpu"):
+    """Refuse to resume on a CPU a run in float16, which would train otherwise than it began."""
+    precision = Precision.from_config(config)
+    if (precision.name, precision.device) == ("fp16", "cpu"):
         raise UsageError(
             f"--resume: {folder.path} is trained with precision: fp16, which needs a GPU, and this "
             "run would go on on a CPU; continue it on a machine with a GPU"
@@ -140,27 +155,27 @@ def load(
     options: dict[str, Any] | None = None,
     dataset: Any = None,
 ) -> Experiment:
-    """Return a trained model with its data; best weights, evaluation mode.
+    """Load a trained model with its data: best weights, evaluation mode.
 
     Args:
         path: the run folder, or the .pth file of a plugin's model that RecBole's own functions
             have trained.
-        view: from the dataset, after its ``build``, to the one of the experiment; itself if None.
-        grown: whether the data may have more than the run knew. That is held out, see
-            ``PosSequentialDataset.with_later``; and attributes may have other values.
+        view: makes the experiment's dataset of the built dataset; the same if None.
+        grown: whether the data may have grown since the run. Later interactions are then held out,
+            see ``PosSequentialDataset.with_later``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        options: of evaluation, in place of those of the run.
-        dataset: that of the run, after ``build``; read from its files if None.
+        options: options of evaluation, in place of those of the run.
+        dataset: dataset of the run, after ``build``; read from its files if None.
 
     Warns:
         RunWarning: if the run was stopped before its end.
 
     Raises:
-        UsageError: if the dataset is not there.
-        CheckpointError: if what the model was trained on is not there any more.
+        UsageError: if the dataset is missing.
+        CheckpointError: if the data that the model was trained on have changed.
     """
     moved = {} if data_path is None else {"data_path": str(data_path)}
-    file, folder, config = _opened(path, {**(options or {}), **moved})
+    file, folder, config = _open_trained(path, {**(options or {}), **moved})
     if dataset is not None:
         dataset = dataset.for_config(config)
     else:
@@ -179,12 +194,14 @@ def load(
 
 
 def load_without_data(path: str | Path) -> Experiment:
-    """A trained model by its run folder only, without loaders and trainer; see :class:`Catalogue`.
+    """Load a trained model from its run folder only, without loaders and trainer.
+
+    Its dataset is a :class:`Catalogue`.
 
     Raises:
-        NeedsDataset: if the model, or a run of an earlier version, cannot do without the data.
+        NeedsDataset: if the model needs the data, or the run is of an earlier version.
     """
-    file, folder, config = _opened(path, {})
+    file, folder, config = _open_trained(path, {})
     known = load_vocabulary(folder, config)
     if known is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
@@ -198,7 +215,7 @@ def load_without_data(path: str | Path) -> Experiment:
 
 def finds_dataset(path: str | Path) -> bool:
     """Return whether a run's dataset is where the run found it."""
-    return _has_dataset(_opened(path, {})[2])
+    return _has_dataset(_open_trained(path, {})[2])
 
 
 def _has_dataset(config: PosConfig) -> bool:
@@ -212,13 +229,18 @@ def _require_dataset(config: PosConfig) -> None:
 
 
 def warn_of_unfinished(folder: RunFolder) -> None:
-    """Warn of a model whose training or test was stopped."""
+    """Warn the caller's caller if the training or test of a model was stopped."""
     if unfinished(folder):
         warnings.warn(f"{folder.path} is unfinished: {folder.how_to_finish}", RunWarning, 3)
 
 
-def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """Return the checkpoint, the folder and the configuration of a trained model."""
+def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
+    """Return the checkpoint, the folder and the configuration of a trained model.
+
+    Args:
+        path: run folder, or a checkpoint of RecBole's own functions.
+        options: options in place of those of the run.
+    """
     if os.path.isfile(path):
         file = Path(path)
         state = checkpoint.load(file, ("config",))
@@ -232,11 +254,14 @@ def _opened(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder,
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
-    """The configuration of a run that exists, which may come from a machine with more cores."""
-    kept = folder.read_config()
-    given = {**fitted(kept), **(config_dict or {})}
-    if (kept.get("item_vectors") or kept.get("preload_weight")) and not folder.only_begun:
-        given |= {"item_vectors": None, "preload_weight": None}
-        if kept.get("item_vectors_use") != "init":  # of which weights have all that there is
-            given["item_vectors"] = str(folder.require_vectors())
-    return PosConfig(None, None, [str(folder.config)], given, strict=False)
+    """Load the configuration of an existing run, for this machine and with other options.
+
+    Content vectors come from the run folder; under ``item_vectors_use: init`` from the weights.
+    """
+    plain = folder.read_config()
+    options = {**limit_workers(plain), **(config_dict or {})}
+    if (plain.get("item_vectors") or plain.get("preload_weight")) and not folder.only_begun:
+        options |= {"item_vectors": None, "preload_weight": None}
+        if plain.get("item_vectors_use") != "init":
+            options["item_vectors"] = str(folder.require_vectors())
+    return PosConfig(None, None, [str(folder.config)], options, strict=False)

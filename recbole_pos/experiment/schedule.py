@@ -1,4 +1,4 @@
-"""What happens to learning rate and weights from step to step: schedules, and a moving average."""
+"""Schedules of the learning rate, and a moving average of weights."""
 
 from __future__ import annotations
 
@@ -14,45 +14,49 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from recbole_pos.values import Options
 
-PER_STEP = ("cosine", "linear")  # schedules that need the number of all steps
+PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of the whole training
 
 
 def schedule_epoch(
     optimizer: Optimizer, config: Options, epoch: int, done: int, total: int
 ) -> LambdaLR:
-    """Return the schedule of an epoch, with the learning rate of its first step set.
+    """Make the learning rate schedule of an epoch, and set the rate of its first step.
 
-    The rate of a step is a function of its number and its epoch only, so a resumed run has the same
-    rates, to the bit.
+    The rate depends only on the numbers of step and epoch, so a resumed run has the same rates, to
+    the bit.
 
     Args:
-        optimizer: whose rates are set.
-        config: ``learning_rate``, ``lr_scheduler`` and what that reads.
-        epoch: from 0 on.
-        done: steps before it.
-        total: steps of all epochs; read by schedules ``PER_STEP``.
+        optimizer: the optimiser whose rates are set.
+        config: configuration of the run: ``learning_rate``, ``lr_scheduler`` and their options.
+        epoch: number of the epoch, from 0.
+        done: number of steps before the epoch.
+        total: number of steps of all epochs; read by schedules ``PER_STEP``.
     """
-    kind, warmup = config["lr_scheduler"], config["warmup_steps"]
-    every, rate = config["lr_decay_step"], config["lr_decay_rate"]
+    name, warmup = config["lr_scheduler"], config["warmup_steps"]
+    decay_epochs, decay_rate = config["lr_decay_step"], config["lr_decay_rate"]
 
-    def factor(step: int) -> float:
+    def compute_factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        if kind in PER_STEP:
+        if name in PER_STEP:
             passed = min((step - warmup) / max(total - warmup, 1), 1.0)
-            return (1 + math.cos(math.pi * passed)) / 2 if kind == "cosine" else 1 - passed
-        return float(rate ** (epoch // every if every else 0))
+            return (1 + math.cos(math.pi * passed)) / 2 if name == "cosine" else 1 - passed
+        return float(decay_rate ** (epoch // decay_epochs if decay_epochs else 0))
 
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] = config["learning_rate"]
-    return LambdaLR(optimizer, factor, last_epoch=done - 1)
+    return LambdaLR(optimizer, compute_factor, last_epoch=done - 1)
 
 
 class WeightAverage:
     """The exponential moving average of a model's trained parameters.
 
     After step t, counted from 1, w' = d w' + (1 - d) w with d = min(decay, t / (9 + t)), so that
-    fresh weights are soon forgotten.
+    the initial weights are soon forgotten.
+
+    Args:
+        model: the model whose parameters are averaged.
+        decay: the largest d, below 1.
 
     Attributes:
         weights: the average of each parameter, by name.
@@ -64,15 +68,15 @@ class WeightAverage:
         self.weights = {name: p.detach().clone() for name, p in self._own.items()}
 
     def update(self, step: int) -> None:
-        """Take in the parameters after a step."""
+        """Update the average with the parameters after a step, counted from 1."""
         with torch.no_grad():
-            own: Any = list(self._own.values())
+            parameters: Any = list(self._own.values())
             part = 1 - min(self.decay, step / (9 + step))
-            torch._foreach_lerp_(list(self.weights.values()), own, part)
+            torch._foreach_lerp_(list(self.weights.values()), parameters, part)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """The model has the average for its parameters in here."""
+        """Let the model have the average for its parameters, in a ``with`` block."""
         self._swap()
         try:
             yield
@@ -81,5 +85,5 @@ class WeightAverage:
 
     def _swap(self) -> None:
         for name, parameter in self._own.items():
-            kept: Tensor = parameter.data
-            parameter.data, self.weights[name] = self.weights[name], kept
+            current: Tensor = parameter.data
+            parameter.data, self.weights[name] = self.weights[name], current

@@ -17,12 +17,12 @@ from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError
 from recbole_pos.experiment.build import Experiment, load_vocabulary, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.diagnosis import advice
+from recbole_pos.experiment.diagnosis import suggest_settings
 from recbole_pos.experiment.evaluation import ranks_of_test
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.result import Result, headline, make_result, start_facts
+from recbole_pos.experiment.result import Result, make_headline, make_result, start_facts
 from recbole_pos.reporter import Reporter
 
 
@@ -35,70 +35,77 @@ def train(
     report: Callable[[Experiment], None] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result | None:
-    """Return one experiment in this process.
+    """Train and test one experiment in this process, and write its folder.
 
     Args:
         config: configuration of the run.
-        folder: folder of an interrupted run, which goes on; None for a new one.
-        run_dir: where a new one writes.
-        reporter: where it is reported.
-        dataset: prepared before, for this configuration; read from files when None.
-        report: is given the experiment after every validated epoch, whose checkpoint is kept, and
-            once if no epoch is left.
-        callbacks: follow the training.
+        folder: folder of an interrupted run to resume; None for a new run.
+        run_dir: folder of a new run.
+        reporter: reporter of the run.
+        dataset: a dataset of this configuration; read from files if None.
+        report: called with the experiment after every validated epoch, whose checkpoint is written,
+            and once if no epoch is left to train.
+        callbacks: callbacks of the training.
+
+    Returns:
+        The result in the first process; None in others of the same run.
+
+    Raises:
+        Interrupted: at Ctrl-C, naming the folder to resume.
+        StorageError: if a file cannot be written; says what was kept.
     """
-    first = current_shard().rank == 0
+    is_first = current_shard().rank == 0
     keep_freed_memory()
     with ExitStack() as locks:
-        if folder is not None and first:  # before the checkpoint is read
+        if folder is not None and is_first:  # before the checkpoint is read
             locks.enter_context(folder.held())
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = load_dataset(folder, config)
-            fresh = folder is None or folder.only_begun
-            experiment = prepare(config, fresh=fresh, dataset=dataset)
+            is_new = folder is None or folder.only_begun
+            experiment = prepare(config, fresh=is_new, dataset=dataset)
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.reporter = reporter
-        trainer.callbacks = [*make_loggers(config), *callbacks] if first else []
-        resumed = None if folder is None or fresh else str(folder.checkpoint)
-        if not first:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
+        trainer.callbacks = [*make_loggers(config), *callbacks] if is_first else []
+        checkpoint = None if folder is None or is_new else str(folder.checkpoint)
+        if not is_first:
+            if checkpoint:
+                trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
-        if folder is None:  # wrong options have left no folder behind
+        if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
             locks.enter_context(folder.held())
-            folder.require_unused()  # another process may have been faster
+            folder.require_unused()  # another process may have begun a run before the lock
         trainer.use_folder(folder)
         try:
-            if resumed:
-                trainer.resume_checkpoint(resumed, loaders["train"])
+            if checkpoint:
+                trainer.resume_checkpoint(checkpoint, loaders["train"])
             elif folder.only_begun:
                 reporter.line(f"{folder.path} has no finished epoch: from the beginning")
-            return _to_result(experiment, folder, reporter, report)
+            return _train_with_callbacks(experiment, folder, reporter, report)
         except KeyboardInterrupt:
             if not folder.checkpoint.is_file():
                 raise  # nothing to continue
             raise Interrupted(str(folder.path)) from None
         except StorageError as error:
-            raise StorageError(f"{error}; {_what_is_left(folder)}") from error
+            raise StorageError(f"{error}; {_advise_after_failure(folder)}") from error
 
 
-def _to_result(
+def _train_with_callbacks(
     experiment: Experiment,
     folder: RunFolder,
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train, test, write; and call who follows."""
-    followers, result = experiment.trainer.callbacks, None
-    call(followers, lambda one: one.on_start(experiment))
+    """Train and test, calling the first and the last hook of callbacks even if that fails."""
+    callbacks, result = experiment.trainer.callbacks, None
+    call(callbacks, lambda callback: callback.on_start(experiment))
     try:
         result = _train_and_test(experiment, folder, reporter, report)
     finally:
-        call(followers, lambda one: one.on_end(experiment, result))
+        call(callbacks, lambda callback: callback.on_end(experiment, result))
     return result
 
 
@@ -108,26 +115,10 @@ def _train_and_test(
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
+    """Train and test an experiment, and write and report all that belongs to the run."""
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
-    folder.write_config(config.plain)  # on resume too: epochs may have changed
-    dataset = experiment.dataset
-    known = Known.of(dataset)
-    trainer.known = known.digest
-    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
-    if (source := getattr(experiment.model, "content_source", None)) is not None:
-        names = dataset.field2id_token[dataset.iid_field]
-        keep_vectors(source, names, dataset.iid_field, folder.path)
-    reporter.line(headline(experiment, folder))
-    reporter.event("start", start_facts(experiment, folder))
-    if split := describe(experiment.dataset.split.summary):
-        reporter.line(split)
-    if advised := advice(config, experiment.dataset):
-        reporter.line(advised)
-    if not loaders["valid"] or not config["eval_step"]:
-        end = "the last one is tested" if loaders["test"] else "the last one is kept"
-        reporter.line(f"no validation: every epoch is trained and {end}")
-    if not loaders["test"]:
-        reporter.line("no test targets in this split: nothing will be tested")
+    _write_start(experiment, folder)
+    _report_start(experiment, folder, reporter)
     shown = config["show_progress"]
     if report and trainer.finished:
         report(experiment)
@@ -141,6 +132,40 @@ def _train_and_test(
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     folder.write_result(asdict(result))
+    _report_result(result, folder, reporter)
+    return result
+
+
+def _write_start(experiment: Experiment, folder: RunFolder) -> None:
+    """Write configuration, vocabulary and content vectors; on resume too, as epochs may change."""
+    dataset = experiment.dataset
+    folder.write_config(experiment.config.plain)
+    known = Known.of(dataset)
+    experiment.trainer.known = known.digest
+    folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
+    if (source := getattr(experiment.model, "content_source", None)) is not None:
+        names = dataset.field2id_token[dataset.iid_field]
+        keep_vectors(source, names, dataset.iid_field, folder.path)
+
+
+def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
+    """Report model, data and split before the first epoch, with advice on settings."""
+    config, loaders = experiment.config, experiment.loaders
+    reporter.line(make_headline(experiment, folder))
+    reporter.event("start", start_facts(experiment, folder))
+    if split := describe(experiment.dataset.split.summary):
+        reporter.line(split)
+    if advice := suggest_settings(config, experiment.dataset):
+        reporter.line(advice)
+    if not loaders["valid"] or not config["eval_step"]:
+        end = "the last one is tested" if loaders["test"] else "the last one is kept"
+        reporter.line(f"no validation: every epoch is trained and {end}")
+    if not loaders["test"]:
+        reporter.line("no test targets in this split: nothing will be tested")
+
+
+def _report_result(result: Result, folder: RunFolder, reporter: Reporter) -> None:
+    """Report the metrics of a run, its warnings, and where they were written."""
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
     reporter.results(title, {"valid": result.best_valid, "test": result.test})
     for text in result.warnings:
@@ -148,11 +173,10 @@ def _train_and_test(
     if folder.is_kept:
         reporter.line(f"{folder.path}/result.json")
     reporter.event("result", asdict(result))
-    return result
 
 
-def _what_is_left(folder: RunFolder) -> str:
-    """Of a run that could not go on writing."""
+def _advise_after_failure(folder: RunFolder) -> str:
+    """Return how to go on with a run that could not write a file."""
     if not folder.checkpoint.is_file():
         return "no epoch was kept; make room and start again"
     return (
@@ -162,5 +186,11 @@ def _what_is_left(folder: RunFolder) -> str:
 
 
 def load_dataset(folder: RunFolder, config: PosConfig, alone: bool = False) -> Any:
-    """Return the data of a run that exists, names with the ids that they have there."""
+    """Read the data of an existing run; names keep the ids that they have in it.
+
+    Args:
+        folder: folder of the run.
+        config: configuration of the run.
+        alone: whether interactions that the run did not have are held out.
+    """
     return read_dataset(config, load_vocabulary(folder, config), alone)

@@ -64,7 +64,7 @@ class PosTrainer(EvaluatingTrainer):
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
-        self.precision = Precision.of(config)
+        self.precision = Precision.from_config(config)
         self.scaler = self.precision.scaler()
         self.adapter = adapter(config, model)
         self.optimizer: Any = self._build_optimizer()

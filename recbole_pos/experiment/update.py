@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import AttachArguments, RunArguments, arguments
+from recbole_pos.config.arguments import AttachArguments, RunArguments, fill_settings
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import changes
@@ -60,7 +60,7 @@ def update(
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
     source = updated_run(trained)
-    args = arguments(settings or AttachArguments(), given)
+    args = fill_settings(settings or AttachArguments(), given)
     options = {
         "epochs": EPOCHS,
         **(config_dict or {}),

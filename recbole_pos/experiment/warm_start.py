@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
 from recbole_pos.config.option import MODEL
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.data.attributes import item_attribute
 from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.checkpoint import difference
+from recbole_pos.experiment.checkpoint import find_difference
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import unfinished
 from recbole_pos.experiment.state import require_known
@@ -92,7 +92,7 @@ def _load_weights(
     new = tuple(f"{name}." for name, module in model.named_modules() if type(module) in added)
     own = model.state_dict()
     both = {name: own[name] for name in weights if name in own}
-    if wrong := difference({name: weights[name] for name in both}, both, "best_weights"):
+    if wrong := find_difference({name: weights[name] for name in both}, both, "best_weights"):
         raise UsageError(f"init_from: {source.path} does not fit: {wrong}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
     unmatched = [*unexpected, *(key for key in missing if not key.startswith(new))]
@@ -114,7 +114,7 @@ def require_same_function(
     lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
     if lost:
         raise UsageError(f"{option}: {path} has the scheme {', '.join(lost)}, this run has not")
-    own = {key for key in own_defaults(earlier["model"]) if rule(key).role == MODEL}
+    own = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     own.update(*(scheme.options for scheme in schemes))
     own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}

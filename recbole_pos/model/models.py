@@ -17,10 +17,10 @@ from recbole_pos.registry import (
     Defaults,
     Registration,
     Registry,
-    gather,
-    home,
+    find_home_module,
+    find_importing_module,
+    gather_defaults,
     import_path,
-    origin,
 )
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import read_yaml
@@ -139,9 +139,9 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
         recbole_pos.run("Deep", "ml-100k", config_dict={"n_layers": 4})
     """
     _require_recommender(model)
-    module = origin(sys._getframe(1))
+    module = find_importing_module(sys._getframe(1))
     if module is None and defaults is None and name in (None, model.__name__):
-        module = home(model)
+        module = find_home_module(model)
     _register(model, defaults, name or model.__name__, module)
     return model
 
@@ -160,7 +160,7 @@ def registered_name(model: type) -> str:
         return model.__name__
     earlier = ADDED.given(model)  # a cell of a notebook may run again
     given = earlier.given if earlier else None
-    _register(model, given, model.__name__, home(model) if given is None else None)
+    _register(model, given, model.__name__, find_home_module(model) if given is None else None)
     return model.__name__
 
 
@@ -173,7 +173,7 @@ def _register(model: type, given: Defaults | None, name: str, module: str | None
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
-    defaults, own = gather(model, given, _shipped, ADDED.given)
+    defaults, own = gather_defaults(model, given, _shipped, ADDED.given)
     if wrong := {"model", "dataset", "plugins"} & set(defaults):
         raise UsageError(
             f"model {shown(name)}: defaults: {', '.join(sorted(wrong))} says what is run, and "

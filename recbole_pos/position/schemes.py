@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recbole_pos.errors import UsageError
-from recbole_pos.registry import Defaults, Registration, Registry, gather, import_path, origin
+from recbole_pos.registry import (
+    Defaults,
+    Registration,
+    Registry,
+    find_importing_module,
+    gather_defaults,
+    import_path,
+)
 from recbole_pos.values import shown, suggest
 
 if TYPE_CHECKING:
@@ -174,7 +181,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
-    _register(name, scheme, defaults, origin(sys._getframe(1)))
+    _register(name, scheme, defaults, find_importing_module(sys._getframe(1)))
     return scheme
 
 
@@ -189,7 +196,7 @@ def _register(name: str, scheme: type, given: Defaults | None, module: str | Non
             f"scheme {shown(name)}: {place}.options: expected names of options such as "
             f"('recency_start',), found {shown(options)}"
         )
-    defaults, own = gather(scheme, given, _shipped(options), SCHEMES.given)
+    defaults, own = gather_defaults(scheme, given, _shipped(options), SCHEMES.given)
     for keys, wrong in (
         (set(options) - set(defaults), "has no default; give one to register_scheme"),
         (set(defaults) - set(options), f"has a default, but is not among {place}.options"),

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from recbole_pos.config.option import DATA, SCHEDULE
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.runs.space import KINDS, Parameter, Space
 from recbole_pos.values import is_number, shown, suggest
@@ -252,7 +252,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
         UsageError: naming the line of the file.
     """
     for parameter in space.parameters:
-        role = rule(parameter.name).role
+        role = find_option(parameter.name).role
         if role == DATA:
             raise UsageError(
                 f"{parameter.where}: {parameter.name} cannot be searched: data, split and metrics "

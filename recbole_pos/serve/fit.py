@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import RunArguments, divide
+from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.conversion.frames import Dataset
 from recbole_pos.data.grown import Growth
 from recbole_pos.errors import UsageError
@@ -63,7 +63,7 @@ def fit(
     Raises:
         UsageError: if something given is wrong, as of :func:`run`.
     """
-    args, options = divide(settings or RunArguments(), given)
+    args, options = split_keywords(settings or RunArguments(), given)
     if args.resume is not None:
         raise UsageError("resume: fit begins a run; recbole_pos.run(resume=...) and then load")
     if valid is not None or test is not None:

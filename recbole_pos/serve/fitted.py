@@ -118,7 +118,7 @@ class FittedModel:
         """
         target = RunFolder(path)
         target.require_unused()
-        copy_run(self._folder("save"), target, tested=True)
+        copy_run(self._folder("save"), target, with_results=True)
         found = Path(self.config["data_path"])
         if data is None:
             data = any(isinstance(one, Dataset) and one.is_temporary for one in self.source)
@@ -129,7 +129,7 @@ class FittedModel:
     def pack(self) -> dict[str, bytes]:
         """The files of the run, by name."""
         home = TemporaryFolder()
-        copy_run(self._folder("pickle"), RunFolder(home.path), tested=True)
+        copy_run(self._folder("pickle"), RunFolder(home.path), with_results=True)
         return {file.name: file.read_bytes() for file in home.path.iterdir()}
 
     def _folder(self, what: str) -> RunFolder:

@@ -29,7 +29,7 @@ from recbole_pos.serve.histories import (
     read_tables,
 )
 from recbole_pos.serve.recommender import COLUMNS, MODEL, Recommender
-from recbole_pos.values import no_formula, shown
+from recbole_pos.values import escape_formula, shown
 
 _FEW = 30  # recommendations that are shown, too
 _KINDS = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # of the columns
@@ -175,7 +175,7 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
         asked = trained.requested(asked, read_at(request.at))
         counts, table = Counts(unknown=int(asked.unknown.sum())), pd.DataFrame()
         formulas = file.suffix != ".parquet" and any(
-            no_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
+            escape_formula(str(name)) != str(name) for name in (*trained.items, *asked.ids)
         )
         if formulas:
             reporter.line(
@@ -188,7 +188,7 @@ def write_recommendations(request: BulkRequest, out: str | Path | None = None) -
             given = request.k, request.exclude_seen, choice, request.because
             for part, seen in trained.parts(asked, *given):
                 table = rename_fields(part, trained) if by_user else part.astype({"id": str})
-                write(table.apply(lambda x: x.map(no_formula)) if formulas else table)
+                write(table.apply(lambda x: x.map(escape_formula)) if formulas else table)
                 task.advance(counts.add(part, seen))
     if 0 < counts.rows <= _FEW and not (by_user and request.users is None):
         reporter.line(table.to_string(index=False))

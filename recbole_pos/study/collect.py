@@ -30,7 +30,7 @@ from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, known_from
 from recbole_pos.study.study_report import html
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.study.ties import TieCount
-from recbole_pos.values import no_formula, short
+from recbole_pos.values import escape_formula, short
 from recbole_pos.yaml_files import read_yaml
 
 _DECIMALS = 6  # of metrics in files, unless metric_decimal_place says otherwise
@@ -334,4 +334,4 @@ def write_results(results: Results, folder: Path) -> Written:
 
 def _csv(frame: pd.DataFrame) -> str:
     """Return a table as text for spreadsheets: no cell begins as a formula does."""
-    return frame.apply(lambda column: column.map(no_formula)).to_csv(index=False)
+    return frame.apply(lambda column: column.map(escape_formula)).to_csv(index=False)

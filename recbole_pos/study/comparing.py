@@ -15,7 +15,7 @@ import pandas as pd
 import ray
 from matplotlib.figure import Figure
 
-from recbole_pos.config.arguments import CompareArguments, divide, require_shares
+from recbole_pos.config.arguments import CompareArguments, require_shares, split_keywords
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.conversion.frames import beside
 from recbole_pos.data.location import dataset_name, require_dataset
@@ -136,7 +136,7 @@ def compare(
             compared.
         KeyboardInterrupt: if it was interrupted; says how to go on.
     """
-    args, options = divide(settings or CompareArguments(), given)
+    args, options = split_keywords(settings or CompareArguments(), given)
     base = {**(config_dict or {}), **options}
     data, dataset = dataset, dataset_name(dataset)
     if args.run_dir is None:

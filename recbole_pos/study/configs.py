@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from recbole_pos.config.option import DATA
-from recbole_pos.config.options import rule
+from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.kinds import SIDE_FEATURES
 from recbole_pos.errors import UsageError
@@ -164,7 +164,7 @@ def data_key(config: PosConfig) -> str:
     about = {
         key: value
         for key, value in config.plain.items()
-        if rule(key).role == DATA and key not in _OF_MODEL
+        if find_option(key).role == DATA and key not in _OF_MODEL
     }
     return digest(about, str(config["MODEL_TYPE"]))
 

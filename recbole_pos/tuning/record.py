@@ -21,7 +21,7 @@ from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import write_text, writing
 from recbole_pos.runs.storage import filesystem, names_in
 from recbole_pos.runs.worker import FAILED, LOST
-from recbole_pos.values import no_formula, shown
+from recbole_pos.values import escape_formula, shown
 
 ENDED = ("finished", "stopped", FAILED)
 TRIAL = "trial"  # key of the number of a trial in the record
@@ -247,5 +247,7 @@ def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path)
     for t in trials:
         values = [t.options.get(name, "") for name in names]
         row = [t.number, t.state, t.score, t.best_epoch, t.epochs, t.seconds, t.parameters]
-        writer.writerow([no_formula(value) for value in (*row, *values, t.host, t.node, t.reason)])
+        writer.writerow(
+            [escape_formula(value) for value in (*row, *values, t.host, t.node, t.reason)]
+        )
     write_text(file, text.getvalue())

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from recbole_pos.config.arguments import SearchArguments, changed, require_shares
+from recbole_pos.config.arguments import SearchArguments, changed_settings, require_shares
 from recbole_pos.config.plugins import find_modules
 from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
-from recbole_pos.config.presets import parts_by_scheme, positions
+from recbole_pos.config.presets import find_parts_by_scheme, list_positions
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment import folder as folders
 from recbole_pos.files import write_json
@@ -111,7 +111,7 @@ def read_settings(
     found = found.without(fixed)
     if "position" in {*found.names, *found.fixed}:  # trials take a file as it is for one position
         for file, content in first.files:
-            if parts := parts_by_scheme(content, first["model"], file):
+            if parts := find_parts_by_scheme(content, first["model"], file):
                 raise UsageError(
                     f"{parts[0]}: a search that tries or sets position does not take options of "
                     "one scheme from there; write them into the space, with `when: {position: ..}`"
@@ -167,7 +167,7 @@ def resumed_settings(
     Raises:
         UsageError: for anything that may not change, and if there is no search.
     """
-    wrong = [name for name in changed(args) if name not in (*RESUMED, "scheduler")]
+    wrong = [name for name in changed_settings(args) if name not in (*RESUMED, "scheduler")]
     wrong += ["scheduler"] if args.scheduler == "none" else []
     wrong += [name for name, value in others.items() if value]  # the command line gives empty ones
     wrong += [name for name in config if name not in PLACES]
@@ -224,7 +224,7 @@ def _plugins(space: Space, model: str, base: dict[str, Any]) -> list[str]:
     """Return modules that must be imported to know the model and any scheme of any trial."""
     searched = [p.values for p in space.parameters if p.name == "position"]
     values = [base.get("position"), *itertools.chain(*searched)]
-    schemes = [name for value in values for name in positions(value, None)]
+    schemes = [name for value in values for name in list_positions(value, None)]
     given = base.get("plugins") or []
     given = [given] if isinstance(given, str) else given
     return list(dict.fromkeys([*given, *find_modules(model, schemes)]))

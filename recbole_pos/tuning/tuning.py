@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from recbole_pos.config.arguments import SearchArguments, divide
+from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.conversion.frames import beside
 from recbole_pos.data.identity import changes
@@ -129,7 +129,7 @@ def search(
             machine or the storage failed; then nothing was tested.
         KeyboardInterrupt: if it was interrupted; names the folder to resume.
     """
-    args, options = divide(settings or SearchArguments(), given)
+    args, options = split_keywords(settings or SearchArguments(), given)
     config_dict = {**(config_dict or {}), **options}
     data, dataset = dataset, dataset_name(dataset)
     if args.run_dir is None and args.resume is None:
