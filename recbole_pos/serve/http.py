@@ -200,7 +200,7 @@ class Service:
             self.metrics.waiting.set(self.waiting)
 
     async def health(self) -> Response:
-        """Answer GET /health: 200 with the facts of the models, 503 until all of them are loaded."""
+        """Answer GET /health: facts of the models; 503 until all of them are loaded."""
         about: dict[str, Any] = {
             name: {"run_dir": holder.run_dir} if holder.now is None else holder.now.about
             for name, holder in self.holders.by_name.items()

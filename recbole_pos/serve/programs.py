@@ -200,7 +200,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             module,
             arguments,
             dynamic_shapes=(*shapes[:first], shapes[first:]) if encoder.inputs else shapes,
-            prefer_deferred_runtime_asserts_over_guards=True,  # it cannot prove some guards that hold
+            prefer_deferred_runtime_asserts_over_guards=True,  # some guards hold, unproved
         )
     except Exception as error:  # torch's own are of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -264,7 +264,7 @@ def write_onnx(
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the cumulative minimum of floats, which ONNX lacks, and zeros for its unused indices."""
+    """Return the cumulative minimum of floats, which ONNX lacks; zeros for its unused indices."""
     place = torch.arange(x.size(dim), device=x.device)
     later = place[:, None] < place
     lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(later, torch.inf).amin(-1)

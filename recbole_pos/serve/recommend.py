@@ -274,10 +274,10 @@ def rename_fields(found: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 def report_unknown(trained: Recommender, reporter: Reporter, **names: list[str] | None) -> None:
     """Print how many names in the files ``--items`` and ``--exclude`` the model does not know."""
-    for option, listed_names in names.items():
-        if unknown := [name for name in listed_names or () if name not in trained.ids]:
+    for option, listed in names.items():
+        if unknown := [name for name in listed or () if name not in trained.ids]:
             reporter.line(
-                f"--{option}: {len(unknown):,} of {len(listed_names or ()):,} names are of no item that "
+                f"--{option}: {len(unknown):,} of {len(listed or ()):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing"
             )
 
