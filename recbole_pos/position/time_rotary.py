@@ -220,8 +220,9 @@ class MultiLevelRotaryPosition(AngularPosition):
             assert ctx.times is not None  # needs_time
             days, weights = ctx.times / SECONDS["days"], self.level_weights
             angles = [radians(days, bank())[:, None] for bank in self.banks]
-            cos = sum(w * angle.cos() for w, angle in zip(weights, angles, strict=True))
-            sin = sum(w * angle.sin() for w, angle in zip(weights, angles, strict=True))
+            pairs, zero = list(zip(weights, angles, strict=True)), torch.zeros(())
+            cos = sum((w * angle.cos() for w, angle in pairs), zero)
+            sin = sum((w * angle.sin() for w, angle in pairs), zero)
             return cos.to(dtype), sin.to(dtype)
 
         return ctx.cached((type(self), self.key, dtype), make)
