@@ -22,6 +22,7 @@ from recbole_pos.data.item_vectors import read_new, read_vectors, to_files
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.context import SequenceContext
+from recbole_pos.serve.export import load_program
 
 SIZE = 5
 USES = ("add", "replace", "late")
@@ -219,6 +220,7 @@ def test_an_item_is_what_the_formula_says(
     ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
     hidden = model.query_states(batch.items, ctx, batch.positions)
     logits = (hidden @ model.item_vectors().T)[:, 1:]
+    logits[:, torch.from_numpy(made.dataset.popularity[1:] == 0)] = -torch.inf
     plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
     torch.testing.assert_close(loss, plain)
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -265,20 +267,24 @@ MODELS = ["PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "Pos
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("model_name", MODELS)
 def test_every_model_learns_from_content(data: Path, file: str, model_name: str, use: str) -> None:
-    """Packed windows give the gradient of what computes each item by itself; so do rows and SCE."""
+    """And of a loss nothing reaches items without a training interaction."""
     options: dict[str, Any] = dict(CROSS_ENTROPY.get(model_name, {}))
     if model_name == "AttrFormer":
         options["relations"] = []
     if model_name in ("PosRec", "FGNN"):
         options["train_windows"] = "prefix"
-    made = build(data, model_name, item_vectors=file, item_vectors_use=use, **options)
+    options |= {"item_vectors": file, "item_vectors_use": use, "item_vectors_train": True}
+    made = build(data, model_name, **options)
     model = made.model.train()
     batch = batch_of(made)
     torch.manual_seed(0)
     loss = model.window_loss(batch)
     loss.backward()
-    table = (model.content_model or model).item_embedding
-    assert table.parts["content"].inner.weight.grad.abs().sum() > 0
+    content = (model.content_model or model).item_embedding.parts["content"]
+    assert content.inner.weight.grad.abs().sum() > 0
+    cold = made.dataset.popularity == 0
+    assert cold.sum() == 1 + len(COLD) and not content.values.grad[cold].any()
+    assert content.values.grad[~cold].any()
     scores = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
     assert 0 <= scores["ndcg@10"] <= 1
 
@@ -364,3 +370,32 @@ def test_the_vectors_of_a_field_are_those_of_a_file(data: Path, tmp_path: Path, 
     assert list(names[0]) == list(names[1])
     parts = [one.model.item_embedding.parts["content"].values for one in made]
     torch.testing.assert_close(*parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["add", "late"])
+def test_content_is_exported(data: Path, file: str, tmp_path: Path, use: str) -> None:
+    """The program needs no vectors of content: those of items are computed once."""
+    options = {"data_path": str(data), "epochs": 1, "show_progress": False, "hidden_size": 16}
+    options |= {"item_vectors": file, "item_vectors_use": use, "MAX_ITEM_LIST_LENGTH": 12}
+    recbole_pos.run("PosSASRec", "tiny", None, options, tmp_path / "run", verbose=False)
+    folder = recbole_pos.export(tmp_path / "run", tmp_path / "out", format="torch_export", k=3)
+    trained = recbole_pos.Recommender.load(tmp_path / "run", histories_only=True)
+    ids = [trained.ids[name] for name in ("i3", "c1")]
+    program = load_program(folder / "recommend.pt2")
+    allowed = torch.ones(1, len(trained.items) + 1, dtype=torch.bool)
+    given = {"items": torch.tensor([ids]), "lengths": torch.tensor([2]), "allowed": allowed}
+    best, scores = program(given)
+    found = trained.recommend(histories=[["i3", "c1"]], k=3, exclude_seen=False)
+    assert [trained.items[i - 1] for i in best[0]] == list(found["item"])
+    np.testing.assert_allclose(scores[0], found["score"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["sampled_softmax", "SCE"])
+def test_losses_against_a_part_of_the_items_know_content(data: Path, file: str, loss: str) -> None:
+    """Negatives are items with a training interaction, by their content."""
+    made = build(data, item_vectors=file, item_vectors_train=True, loss_type=loss)
+    made.model.train().window_loss(batch_of(made)).backward()
+    grad = made.model.item_embedding.parts["content"].values.grad
+    cold = made.dataset.popularity == 0
+    assert not grad[cold].any() and grad[~cold].any(1).sum() > 20

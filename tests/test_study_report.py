@@ -467,3 +467,24 @@ def test_names_of_many_words_are_folded_between_them() -> None:
     table = RenderedTable("t", ("row", "x"), ((Cell(name), Cell("0.1080 ± 0.0034")),))
     cells = body(on_terminal(table, 50))
     assert " ".join(cells[2::2]) == name
+
+
+def test_cold_targets_have_a_column_where_content_is_read(results, found):
+    """Recall of the targets without a training interaction; not where no configuration has more."""
+    plan = results.plan
+    assert not any("cold" in column for column in metrics_table(results, found).columns)
+    rows = {
+        name: dataclasses.replace(row, options={**row.options, "item_vectors": "v.npy"})
+        if name == "NoPE"
+        else row
+        for name, row in plan.rows.items()
+    }
+    knowing = dataclasses.replace(results, plan=dataclasses.replace(plan, rows=rows))
+    table = metrics_table(knowing, compare(knowing, plan.tables[0]))
+    cold = results.ranks.targets["popularity"].to_numpy() == 0
+    of_row = (results.ranks.runs["row"] == "RoPE").to_numpy()
+    want = (results.ranks.rank[of_row][:, cold] < 10).mean()
+    cell = line_of(table, "RoPE")["Recall@10, cold targets"]
+    assert cell.text.startswith(number(want)) and any(
+        f"Cold targets: {cold.sum():,}," in note for note in table.notes
+    )

@@ -118,7 +118,7 @@ def preloaded(config: Options, value: Any) -> str | None:
     """Read by the plugin's models, whose items may have content vectors."""
     from recbole_pos.model.models import on_our_base  # not for --help, which imports nothing heavy
 
-    instead = "the plugin's own models read vectors of items"
+    instead = "give numbers as float fields of the item table, or take a model of the plugin"
     if not on_our_base(config["model"]):
         return custom(instead)(config, value)
     return None

@@ -25,7 +25,7 @@ from recbole_pos.files import write_text, writing
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
-_LARGEST = 65_536  # numbers of a vector
+_LARGEST = 16_384  # numbers of a vector, of whose pairs there are statistics
 _BLOCK = 1 << 24  # numbers that are copied at a time
 _scratch: list[tempfile.TemporaryDirectory] = []  # of vectors from memory; gone with the process
 

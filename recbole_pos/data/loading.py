@@ -122,6 +122,14 @@ class AtomicTables(Dataset):
                         f"{' or '.join(needed)} is needed"
                     )
 
+        for pair in (self.config["preload_weight"] or {}).items():
+            one, other = (self.field2source[name] for name in pair)
+            if one != other:
+                raise UsageError(
+                    f"preload_weight: {' and '.join(map(shown, pair))} are not in one table of "
+                    "additional_feat_suffix, which has names of its own and their vectors"
+                )
+
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         tables: list[pd.DataFrame] = []
         lengths: list[dict[str, int]] = []

@@ -200,12 +200,20 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
                 f"{list(new.shape)} of finite numbers here"
             )
         new[tuple(slice(size) for size in old.shape)] = old
-    known = len(weights["item_embedding.weight"])
+    users, items = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    vocabulary = source.read_vocabulary(users, items)
+    assert vocabulary is not None  # ``updated_run``
+    known = len(vocabulary.tokens[items])
     model.notices.append(
         f"update_from: new items since {source.path} was trained: {dataset.item_num - known:,}"
     )
     if config["new_items"] is not None:
-        embedding: nn.Embedding = model.item_embedding
+        embedding = model.item_embedding
+        if not embedding.has_ids:
+            raise UsageError(
+                "new_items: with item_vectors_use: replace, items have no vectors of their own; "
+                "leave it out"
+            )
         tokens = item_attribute(dataset, config["new_items"])
         with torch.no_grad():
             fill_new(embedding.weight, known, tokens)

@@ -95,11 +95,8 @@ class ItemTable(nn.Embedding):
 
         For who needs those of all items anyhow, as a loss over the catalogue does.
         """
-        if not self.parts or self._shared is not None:
-            yield self.vectors()
-            return
-        self._shared = self.vectors()
+        before, self._shared = self._shared, self.vectors()
         try:
             yield self._shared
         finally:
-            self._shared = None
+            self._shared = before

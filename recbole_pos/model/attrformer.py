@@ -103,7 +103,8 @@ class AttrFormer(PosSASRec):
         self.bank_users = self._bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
         self.future = LaterTargets(dataset.split, betas)
-        prior = dirichlet_prior(torch.from_numpy(dataset.popularity))
+        counts = torch.from_numpy(dataset.popularity)
+        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def _notice_unread(self, config: Options) -> None:
@@ -202,10 +203,10 @@ class AttrFormer(PosSASRec):
 
     def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
         """Loss of states [k, d] before events with a ``future``, whose items are ``items`` [k]."""
-        vectors = self.item_vectors()
         if future is None:
-            return self.loss(hidden, vectors, items)
+            return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
         targets, betas = (part.to(hidden.device) for part in future)
+        vectors, targets = self.training_candidates(self.item_vectors(), targets)
         return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
 
     def _future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:

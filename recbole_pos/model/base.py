@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -31,8 +31,13 @@ from recbole_pos.values import SECONDS, Options, shown
 _PARTS = 8  # of a batch that is ranked, by length of history
 
 
-def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m]."""
+def loss_function(
+    config: Options, dataset: Dataset, candidates: Tensor | None
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """``loss_type`` as a function of hidden states [m, d], item embeddings and targets [m].
+
+    ``candidates`` are the ids of the items among which it chooses; None for all.
+    """
     kind = config["loss_type"]
     if kind == "CE":
         return full_cross_entropy
@@ -41,6 +46,7 @@ def loss_function(config: Options, dataset: Dataset) -> Callable[[Tensor, Tensor
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
     if kind in SAMPLED:
         counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
+        counts = counts if candidates is None else counts[candidates.numpy()]
         given = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
         return SampledLoss(counts=torch.from_numpy(counts), **given)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
@@ -94,6 +100,8 @@ class PosRecommender(SequentialRecommender):
     needs_events = False  # whether batches must have the places of their events in the log
     linked = False  # whether the training windows of a user must come in one batch
     causal = True  # whether every event has a state of its own, made from the events up to it
+    candidates: Tensor | None
+    places: Tensor
     prepares: ClassVar[bool] = False  # whether ``prepare`` does something
     # options that are not for the class, and why
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -108,10 +116,6 @@ class PosRecommender(SequentialRecommender):
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.loss = loss_function(config, dataset)
-        # whether the loss of a target depends on the others of its batch
-        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
-        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
         self.later: LaterTargets | None = None  # where a state has several targets
         if config["target_window"] > 1 and has_log(dataset):
             n = config["target_window"]
@@ -119,9 +123,14 @@ class PosRecommender(SequentialRecommender):
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.content_model: PosRecommender | None = None  # of item_vectors_use: late
         self.content_weight: Tensor | float = 1.0
+        self.register_buffer("candidates", None, persistent=False)  # ids, see training_candidates
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self._shared: Tensor | None = None
         add_content(self, config, dataset)
+        self.loss = loss_function(config, dataset, self.candidates)
+        # whether the loss of a target depends on the others of its batch
+        is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
+        self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
         if (of_items := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = of_items
         self.event_features = build_event_features(config, dataset)
@@ -178,6 +187,20 @@ class PosRecommender(SequentialRecommender):
             return own
         return torch.cat((own, self.content_model.item_embedding.vectors()), 1)
 
+    def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the items among which training chooses, padding first, and targets among them.
+
+        All of them, but where content scores items without a training interaction: these would be
+        learned to be wrong answers.
+
+        Args:
+            vectors: [items, d] of all items.
+            targets: ids, of any shape, of items with a training interaction.
+        """
+        if self.candidates is None:
+            return vectors, targets
+        return vectors[self.candidates], self.places[targets]
+
     def add_items(self, vectors: np.ndarray) -> None:
         """Add items by their content [k, c]; their ids come after those that there are.
 
@@ -194,14 +217,17 @@ class PosRecommender(SequentialRecommender):
         if self.content_model is not None:
             self.content_model.add_items(vectors)
 
-    @contextmanager
-    def shared_items(self) -> Iterator[Tensor]:
+    def shared_items(self) -> AbstractContextManager[Tensor]:
         """Within, vectors of items are computed once, for inputs and scores."""
-        if self.content_model is None or self._shared is not None:
-            with self.item_embedding.shared():
-                yield self.item_vectors()
-            return
-        with self.item_embedding.shared(), self.content_model.item_embedding.shared():
+        if self._shared is not None or not (self.item_embedding.parts or self.content_model):
+            return nullcontext(self.item_vectors())
+        return self._sharing()
+
+    @contextmanager
+    def _sharing(self) -> Iterator[Tensor]:
+        content = self.content_model
+        other = nullcontext() if content is None else content.item_embedding.shared()
+        with self.item_embedding.shared(), other:
             self._shared = self.item_vectors()
             try:
                 yield self._shared
@@ -251,9 +277,11 @@ class PosRecommender(SequentialRecommender):
             hidden = self.query_states(batch.items, ctx, batch.positions)
             self._require_states(hidden, batch.targets.numel())
             if self.later is None or batch.events is None:
-                return self.loss(hidden, vectors, batch.targets)
+                return self.loss(hidden, *self.training_candidates(vectors, batch.targets))
             events = batch.events if batch.positions is None else batch.events[batch.positions]
-            return loss_of_several(self.loss, hidden, vectors, *self.later.after(events + 1))
+            targets, weights = self.later.after(events + 1)
+            vectors, targets = self.training_candidates(vectors, targets)
+            return loss_of_several(self.loss, hidden, vectors, targets, weights)
 
     def _require_states(self, hidden: Tensor, count: int) -> None:
         """Check the shape of states, which the loss would refuse in torch's words."""
@@ -270,9 +298,8 @@ class PosRecommender(SequentialRecommender):
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the same of RecBole's rows, one target each."""
         with self.shared_items() as vectors:
-            return self.loss(
-                self.compute_states(interaction), vectors, interaction[self.POS_ITEM_ID]
-            )
+            states, targets = self.compute_states(interaction), interaction[self.POS_ITEM_ID]
+            return self.loss(states, *self.training_candidates(vectors, targets))
 
     def forward(
         self,

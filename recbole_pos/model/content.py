@@ -14,8 +14,8 @@ late    t_i e_i in one model and MLP(c_i) in a second one; a score is <h, x> of 
         first plus w times that of the second
 ======= ============================================================================
 
-Mean, scale, whitening and components are of the items with a training interaction, so nothing of an
-item depends on which others have none.
+Mean, scale, whitening and components are of the items with a training interaction, and a loss
+chooses among these only (but with init). So nothing of an item depends on which others have none.
 
 Reference:
     Lingzi Zhang et al. "Are ID Embeddings Necessary? Whitening Pre-trained Text Embeddings for
@@ -175,6 +175,11 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     table, trained = model.item_embedding, dataset.popularity > 0
     if use in ("add", "late"):
         table.parts["trained"] = Trained(torch.from_numpy(trained))
+    if use != "init" and not trained[1:].all():
+        model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(trained)))
+        places = torch.zeros(len(trained), dtype=torch.int64)
+        places[model.candidates] = torch.arange(len(model.candidates))
+        model.register_buffer("places", places, persistent=False)
     if use == "late":
         model.content_model = type(model)(_with(config, item_vectors_use="replace"), dataset)
         model.notices += [x for x in model.content_model.notices if x.startswith("item_vectors")]

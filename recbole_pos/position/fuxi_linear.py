@@ -21,7 +21,6 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.position.channels import channel_sizes
 from recbole_pos.position.frequencies import FrequencyBank, base_form, wavelength_form
 from recbole_pos.position.mixing import sum_past
-from recbole_pos.position.time_buckets import pad_times
 from recbole_pos.values import SECONDS
 
 WAVES = 16  # events of a chunk of time, of whose columns each has weights of its own
@@ -87,13 +86,13 @@ class FuXiLinear(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
     ) -> Tensor:
-        e, t, dtype = query.size(-1), ctx.width, value.dtype
+        e, dtype, align = query.size(-1), value.dtype, ctx.either
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
-        block = ctx.pad(scaled, "start").transpose(1, 2)  # [b, h, t, 3e]
+        block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
-        falls = (-rate * torch.arange(t, device=rate.device))[None]
-        p = self.positions[:t].to(dtype)[None, None]
+        falls = -rate * ctx.pad(ctx.index.double(), align)[:, None]
+        p = ctx.pad(self.positions[ctx.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
         parts = (
             sum_past(q, k, F.silu(content), (falls, falls)),
@@ -101,12 +100,13 @@ class FuXiLinear(AttentionPosition):
             self._periodic(time, ctx),
         )
         out = torch.cat([part.to(dtype) for part in parts], -1)
-        return ctx.unpad(out.transpose(1, 2), "start")
+        return ctx.unpad(out.transpose(1, 2), align)
 
     def _periodic(self, time: Tensor, ctx: SequenceContext) -> Tensor:
         """The part of time, [b, h, t, columns] to the same."""
         b, h, t, columns = time.shape
-        asked, own = (x[:, None] * self.bank()[:, None] for x in pad_times(ctx))  # [b, hp, t]
+        times = (ctx.pad(x.elapsed.detach(), ctx.either) for x in (ctx.request, ctx))
+        asked, own = (x[:, None] * self.bank()[:, None] for x in times)  # [b, h pairs, t]
         cos, sin, dtype = asked.cos(), asked.sin(), time.dtype
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
         k = torch.stack((own.cos(), own.sin()), -1).to(dtype).repeat(1, 2, 1, 1)

@@ -55,7 +55,8 @@ def sum_past(
     t = v.size(2)
     c = min(chunk or CHUNK, t)
     n = -(-t // c)
-    q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).unflatten(2, (n, c)) for x in (q, k, v))
+    shape = n, c, -1  # not unflatten, whose check of sizes no exported program passes
+    q, k, v = (F.pad(x, (0, 0, 0, n * c - t)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights, past = q @ k.transpose(-1, -2), q
     if falls is None:
         state = k.transpose(-1, -2) @ v  # [b, h, n, f, w]
@@ -67,7 +68,7 @@ def sum_past(
             """What is left: where padding rises, and in the future, no more than all."""
             return exponent.clamp(max=0).exp().to(v.dtype)
 
-        asked, kept = (F.pad(x, (0, n * c - t)).unflatten(2, (n, c)) for x in falls)
+        asked, kept = (F.pad(x, (0, n * c - t)).view(*x.shape[:2], n, c) for x in falls)
         end = kept[..., -1:]  # [b, h, n, 1] of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
         weights = weights * left(asked[..., None] - kept[..., None, :])
@@ -76,7 +77,7 @@ def sum_past(
         before = (carried @ state.flatten(3)).view_as(state)
         past = q * left(asked - start)[..., None]
     out = weights.tril() @ v + past @ before
-    return out.flatten(2, 3)[:, :, :t]
+    return out.view(*out.shape[:2], n * c, -1)[:, :, :t]
 
 
 class TokenMixing(AttentionPosition):

@@ -218,12 +218,12 @@ class MultiLevelRotaryPosition(AngularPosition):
 
         def make() -> tuple[Tensor, Tensor]:
             assert ctx.times is not None  # needs_time
-            days, weights = ctx.times / SECONDS["days"], self.level_weights
-            angles = [radians(days, bank())[:, None] for bank in self.banks]
-            pairs, zero = list(zip(weights, angles, strict=True)), torch.zeros(())
-            cos = sum((w * angle.cos() for w, angle in pairs), zero)
-            sin = sum((w * angle.sin() for w, angle in pairs), zero)
-            return cos.to(dtype), sin.to(dtype)
+            days = ctx.times / SECONDS["days"]
+            turned = (radians(days, bank())[:, None] for bank in self.banks)
+            angles = zip(self.level_weights, turned, strict=True)
+            levels = torch.stack([w * torch.stack((a.cos(), a.sin())) for w, a in angles])
+            cos, sin = levels.sum(0).to(dtype)
+            return cos, sin
 
         return ctx.cached((type(self), self.key, dtype), make)
 

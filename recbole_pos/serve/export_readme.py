@@ -113,7 +113,7 @@ def write_readme(
         k=k,
         n=n,
         items=len(names),
-        d=encoder.model.item_embedding.embedding_dim,
+        d=encoder.model.item_vectors().size(1),
     )
 
 

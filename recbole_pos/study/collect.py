@@ -245,6 +245,8 @@ def of_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
             )
         known = {**asdict(read_result(run)), "row": name, "seed": seed, "status": DONE}
         rows[name] = {"model": config["model"]}
+        if config.get("item_vectors"):
+            rows[name]["item_vectors"] = config["item_vectors"]
         lines.append(_line(known, run, Path(), metric))
         curves += _curve(known, run, metric)
         ranks[(name, seed)] = _ranks(known, run)

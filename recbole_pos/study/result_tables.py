@@ -18,7 +18,7 @@ from recbole_pos.study.rendered_table import (
     span,
     with_deviation,
 )
-from recbole_pos.study.results import VALIDATION, Comparison, Results
+from recbole_pos.study.results import COLD, VALIDATION, Comparison, Results
 
 STAR = "*"
 # Behind an interval whose noise between seeds is not that of its own two rows.
@@ -43,6 +43,8 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
     metrics = {metric: metric_name(metric) for metric in table.metrics}
     if table.validation:
         metrics[VALIDATION] = f"{metric_name(plan.metrics[0])}, validation"
+    cold = [metric for metric in found.means["metric"].unique() if metric.endswith(COLD)]
+    metrics |= {metric: metric_name(metric) for metric in cold}
     columns = ["configuration", "seeds", *metrics.values()]
     if not found.differences.empty:
         columns.append(f"{metric_name(main)} - {reference}")
@@ -64,6 +66,9 @@ def metrics_table(results: Results, found: Comparison) -> RenderedTable:
             cells.append(_difference(found.differences, row))
         lines.append((*cells, *(Cell(texts[row]) for _, texts in cost)))
     notes = [*_comparison_notes(found, plan.unit), *_marks(found.differences)]
+    for metric in cold:
+        targets = int(found.means.loc[found.means["metric"] == metric, "targets"].max())
+        notes.append(f"Cold targets: {targets:,}, whose items have no interaction in training.")
     spare = [*range(len(columns) - 1, len(columns) - 1 - len(cost), -1)]
     spare += [*range(len(metrics) + 1, 2, -1), 1]  # metrics but the main one, then seeds
     return RenderedTable(

@@ -16,6 +16,8 @@ from recbole_pos.study.ties import TieCount
 
 DONE, FAILED = "done", "failed"
 VALIDATION = "validation"  # of the best epoch, in the first metric of the study
+COLD = ", cold targets"  # behind a metric of the targets whose item has no interaction in training
+_CONTENT = ("item_vectors", "preload_weight", "item_features")  # what such items may be scored by
 
 
 def _empty(*columns: str) -> pd.DataFrame:
@@ -103,6 +105,8 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
     """
     main, *_ = table.metrics
     shown = (*table.metrics, VALIDATION) if table.validation else table.metrics
+    if _has_cold(results, table):
+        shown = (*shown, f"recall@{main.partition('@')[2]}{COLD}")
     found = pd.concat([_means(results, table, metric) for metric in shown])
     found = found.reset_index(drop=True)
     ranks, plan = results.ranks, results.plan
@@ -121,13 +125,24 @@ def compare(results: Results, table: TablePlan, bins: bool = True) -> Comparison
     return Comparison(table, found, pairs, by_bin)
 
 
+def _has_cold(results: Results, table: TablePlan) -> bool:
+    """Whether targets are cold, and a configuration knows more of items than interactions."""
+    ranks, plan = results.ranks, results.plan
+    if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
+        return False
+    content = any(plan.options(row).get(key) for row in table.rows for key in _CONTENT)
+    return content and bool((ranks.targets["popularity"] == 0).any())
+
+
 def _means(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return one metric of all rows: from the ranks, or else as the runs report it."""
     parts = []
-    ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(metric)]
+    plain = metric.removesuffix(COLD)
+    ranked = [row for row in table.rows if results.ranked(row) and is_from_ranks(plain)]
     if ranked and results.ranks is not None:
-        found = means(results.ranks, [metric]).set_index("row").loc[ranked].reset_index()
-        parts.append(found.drop(columns="bin"))
+        cold = {COLD: results.ranks.targets["popularity"] == 0} if plain != metric else None
+        found = means(results.ranks, [plain], cold).set_index("row").loc[ranked].reset_index()
+        parts.append(found.drop(columns="bin").assign(metric=metric))
     others = [row for row in table.rows if row not in ranked]
     if metric in results.runs.columns and others:
         done = results.done[results.done["row"].isin(others)].dropna(subset=[metric])

@@ -1,0 +1,61 @@
+"""Make content vectors of items from the attributes in a dataset's ``.item`` file.
+
+Words of titles (token_seq) and values of categories are weighted by TF-IDF (a word that is in few
+items says more) and reduced by SVD.
+
+    python studies/content/vectors.py ml-100k vectors/ml-100k.npy
+    python studies/content/vectors.py amazon-beauty vectors/beauty.npy --data_path FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import recbole
+from scipy.sparse import hstack
+from scipy.sparse.linalg import svds
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+
+def read_items(data_path: str, dataset: str) -> pd.DataFrame:
+    """Return the table of items: ``data_path``, or the wheel of RecBole for ml-100k."""
+    places = [Path(data_path), Path(recbole.__file__).parent / "dataset_example"]
+    files = (place / dataset / f"{dataset}.item" for place in places)
+    file = next(file for file in files if file.is_file())
+    table = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False, quoting=3)
+    return table.rename(columns=lambda column: column.partition(":")[0])
+
+
+def make_vectors(table: pd.DataFrame, fields: list[str], size: int) -> np.ndarray:
+    """Return [items, size] float32: TF-IDF of each field, side by side, by SVD."""
+    weights = []
+    for field in fields:
+        words = table[field].str.lower()
+        weights.append(TfidfVectorizer(token_pattern=r"[^\s,]+", min_df=2).fit_transform(words))
+    left, spread, _ = svds(hstack(weights).tocsr(), k=size, random_state=0)
+    return (left * spread)[:, ::-1].astype(np.float32)  # the largest first
+
+
+def main() -> None:
+    """Write OUT.npy and the names of its rows, OUT.txt."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("dataset")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--data_path", default="dataset/")
+    parser.add_argument("--fields", nargs="+", help="of the items (all but the first)")
+    parser.add_argument("--size", type=int, default=64)
+    args = parser.parse_args()
+    table = read_items(args.data_path, args.dataset)
+    vectors = make_vectors(table, args.fields or list(table.columns[1:]), args.size)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    np.save(args.out, vectors)
+    names = table.iloc[:, 0]
+    args.out.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")
+    print(f"{args.out}: {len(vectors):,} items, {vectors.shape[1]} numbers each")
+
+
+if __name__ == "__main__":
+    main()
