@@ -295,13 +295,6 @@ def _take_fields(
 ) -> None:
     """Append the values of a history to ``values``, by table (``events``, ``user``) and field.
 
-    Args:
-        history: the history as given.
-        fields: fields that the model reads, by table and name.
-        items: number of items of the history.
-        where: name of the history in error messages.
-        values: values by table and field so far; ``events`` have one for each item.
-
     Raises:
         UsageError: for a field that the model does not read, or values of the wrong kind or number.
     """
@@ -364,12 +357,6 @@ def _fields(
     history: Any, where: str, number: int, unit: float | None
 ) -> tuple[Any, list[str], list[float] | None, float]:
     """Return id, items, times and request time (NaN if none) of a history, once they are checked.
-
-    Args:
-        history: a list of items, or a mapping with the keys ``KEYS``.
-        where: name of the history in error messages.
-        number: its number, which is its id if it has none.
-        unit: seconds in the unit of the time field; None if that has none.
 
     Raises:
         UsageError: naming the key that is wrong.
@@ -587,10 +574,7 @@ def _moments(
 
     Args:
         values: [m] times; those of requests (``at``) may be missing, which gives NaN.
-        name: name of the column.
-        unit: seconds in the unit of the time field; None if that has none.
-        row: [m] number of the history of each value, for messages.
-        ids: names of the histories, for messages.
+        row, ids: [m] number of the history of each value, and names of histories, for messages.
 
     Raises:
         UsageError: for a column of another type, or a number that is not finite.

@@ -111,8 +111,7 @@ class Recommender(ExplainingModel):
             RunWarning: if the run is unfinished, or the dataset is not where it was.
 
         Raises:
-            UsageError: if it is not the folder of a run, or the model needs the dataset and that is
-                not there.
+            UsageError: if it is not the folder of a run, or lacks a dataset that the model needs.
             CheckpointError: if the data the model was trained on are not there any more.
         """
         trained = cls._loaded(run_dir, data_path, histories_only)
@@ -124,8 +123,7 @@ class Recommender(ExplainingModel):
     def _loaded(
         cls, run_dir: str | Path, data_path: str | Path | None, histories_only: bool | None
     ) -> Recommender:
-        """Load the model with its dataset, or without where the model can do without; see
-        :meth:`load`."""
+        """Load the model, without its dataset where that is possible; see :meth:`load`."""
         if data_path is not None or histories_only is False:
             return cls._with_data(run_dir, data_path)
         has_dataset = finds_dataset(run_dir)
@@ -174,8 +172,7 @@ class Recommender(ExplainingModel):
             A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model reads no content, the vectors do not fit, or the model reads
-                attributes of items that new items do not have.
+            UsageError: if the model reads no content or other attributes, or vectors do not fit.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -196,14 +193,7 @@ class Recommender(ExplainingModel):
 
     @torch.inference_mode()
     def _require_readable(self, item_names: np.ndarray) -> None:
-        """Require that the model can read new items, by encoding a history of the first of them.
-
-        Args:
-            names: names of the new items; nothing is checked if there are none.
-
-        Raises:
-            UsageError: if the model looks up attributes that new items do not have.
-        """
+        """Raise a UsageError if the model cannot encode a history of new items, tried with one."""
         if not len(item_names):
             return
         try:
@@ -313,8 +303,7 @@ class Recommender(ExplainingModel):
             RunWarning: once, if the present time is taken.
 
         Raises:
-            UsageError: if a time is given that the model does not read, or a history is requested
-                before its newest event.
+            UsageError: for a time that the model does not read, or before the newest event.
         """
         if not self.scorer.reads_request:
             if at is not None or asked.at is not None:
@@ -389,9 +378,6 @@ class Recommender(ExplainingModel):
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are left out.
 
-        Args:
-            allowed, excluded, boosts: as of :meth:`recommend`.
-
         Raises:
             UsageError: if no item is left, or a boost is not a finite number.
         """
@@ -399,16 +385,15 @@ class Recommender(ExplainingModel):
             return self._every
         allows = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
         allows[1:] = allowed is None
-        lists = (("allowed", allowed, True), ("excluded", excluded, False))
-        for option, names, is_allowed in lists:
+        for key, names, is_allowed in (("allowed", allowed, True), ("excluded", excluded, False)):
             if names is None:
                 continue
             if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-                raise UsageError(f"{option}: expected names of items, found {shown(names)}")
+                raise UsageError(f"{key}: expected names of items, found {shown(names)}")
             allows[[self.ids[name] for name in map(str, names) if name in self.ids]] = is_allowed
             if not allows.any():
                 why = "none of them is known" if is_allowed else "all items are excluded"
-                raise UsageError(f"{option}: no item is left to recommend: {why}")
+                raise UsageError(f"{key}: no item is left to recommend: {why}")
         items = allows.nonzero()[:, 0]
         if boosts is not None and not isinstance(boosts, Mapping):
             raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
@@ -421,7 +406,6 @@ class Recommender(ExplainingModel):
 
     @cached_property
     def _every(self) -> Choice:
-        """All items of the catalogue, without boosts."""
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def parts(
@@ -432,11 +416,8 @@ class Recommender(ExplainingModel):
         choice: Choice,
         because: int = 0,
     ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield tables of recommendations, pool by pool in the order of ``asked``.
-
-        Yields:
-            A table as :meth:`recommend` returns it, and how many of its items are in the history.
-        """
+        """Yield tables as :meth:`recommend` returns them, pool by pool in the order of ``asked``,
+        each with how many of its items are in the history already."""
         names = np.array(asked.ids, dtype=object)
         require_reasons(self.scorer, because, asked)
         for row, rank, item, score, by in self.ranked(asked, k, exclude_seen, choice):
@@ -465,12 +446,8 @@ class Recommender(ExplainingModel):
     def ranked(
         self, asked: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the recommendations of :meth:`parts` as arrays, pool by pool.
-
-        Yields:
-            For each recommendation the number of its history, its rank from 1, the id of the item,
-            its score, and whether the score is the model's.
-        """
+        """Yield the recommendations of :meth:`parts` as arrays [p]: number of the history, rank
+        from 1, id of the item, score, and whether the score is the model's."""
         self.require_k(k)
         hide = self.hides_seen(exclude_seen)
         for begin in range(0, len(asked), BATCH * POOL):
@@ -491,10 +468,7 @@ class Recommender(ExplainingModel):
     def _batch(
         self, asked: Histories, rows: np.ndarray, k: int, exclude_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Return the recommendations of a batch, as :meth:`ranked` yields them.
-
-        Histories without a known item get the most popular items.
-        """
+        """Return the recommendations of a batch; the most popular items for empty histories."""
         found = []
         for by_model in (True, False):
             members = np.flatnonzero((asked.lengths > 0) == by_model)
