@@ -203,9 +203,9 @@ def if_not_refused(option: str) -> Condition:
 
 def if_users_have_several_targets(config: Options, value: Any) -> str | None:
     """Read where a user has more than one held-out event."""
-    from recbole_pos.data.splits import split_kind  # late: --help imports nothing heavy
+    from recbole_pos.data.splits import read_split  # late: --help imports nothing heavy
 
-    kind, _ = split_kind(config["eval_args"])
+    kind, _ = read_split(config["eval_args"])
     return "chooses among one event a phase under split: LS" if kind == "LS" else None
 
 

@@ -140,7 +140,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write configuration, vocabulary and content vectors; on resume too, as epochs may change."""
     dataset = experiment.dataset
     folder.write_config(experiment.config.plain)
-    known = Known.of(dataset)
+    known = Known.from_dataset(dataset)
     experiment.trainer.known = known.digest
     folder.write_vocabulary(known, dataset.uid_field, dataset.iid_field)
     if (source := getattr(experiment.model, "content_source", None)) is not None:

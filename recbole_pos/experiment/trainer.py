@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
-from recbole_pos.data.loaders import RowLoader, WindowLoader, training_loader
+from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import Progress
@@ -48,7 +48,7 @@ class PosTrainer(EvaluatingTrainer):
     Args:
         config: RecBole configuration.
         model: the model, on its device.
-        run: the folder of the run; without one, a checkpoint is written where RecBole would.
+        run: the folder of the run; if None, checkpoints are written where RecBole would write them.
     """
 
     def __init__(self, config: Options, model: Any, run: RunFolder | None = None) -> None:
@@ -74,7 +74,7 @@ class PosTrainer(EvaluatingTrainer):
         self.schedule: LambdaLR | None = None  # of the epoch, if rates differ in it
         decay = config["ema_decay"]
         self.average = WeightAverage(model, decay) if decay else None
-        # what Trainer.evaluate reads
+        # attributes that Trainer.evaluate reads
         self.test_batch_size = config["eval_batch_size"]
         self.eval_type = config["eval_type"]
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
@@ -87,9 +87,9 @@ class PosTrainer(EvaluatingTrainer):
         self.best_weights: dict[str, Any] | None = None
         self.identity: dict[str, Any] = {"data": None}  # of what is trained on
         self.known: str | None = None  # digest of the names and counts that are kept beside it
-        other = ("init_from", "train_only", "update_from")
-        if not hasattr(config, "plain") and any(config[key] for key in other):
-            raise UsageError(f"{', '.join(other)}: start by recbole_pos.run, attach or update")
+        starts = ("init_from", "train_only", "update_from")
+        if not hasattr(config, "plain") and any(config[key] for key in starts):
+            raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
         file = f"{config['model']}-{get_local_time()}.pth"
         self.saved_model_file = os.path.join(config["checkpoint_dir"], file)
         self.use_folder(run)
@@ -102,11 +102,12 @@ class PosTrainer(EvaluatingTrainer):
 
     @property
     def finished(self) -> bool:
-        """Whether no epoch is left whose validation could still change the best one."""
+        """Whether training has stopped, or no epoch with a validation is left."""
         step = max(self.eval_step, 1)
         return self.progress.stopped or self.progress.next_epoch + step > self.epochs
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
+        """Build the optimiser of the trained parameters; Adam and AdamW are fused."""
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if name not in ("adam", "adamw"):
@@ -120,10 +121,10 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """The loader of training; RecBole's own quick start brings one of rows in any case."""
+        """Return the loader to train with, in place of the one that RecBole's quick start makes."""
         if isinstance(train_data, (RowLoader, WindowLoader)):
             return train_data
-        return training_loader(self.config, train_data._dataset, self.adapter.requirements())
+        return make_training_loader(self.config, train_data._dataset, self.adapter.requirements())
 
     def fit(
         self,
@@ -137,7 +138,18 @@ class PosTrainer(EvaluatingTrainer):
         """Train until early stopping or the last epoch; RecBole's arguments and return value.
 
         The best epoch by ``valid_metric`` (the last one without validation data) is kept for
-        :meth:`evaluate`. Continues where :meth:`resume_checkpoint` left off.
+        :meth:`evaluate`. After :meth:`resume_checkpoint`, continues with the next epoch.
+
+        Args:
+            train_data: loader of training.
+            valid_data: loader of validation; None or empty for none.
+            verbose: whether epochs are printed, unless the trainer has a reporter.
+            saved: whether checkpoints are written.
+            show_progress: whether the progress of epochs is shown.
+            callback_fn: called with the epoch and its ``valid_metric`` after each validation.
+
+        Returns:
+            The best score, and the metrics of its epoch; None without validation.
         """
         self.eval_collector.data_collect(train_data)
         self.loader = self.training_loader(train_data)
@@ -149,7 +161,7 @@ class PosTrainer(EvaluatingTrainer):
         if state.next_epoch == 0:
             every = self.loader.packed and self.config["train_windows"] != "prefix"
             tell_notices(self.model, every_position=every)
-        begun = state.next_epoch
+        first_epoch = state.next_epoch
         with self._writer(saved) as self.writer:
             while state.next_epoch < self.epochs and not state.stopped:
                 epoch = state.next_epoch
@@ -163,11 +175,11 @@ class PosTrainer(EvaluatingTrainer):
                 state.stopped |= self._call_back(line)
                 self.writer.keep()
                 if state.next_epoch == 1 or callback_fn:
-                    self.writer.flush()  # no line of a run that cannot be resumed
+                    self.writer.flush()  # nothing is published of a run that cannot be resumed
                 self._publish(line, improved)
                 if callback_fn and line["valid"]:
                     callback_fn(epoch, line["valid"][self.valid_metric])
-            if state.next_epoch > begun:
+            if state.next_epoch > first_epoch:
                 self.writer.flush()
         return state.best_score, state.best_result
 
@@ -178,16 +190,14 @@ class PosTrainer(EvaluatingTrainer):
         loss_func: Any = None,
         show_progress: bool = False,
     ) -> dict[str, Any]:
-        """One pass over the training data; its line for metrics.jsonl, without validation yet."""
+        """Train one epoch; RecBole's arguments.
+
+        Returns:
+            The epoch's line for metrics.jsonl, without validation metrics yet.
+        """
         started = time.perf_counter()
         self.model.train()
-        falls = self.config["lr_scheduler"] in PER_STEP
-        if falls and not self.all_steps:
-            train_data.set_epoch(0)  # others may have some batches more or less
-            self.all_steps = self.epochs * len(train_data)
-        args = self.optimizer, self.config, epoch_idx, self.steps, self.all_steps
-        schedule = schedule_epoch(*args)
-        self.schedule = schedule if falls or self.config["warmup_steps"] else None
+        self._schedule_epoch(train_data, epoch_idx)
         loss_func = loss_func or self.adapter.loss(train_data.packed)
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
@@ -202,8 +212,8 @@ class PosTrainer(EvaluatingTrainer):
             for number, batch in enumerate(batches):
                 loss = self._step(loss_func, batch, watch, number)
                 self.writer.check()
-                for one in self.callbacks:
-                    one.on_step(self.steps, loss)
+                for callback in self.callbacks:
+                    callback.on_step(self.steps, loss)
                 task.advance(self._targets(batch))
             mean = watch.mean()
         seconds = time.perf_counter() - started
@@ -217,13 +227,33 @@ class PosTrainer(EvaluatingTrainer):
             "targets_per_second": round(train_data.targets / seconds, 1),
         }
 
+    def _schedule_epoch(self, train_data: Any, epoch: int) -> None:
+        """Set the learning rate of an epoch's first step, and ``schedule`` if it changes later."""
+        changes_by_step = self.config["lr_scheduler"] in PER_STEP
+        if changes_by_step and not self.all_steps:
+            train_data.set_epoch(0)  # other epochs may have a few batches more or less
+            self.all_steps = self.epochs * len(train_data)
+        args = self.optimizer, self.config, epoch, self.steps, self.all_steps
+        schedule = schedule_epoch(*args)
+        self.schedule = schedule if changes_by_step or self.config["warmup_steps"] else None
+
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, number: int) -> Tensor:
-        """One optimiser step, of which nothing is read before later ones are on their way."""
+        """Take one optimiser step without waiting for its loss on a device.
+
+        Args:
+            loss_func: loss of a batch.
+            batch: the batch, on the device.
+            watch: adds up losses, and refuses one that is not finite.
+            number: number of the batch in the epoch.
+
+        Returns:
+            The loss, a scalar on the device.
+        """
         self._zero_grad()
         loss = self._loss(loss_func, batch)
         value = self._value(loss)
         if self._skips and value.device.type != "cpu":
-            # seen too late to stop this step: the device itself leaves the weights as they were
+            # a loss that is not finite is read too late to stop this step: the optimiser skips it
             self.optimizer.found_inf = (~value.isfinite()).any().float()
             watch.add(value, number, batch, self._targets(batch))
         else:
@@ -243,7 +273,7 @@ class PosTrainer(EvaluatingTrainer):
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
-        """Steps that keep the gradient of a large item table, if they touch few of its rows."""
+        """Keep the gradient of a large item table by rows in a ``with`` block, if few are used."""
         table = self._table()
         if table is None:
             yield
@@ -261,21 +291,23 @@ class PosTrainer(EvaluatingTrainer):
 
     @property
     def _skips(self) -> bool:
-        """Whether the optimiser can leave out a step without asking the device: fused Adam can."""
+        """Whether the optimiser can skip a step without reading from the device: fused Adam can."""
         return any(group.get("fused") for group in self.optimizer.param_groups)
 
     def _refuse(self, epoch: int, step: Step, value: float) -> None:
+        """Raise a TrainingError about a loss that is not finite, with its likely cause."""
         cause = explain_loss(step.batch, self.model, self.learning_rate)
         raise TrainingError(
             f"loss is {value} in epoch {epoch}, batch {step.number}. Likely cause: {cause}"
         )
 
-    # What ParallelTrainer does otherwise.
+    # Methods that ParallelTrainer overrides.
 
     def _table(self) -> nn.Parameter | None:
         return self.adapter.table()
 
     def _loss(self, loss_func: Any, batch: Any) -> Tensor:
+        """Return the loss of a batch, a scalar: the sum where the model has several."""
         with self.precision.forward():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
         return sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
@@ -287,7 +319,19 @@ class PosTrainer(EvaluatingTrainer):
         return len(batch)
 
     def _validate(self, valid_data: Any, line: dict[str, Any], shown: bool = False) -> bool:
-        """Fill in validation metrics, early stopping and best weights; whether it improved."""
+        """Validate an epoch, if it is due: early stopping, best weights, and metrics in its line.
+
+        Args:
+            valid_data: loader of validation; None or empty for none.
+            line: the epoch's line for metrics.jsonl, whose ``valid`` is set.
+            shown: whether the progress is shown.
+
+        Returns:
+            Whether the epoch is the best so far.
+
+        Raises:
+            TrainingError: if ``valid_metric`` is not finite.
+        """
         state = self.progress
         if not valid_data or self.eval_step <= 0:
             state.best_epoch = line["epoch"]
@@ -321,28 +365,29 @@ class PosTrainer(EvaluatingTrainer):
         load_weights(self.model, weights)
 
     def _writer(self, saved: bool) -> CheckpointWriter:
-        """Return what writes checkpoints, if any are to be."""
+        """Return the writer of checkpoints, which writes nothing unless they are ``saved``."""
         file = Path(self.saved_model_file)
-        if saved and self.run is None:  # RecBole's folder; that of a run is there, or was removed
+        if saved and self.run is None:  # RecBole's folder may not exist yet; that of a run does
             file.parent.mkdir(parents=True, exist_ok=True)
         return CheckpointWriter(file if saved else None, functools.partial(capture, self))
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
-        """Take up the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
+        """Restore the training in a checkpoint; ``train_data`` is the loader ``fit`` will get."""
         restore(self, resume_file, train_data)
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
 
     def _call_back(self, line: dict[str, Any]) -> bool:
-        """Call the hooks of a finished epoch; whether one of them ends the training."""
+        """Call the hooks of a finished epoch; return whether one of them ends the training."""
         ends = False
         if valid := line["valid"]:
-            ends = call(self.callbacks, lambda one: one.on_validation(line["epoch"], valid))
-        return call(self.callbacks, lambda one: one.on_epoch(line)) or ends
+            epoch = line["epoch"]
+            ends = call(self.callbacks, lambda callback: callback.on_validation(epoch, valid))
+        return call(self.callbacks, lambda callback: callback.on_epoch(line)) or ends
 
     def _publish(self, line: dict[str, Any], improved: bool) -> None:
-        """Tell file, reporter and RecBole's log_wandb about a finished epoch."""
+        """Write a finished epoch to metrics.jsonl, the reporter and RecBole's log_wandb."""
         if self.run:
             self.run.add_metrics(line)
         if self.reporter:

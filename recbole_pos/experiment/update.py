@@ -8,7 +8,7 @@ from typing import Any
 from recbole_pos.config.arguments import AttachArguments, RunArguments, fill_settings
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.identity import changes
+from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
@@ -19,7 +19,7 @@ from recbole_pos.experiment.warm_start import updated_run
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import shown
 
-EPOCHS = 5  # at most, by default
+EPOCHS = 5  # default of epochs
 
 
 def update(
@@ -31,10 +31,10 @@ def update(
     settings: AttachArguments | None = None,
     **given: Any,
 ) -> Any:
-    """Train a model some more on its data as they are now, from its weights, as a new run.
+    """Train a model for further epochs on its data as they are now, as a new run.
 
-    The same call can be repeated with the same ``run_dir``, whatever ended it: an unfinished run is
-    resumed, or begins again if the data have changed since; a finished one is left as it is.
+    The same call can be repeated with the same ``run_dir`` after an interruption: an unfinished run
+    is resumed, or begins again if the data have changed; a finished run is left as it is.
 
     Examples:
         >>> first = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="old")
@@ -44,14 +44,14 @@ def update(
 
     Args:
         trained: run folder of a plugin model.
-        config_dict: options of training that differ from those of the run; at most
-            ``epochs: 5`` are trained by default, the best by validation is kept.
-        run_dir: where to write.
+        config_dict: options of training that differ from those of the run (default ``epochs: 5``);
+            the best epoch by validation is kept.
+        run_dir: folder of the new run.
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
-            those that share it. With a fresh vector if None.
+            the items that share a token with it; with a random vector if None.
         settings: the other arguments together.
-        given: or by name, as of :func:`recbole_pos.run`: ``verbose``, ``as_json``, ``log``: what is
-            printed.
+        given: the other arguments by name, as of :func:`recbole_pos.run`: ``verbose``,
+            ``as_json``, ``log``: what is printed.
 
     Returns:
         The :class:`~recbole_pos.experiment.result.Result` of the new run.
@@ -98,25 +98,32 @@ def update(
 
 
 def _require_same_update(begun: RunFolder, source: RunFolder, options: dict[str, Any]) -> PosConfig:
-    """The configuration of an update that was begun, which must be the one that is requested.
+    """Return the configuration of an update in progress, if it is the requested one.
+
+    Args:
+        begun: folder of the update in progress.
+        source: folder of the run that is updated.
+        options: options of the requested update.
 
     Raises:
-        UsageError: if it is another run, or has other options.
+        UsageError: if the folder holds another run, or its options differ.
     """
-    asked = PosConfig(None, None, [str(source.config)], options).plain
-    kept = begun.read_config() if begun.config.is_file() else {}
-    if kept.get("update_from") != asked["update_from"]:
+    requested = PosConfig(None, None, [str(source.config)], options).plain
+    earlier = begun.read_config() if begun.config.is_file() else {}
+    if earlier.get("update_from") != requested["update_from"]:
         begun.require_unused()
-    for key in options:
-        if key in asked and key not in ("data_path", "plugins") and asked[key] != kept.get(key):
+    compared = [key for key in options if key in requested and key not in ("data_path", "plugins")]
+    for key in compared:
+        if requested[key] != earlier.get(key):
             raise UsageError(
-                f"{key}: {begun.path} was begun with {shown(kept.get(key))}, now it is "
-                f"{shown(asked[key])}; {begun.how_to_finish}, or choose another --run_dir"
+                f"{key}: {begun.path} was begun with {shown(earlier.get(key))}, now it is "
+                f"{shown(requested[key])}; {begun.how_to_finish}, or choose another --run_dir"
             )
     return load_config(begun, {key: options[key] for key in ("data_path",) if key in options})
 
 
 def _has_other_data(begun: RunFolder, config: PosConfig) -> bool:
+    """Return whether the data have changed since the last checkpoint of a run."""
     dataset = load_dataset(begun, config)
     dataset.build()
-    return bool(changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))
+    return bool(describe_changes(checkpoint.load(begun.checkpoint, ("data",)), dataset.identity))

@@ -41,14 +41,14 @@ def start_from(
     """Apply the options ``init_from`` and ``train_only`` of a configuration, if given.
 
     Args:
-        model: a fresh model.
-        config: its configuration.
-        data: ``identity`` of its dataset.
-        weights: whether to load those of ``init_from``.
+        model: a new model.
+        config: configuration of the run.
+        data: ``identity`` of the dataset.
+        weights: whether to load the weights of ``init_from``.
 
     Raises:
-        UsageError: if the run is of other data or another function, was never trained, or a scheme
-            to train is not there or has nothing to train.
+        UsageError: if the run in ``init_from`` is of other data or another model, or was never
+            trained, or the model lacks a scheme of ``train_only``.
     """
     if weights and config["init_from"]:
         _load_weights(model, RunFolder(config["init_from"]), config, data)
@@ -57,7 +57,11 @@ def start_from(
 
 
 def train_only(model: nn.Module, names: list[str]) -> None:
-    """Freeze every parameter but those of the named schemes."""
+    """Freeze all parameters except those of the named schemes.
+
+    Raises:
+        UsageError: if the model lacks a scheme, or none has parameters.
+    """
     chosen: set[nn.Parameter] = set()
     for name in names:
         modules = [m for m in model.modules() if type(m) is SCHEMES[name]]
@@ -73,6 +77,17 @@ def train_only(model: nn.Module, names: list[str]) -> None:
 def _load_weights(
     model: nn.Module, source: RunFolder, config: Options, data: dict[str, Any]
 ) -> None:
+    """Load the best weights of a run with fewer schemes; added schemes keep their initial ones.
+
+    Args:
+        model: a new model, changed in place.
+        source: folder of the run in ``init_from``.
+        config: configuration of the new run.
+        data: ``identity`` of the dataset.
+
+    Raises:
+        UsageError: if the run does not fit the model and the data.
+    """
     earlier = source.require("init_from").read_config()
     if not starts_from_runs(str(earlier.get("model"))):
         raise UsageError(
@@ -87,15 +102,17 @@ def _load_weights(
     if state["best_weights"] is None:
         raise UsageError(f"init_from: {source.path} has no trained epoch yet")
     present = scheme_names(earlier["position"])
-    weights = _renamed(state["best_weights"]["state_dict"], present, model)
+    weights = _rename_inputs(state["best_weights"]["state_dict"], present, model)
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
-    new = tuple(f"{name}." for name, module in model.named_modules() if type(module) in added)
+    modules_added = tuple(
+        f"{name}." for name, module in model.named_modules() if type(module) in added
+    )
     own = model.state_dict()
-    both = {name: own[name] for name in weights if name in own}
-    if wrong := find_difference({name: weights[name] for name in both}, both, "best_weights"):
+    shared = {name: own[name] for name in weights if name in own}
+    if wrong := find_difference({name: weights[name] for name in shared}, shared, "best_weights"):
         raise UsageError(f"init_from: {source.path} does not fit: {wrong}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    unmatched = [*unexpected, *(key for key in missing if not key.startswith(new))]
+    unmatched = [*unexpected, *(key for key in missing if not key.startswith(modules_added))]
     if unmatched:
         raise UsageError(
             f"init_from: {source.path} is of another architecture; the first of {len(unmatched)} "
@@ -106,10 +123,25 @@ def _load_weights(
 def require_same_function(
     earlier: dict[str, Any], ours: Options, path: Path, option: str = "init_from"
 ) -> None:
-    """Weights mean what they meant: the same data, model options and options of the schemes."""
-    one, other = earlier["dataset"], ours["dataset"]
-    if one != other:
-        raise UsageError(f"{option}: {path} was trained on {one}, this run is on {other}")
+    """Refuse weights that mean something else in this run.
+
+    Dataset, options of the model and options of the earlier run's schemes must be the same, and
+    none of its schemes may be missing.
+
+    Args:
+        earlier: configuration of the run that has the weights.
+        ours: configuration of this run.
+        path: folder of the earlier run, for messages.
+        option: option that names the folder, for messages.
+
+    Raises:
+        UsageError: naming the first difference.
+    """
+    if earlier["dataset"] != ours["dataset"]:
+        raise UsageError(
+            f"{option}: {path} was trained on {earlier['dataset']}, this run is on "
+            f"{ours['dataset']}"
+        )
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     lost = set(present) - {*(scheme_names(ours["position"]) if present else ()), "nope"}
     if lost:
@@ -120,15 +152,24 @@ def require_same_function(
     own |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
     defaults = plugin_defaults(earlier["model"], present)
     for key in sorted(own):
-        then = earlier.get(key, defaults.get(key))  # runs are older than some options
-        if then != ours[key]:
+        value = earlier.get(key, defaults.get(key))  # an old run may lack a new option
+        if value != ours[key]:
             raise UsageError(
-                f"{option}: {path} was trained with {key}: {then}, this run has {ours[key]}"
+                f"{option}: {path} was trained with {key}: {value}, this run has {ours[key]}"
             )
 
 
-def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """Return a single input encoding stands bare in a model, several stand under their names."""
+def _rename_inputs(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
+    """Return weights with the names that a model with several input encodings has.
+
+    A single input encoding is a part of the model itself; several are parts of a ComposeInput,
+    under their names.
+
+    Args:
+        weights: weights of a run, by name.
+        present: schemes of the run.
+        model: the model that gets the weights.
+    """
     inputs = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     places = [name for name, part in model.named_modules() if isinstance(part, ComposeInput)]
     if len(inputs) != 1 or not places:
@@ -143,8 +184,8 @@ def _renamed(weights: dict[str, Tensor], present: list[str], model: Any) -> dict
 
 # --- data that have grown ---
 #
-# Names keep the ids that they had, new ones come after them, so a weight of the old model is the
-# first part of one of the new model, whatever it is a weight of: an item, an attribute, a user.
+# Names keep their ids and new names follow, so each weight of the old model (of items, attributes,
+# users) is the first part of the same weight of the new model.
 
 
 def updated_run(path: str | Path) -> RunFolder:
@@ -168,9 +209,9 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """Give a fresh model the weights of ``update_from``, and new items those of ``new_items``.
 
     Args:
-        model: built for the grown data.
+        model: a new model for the grown data, changed in place.
         config: configuration of the run.
-        dataset: the grown data, in which names have the ids that they had.
+        dataset: the grown data, in which known names keep their ids.
 
     Raises:
         UsageError: if the weights do not fit, or ``new_items`` names no attribute.
@@ -193,8 +234,8 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         raise UsageError(f"update_from: {source.path} is of another architecture: {name}")
     for name, old in weights.items():
         new = own[name]
-        smaller = old.dim() == new.dim() and all(map(operator.le, old.shape, new.shape))
-        if not smaller or old.dtype != new.dtype or not old.isfinite().all():
+        fits = old.dim() == new.dim() and all(map(operator.le, old.shape, new.shape))
+        if not fits or old.dtype != new.dtype or not old.isfinite().all():
             raise UsageError(
                 f"update_from: {source.path} does not fit: {name} is {list(old.shape)} there, "
                 f"{list(new.shape)} of finite numbers here"
@@ -220,25 +261,25 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def fill_new(vectors: Tensor, known: int, tokens: Tensor) -> None:
-    """Rows of new items become means over the known items that share a token with them.
+    """Set the vectors of new items to means over the known items that share a token with them.
 
-    Every token counts the same: the mean of the mean vectors of its items. A new item none of whose
-    tokens is known stays as it is.
+    Each token of a new item counts the same, with the mean vector of its known items. A new item
+    without a known token keeps its vector.
 
     Args:
-        vectors: [items, d] of all items, padding first; changed in place.
-        known: how many of them are known.
-        tokens: [items, s] tokens of each, 0 for none.
+        vectors: [items, d] vectors of items, padding first; changed in place.
+        known: number of known items, which come first.
+        tokens: [items, s] tokens of each item, 0 for none.
     """
     row, place = tokens.nonzero(as_tuple=True)
     token = tokens[row, place].numpy()
     size = int(tokens.max()) + 1
     has = sp.csr_matrix((np.ones(len(row)), (row.numpy(), token)), (len(tokens), size))
-    has.data[:] = 1  # a token that an item has twice
+    has.data[:] = 1  # not 2 for a token that an item has twice
     count = np.asarray(has[:known].sum(0)).ravel()
     mean = has[:known].T @ vectors[:known].numpy() / count.clip(1)[:, None]
     shares_with_known = has[known:].multiply(count > 0).tocsr()
     shared = np.asarray(shares_with_known.sum(1)).ravel()
     new = torch.from_numpy(shares_with_known @ mean / shared.clip(1)[:, None]).to(vectors)
-    found = torch.from_numpy(shared > 0)
-    vectors[known:][found] = new[found]
+    has_known_token = torch.from_numpy(shared > 0)
+    vectors[known:][has_known_token] = new[has_known_token]

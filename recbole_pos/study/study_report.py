@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def _search(plan: Plan) -> str:
     )
 
 
-def _named(data: dict[str, Any]) -> dict[str, Any]:
+def _named(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"interactions" if name == "events" else name: n for name, n in data.items()}
 
 
