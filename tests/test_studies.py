@@ -30,8 +30,8 @@ def test_a_study_is_planned_without_data(study: str) -> None:
     plan = read_plan(study)
     made = [fit for fit in fits(plan) if not fit.repeats]
     table = dry_run(plan)
-    assert list(table["row"]) == list(plan.rows) and table["fits"].sum() == len(made)
-    assert f"{len(made)} fits" in dry_run_sentence(plan)
+    assert list(table["configuration"]) == list(plan.rows) and table["runs"].sum() == len(made)
+    assert f"{len(made)} runs" in dry_run_sentence(plan)
     assert plan.title and plan.question and plan.protocol
     shown = {row for table_plan in plan.tables for row in table_plan.rows}
     assert shown == set(plan.rows), "rows that no table has"
@@ -62,7 +62,7 @@ def test_the_command_of_a_study_is_that_of_its_file(study: str) -> None:
 def test_a_dry_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "studies/first.yaml", "--dry_run"]) == 0
     message = capsys.readouterr().out
-    assert "5 rows, 2 seeds, 10 fits on ml-100k; differences are to GRU4Rec" in message
+    assert "5 configurations, 2 seeds, 10 runs on ml-100k; differences are from GRU4Rec" in message
 
 
 def test_the_sixteenth_has_the_rows_of_the_whole() -> None:
