@@ -244,7 +244,8 @@ class ExplainingModel(FittedModel):
             items: names of those to explain; the k recommended ones if None.
             k: how many are recommended.
             user: a name of the data, instead of a history.
-            exclude_seen, at: as in :meth:`Recommender.recommend`.
+            exclude_seen: as in :meth:`Recommender.recommend`.
+            at: likewise.
 
         Returns:
             A row an item and a past interaction the model reads, items as given or the best first,
